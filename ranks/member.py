@@ -63,7 +63,7 @@ class Member:
         *,
         clock_ms: Callable[[], int] | None = None,
         parts: Parts = SOUND,
-        ballot: type[Ballot] = Ballot,
+        ballot: Callable[[BallotShape, int], Ballot] = Ballot,
         inbox: Inbox | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
@@ -84,7 +84,7 @@ class Member:
         self._inspection = Inspection(self._replica, self._rounds, executor)
         self._collective = collective
         self._home = HomeProcess()
-        self._clock_ms = clock_ms or _steady_clock_ms()
+        self._clock_ms = clock_ms or steady_clock_ms()
         self._steps = self._step = 0
         self._step_s = 0.0
         self._waited_s = 0.0
@@ -374,7 +374,7 @@ class Member:
         return answer
 
 
-def _steady_clock_ms() -> Callable[[], int]:
+def steady_clock_ms() -> Callable[[], int]:
     """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
     base_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

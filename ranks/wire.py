@@ -7,16 +7,26 @@ refused. Nothing is pickled (rule R11).
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from ..coordinator import ballot, expectations, operation, proposal, verdict
+from ..coordinator import (
+    ballot,
+    collective,
+    expectations,
+    operation,
+    proposal,
+    stop_policy,
+    verdict,
+)
 from ..errors import WireError
-from . import orders
-from .replica import effects, notices
+from ..page_format import page_layout
+from . import config, model_description, orders, outside
+from .decider import dispatch
+from .replica import effects, notices, settings
 
 BYTES_MAX = 1 << 28
 """The most bytes of one value. The orders of a verdict name ten thousands of keys, not millions."""
@@ -35,6 +45,7 @@ TYPES: dict[int, type] = {
     13: notices.Tier,
     14: notices.Cause,
     15: notices.Why,
+    16: proposal.Change,
     20: expectations.Seated,
     21: expectations.Unseated,
     22: expectations.Queued,
@@ -78,6 +89,33 @@ TYPES: dict[int, type] = {
     92: verdict.Watermark,
     93: verdict.Proposed,
     94: verdict.Verdict,
+    100: dispatch.Expect,
+    101: dispatch.CarryOut,
+    102: dispatch.Prepare,
+    103: dispatch.GiveUp,
+    104: dispatch.Rest,
+    105: dispatch.Vote,
+    106: dispatch.Dispatch,
+    107: dispatch.Opened,
+    108: config.CacheConfig,
+    109: config.WritePolicy,
+    110: config.Bounds,
+    111: config.Timeouts,
+    112: config.SlidingWindow,
+    113: config.Recurrent,
+    114: config.NamespaceLimit,
+    115: config.Eviction,
+    116: stop_policy.StopPolicy,
+    117: stop_policy.StopRule,
+    118: collective.Transport,
+    119: outside.Peers,
+    120: outside.Control,
+    121: page_layout.Column,
+    122: page_layout.PageLayout,
+    123: settings.ReplicaConfig,
+    124: settings.ComponentSettings,
+    125: model_description.ModelDescription,
+    126: model_description.KeptState,
 }
 """The types by tag. One that is dropped leaves its tag unused; one whose fields change meaning gets
 another tag."""
@@ -193,4 +231,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple or origin is frozenset:
         parts: Iterable[Any] = value
         return type(value) is origin and all(_fits(each, arguments[0]) for each in parts)
+    if hint is str:
+        # A setting may be one of a list of texts, or another text.
+        return type(value) is str or isinstance(value, StrEnum)
     return type(value) is hint or (hint is float and type(value) is int)

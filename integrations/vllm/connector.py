@@ -1,39 +1,32 @@
-"""The connector that vLLM loads: `KVConnectorBase_V1`, in the form with a scheduler on every rank.
+"""The connector that vLLM loads: `KVConnectorBase_V1`, in both forms in which vLLM runs.
 
-vLLM makes it twice in each process. The scheduler's instance holds the cache and gives it commands;
-the worker's instance begins the copies where the forward pass stands, and hands back to the scheduler
-what its own half has decided, since that is the way on which vLLM expects to hear of it.
+vLLM makes it twice or more: once for its scheduler, and once in each worker. The scheduler's instance
+holds the cache and gives it commands; a worker's begins the copies where the forward pass stands, and
+hands back to the scheduler what the scheduler's half has decided, since that is the way on which vLLM
+expects to hear of it.
+
+With a scheduler on every rank both instances are in one process. With one scheduler and many workers
+the cache is the scheduler's, its pages are the workers', and vLLM brings what they say to each other.
 """
 
-import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from vllm import __version__ as engine_version
-from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from ...errors import ConfigError
-from ...ranks.config import CacheConfig
-from ...ranks.executor.engine_pages import EnginePages
-from ...ranks.host_cache import HostCache
-from ...storage_backends.uri import without_secrets
-from ...telemetry.port import watch
-from ..settings import control_of
-from ..weights import FileDigests
+from ...ranks.decider.deciding import DecidingCache
 from . import handover, settings
-from .adapters import Adapters
 from .contract import (
     Blocks,
     EngineCacheConfig,
@@ -42,22 +35,17 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import EngineLayout, require_supported
-from .kv_identity import configuration_digest, weights_of
+from .engine_layout import require_supported
+from .halves import (
+    Ballots,
+    BesideScheduler,
+    OpenedRank,
+    PassMetadata,
+    UnderScheduler,
+    WorkerHalf,
+)
+from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
 from .scheduler_side import PassResult, SchedulerSide
-
-if TYPE_CHECKING:
-    from .contract import TransferConfig
-
-log = logging.getLogger("vllm.lockstep")
-"""Below vLLM's own logger, which is the only one for which vLLM prints what is no warning."""
-
-
-@dataclass
-class PassMetadata(KVConnectorMetadata):
-    """Carries what the scheduler's half gives the worker's half for one step."""
-
-    result: PassResult
 
 
 class InOrder(set[str]):
@@ -91,28 +79,48 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
+        self._config, self._cache_config = vllm_config, kv_cache_config
         self._engine_id = transfer.engine_id or ""
-        self._handover: handover.Handover | None = None
+        self._one_decider = has_one_decider(vllm_config.parallel_config)
+        self._worker: WorkerHalf | None = None
+        self._opened: bytes | None = None
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
-        parsed = settings.parse(transfer.kv_connector_extra_config)
+        self._settings = settings.parse(transfer.kv_connector_extra_config)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         require_supported(vllm_config, spec, FullAttentionSpec)
-        if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = _open(vllm_config, kv_cache_config, parsed, self._engine_id)
+        if role is KVConnectorRole.SCHEDULER and not self._one_decider:
+            self._scheduler = open_beside_worker(
+                vllm_config, kv_cache_config, self._settings, self._engine_id
+            )
 
     # The worker's half, in the order of a step.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Leave the KV tensors for the scheduler's half."""
-        self._handover = handover.put(self._engine_id, kv_caches)
+        """Open this rank over the KV tensors, or leave them for the scheduler's half beside it."""
+        if self._one_decider:
+            rank, self._opened = open_worker_rank(
+                self._config, self._cache_config, self._settings, kv_caches
+            )
+            self._worker = UnderScheduler(rank)
+        else:
+            self._worker = BesideScheduler(handover.put(self._engine_id, kv_caches))
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return what the scheduler has to know of this rank, if it is in another process."""
+        return None if self._opened is None else OpenedRank(self._opened)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Let no copy touch a block that this step may overwrite."""
+        self._half.obey(_pass(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Begin the loads: this is before the forward pass, on the engine's stream."""
         super().bind_connector_metadata(connector_metadata)
-        assert isinstance(connector_metadata, PassMetadata)
-        self._result = connector_metadata.result
-        self._cache.begin_loads()
+        metadata = _pass(connector_metadata)
+        self._half.obey(metadata)
+        self._result = metadata.result
+        self._half.begin_loads()
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
         """Do nothing: loads are asynchronous, and have begun."""
@@ -127,10 +135,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begin the backups of what the forward pass computes; the engine keeps their blocks."""
-        self._cache.begin_backups()
+        self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return what every rank tells its scheduler in this step."""
+        """Return what every rank tells the scheduler in this step, as the scheduler has decided it."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -140,7 +148,18 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             failed_recving=InOrder(result.failed),
         )
 
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Return this rank's ballot: the last thing that a worker does in a step."""
+        return self._half.ballots()
+
     # The scheduler's half.
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Open the cache for the workers, which have told of their ranks."""
+        told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
+        self._scheduler = open_for_workers(self._config, self._settings, told)
 
     def on_new_request(self, request: VllmRequest) -> None:
         """Begin to bring what storage has of it."""
@@ -162,7 +181,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: ScheduledStep) -> KVConnectorMetadata:
         """End the scheduler's pass: give the commands that follow from it, launch the round."""
-        return PassMetadata(self._side.end_pass(scheduler_output))
+        result = self._side.end_pass(scheduler_output)
+        cache = self._side.cache
+        return PassMetadata(result, cache.dispatch() if isinstance(cache, DecidingCache) else b"")
 
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
@@ -178,12 +199,23 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
         """Add what has settled since the step, before the engine reads it and perhaps stops."""
-        settled = self._side.settle()
+        cache = self._side.cache
+        if isinstance(cache, DecidingCache):
+            ballots = connector_output.kv_connector_worker_meta
+            cache.deliver(ballots.folded if isinstance(ballots, Ballots) else None)
+            settled: PassResult | None = self._side.answered()
+        else:
+            settled = self._side.settle()
         if settled is not None:
             sent = InOrder(connector_output.finished_sending or ()).joined(settled.freed)
             received = InOrder(connector_output.finished_recving or ()).joined(settled.loaded)
             connector_output.finished_sending = sent
             connector_output.finished_recving = received
+
+    def has_pending_push_work(self) -> bool:
+        """Say whether an engine without requests has to go on stepping, since only steps bring news."""
+        cache = self._scheduler.cache if self._scheduler is not None else None
+        return isinstance(cache, DecidingCache) and cache.stepping_helps
 
     def has_pending_block_frees(self) -> bool:
         """Say whether waiting frees blocks, so that no request need be preempted for them."""
@@ -207,6 +239,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         vLLM calls it at the end of the process too, where `sys.last_value` says whether an exception
         has brought that about.
         """
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.close()
         if self._scheduler is not None:
             scheduler, self._scheduler = self._scheduler, None
             scheduler.close(failed=getattr(sys, "last_value", None) is not None)
@@ -222,74 +257,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler
 
     @property
-    def _cache(self) -> HostCache:
-        assert self._handover is not None
-        assert self._handover.cache is not None
-        return self._handover.cache
+    def _half(self) -> WorkerHalf:
+        assert self._worker is not None, "the engine has registered no KV, or it was shut down"
+        return self._worker
 
 
-def _open(
-    config: EngineConfig,
-    cache_config: EngineCacheConfig,
-    parsed: settings.ConnectorSettings,
-    engine_id: str,
-) -> SchedulerSide:
-    """Open this rank's cache over the KV tensors of its worker. Every rank comes here."""
-    parallel, transfer = config.parallel_config, cast("TransferConfig", config.kv_transfer_config)
-    met = handover.take(engine_id, parallel)
-    layers = config.compilation_config.static_forward_context
-    engine = EngineLayout.of(cache_config, parallel.world_size, met.kv_caches, layers)
-    # Every rank holds as much of a page; which part of it is known only once the group is.
-    shard = engine.layout.shard(0, parallel.world_size)
-    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
-    read = FileDigests(records / "weights.json", log=log)
-    weights = weights_of(config, parsed.weights_version, read)
-    rest = configuration_digest(
-        config, engine_version=engine_version, environment=envs.compile_factors()
-    )
-    met.cache = HostCache.open(
-        CacheConfig(
-            model=parsed.model or config.model_config.model,
-            weights_version=f"{weights}/{rest}",
-            layout=engine.layout,
-            host_pages=parsed.pages(shard.page_bytes),
-            populate_host=True,
-            store=parsed.store,
-            stop_policy=parsed.stop_policy,
-            pipeline_depth=parsed.pipeline_depth,
-            transport=parsed.transport,
-            bounds=parsed.bounds,
-            timeouts=parsed.timeouts,
-            control=control_of(parsed),
-        ),
-        EnginePages(shard, engine.tensors),
-    )
-    if met.cache.world_size != parallel.world_size:
-        met.cache.close(flush=False)
-        raise ConfigError(
-            f"torch.distributed has {met.cache.world_size} ranks and the engine"
-            f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
-        )
-    watch(met.cache, parsed.metrics_port)
-    if met.cache.rank == 0:
-        pages = met.cache.inspection.config.host_pages
-        log.info(
-            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
-            " pipeline depth %d, rounds over %s",
-            met.cache.world_size,
-            pages * shard.page_bytes / 2**30,
-            pages,
-            engine.layout.page_tokens,
-            f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
-            parsed.pipeline_depth,
-            met.cache.stats().transport,
-        )
-    return SchedulerSide(
-        met.cache,
-        # Records of their own: no request waits while another engine reads the weights of a model.
-        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
-        page_tokens=engine.layout.page_tokens,
-        loads=transfer.is_kv_consumer,
-        backs_up=transfer.is_kv_producer,
-        idle_wait_s=parsed.idle_wait_s,
-    )
+def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
+    assert isinstance(metadata, PassMetadata)
+    return metadata

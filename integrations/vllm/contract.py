@@ -108,6 +108,11 @@ class TransferOutput(Protocol):
     finished_sending: set[str] | None
     finished_recving: set[str] | None
 
+    @property
+    def kv_connector_worker_meta(self) -> object | None:
+        """What the workers' halves have returned in this step, aggregated."""
+        ...
+
 
 class TransferConfig(Protocol):
     """`vllm.config.KVTransferConfig`."""

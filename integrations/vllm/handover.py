@@ -22,6 +22,12 @@ class Handover:
     cache: HostCache | None = None
     """The scheduler's cache, once it is open."""
 
+    @property
+    def opened(self) -> HostCache:
+        """The scheduler's cache."""
+        assert self.cache is not None, "the engine steps before its scheduler's half was made"
+        return self.cache
+
 
 _by_engine: dict[str, Handover] = {}
 
@@ -40,8 +46,8 @@ def take(engine_id: str, parallel: ParallelConfig) -> Handover:
         raise ConfigError(
             "LockstepConnector found no worker in the scheduler's process"
             f" (distributed_executor_backend is {parallel.distributed_executor_backend!r}, tensor"
-            f" parallel size {parallel.tensor_parallel_size}); it needs a scheduler on every rank:"
-            " start with torchrun, set VLLM_ENABLE_V1_MULTIPROCESSING=0 and"
-            " distributed_executor_backend='external_launcher'"
+            f" parallel size {parallel.tensor_parallel_size}); it serves one scheduler with the"
+            " executors 'mp' and 'ray', and a scheduler on every rank under torchrun, with"
+            " VLLM_ENABLE_V1_MULTIPROCESSING=0 and distributed_executor_backend='external_launcher'"
         )
     return handover

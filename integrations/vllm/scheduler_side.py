@@ -215,6 +215,15 @@ class SchedulerSide:
         self.cache.finish_copies()
         return self._result()
 
+    def answered(self) -> PassResult:
+        """Apply a verdict that has just come, ahead of the next pass; return what follows from it.
+
+        For a cache that decides for workers elsewhere. Loads that have failed are told of with the next
+        pass, since the engine has read by now which ones failed in this one.
+        """
+        self._begin_pass()
+        return self._result(told_of_failures=False)
+
     def reset(self) -> None:
         """Offer nothing of what is cached now any more, nor what running requests have computed."""
         # The engine may have preempted what it is about to unmap, with nobody asking.
@@ -274,12 +283,12 @@ class SchedulerSide:
         tokens = tracked.head(pages * self._page_tokens)
         self.cache.back_up(tracked.name, tokens, blocks[:pages], tracked.namespace)
 
-    def _result(self) -> PassResult:
+    def _result(self, *, told_of_failures: bool = True) -> PassResult:
         loaded, self._over = self._over, []
         failed: list[TrackedRequest] = []
         for each, tracked in list(self._loading.items()):
             state = self.cache.load_state(tracked.name)
-            if state is LoadState.LOADING:
+            if state is LoadState.LOADING or (state is LoadState.FAILED and not told_of_failures):
                 continue
             del self._loading[each]
             loaded.append(tracked)

@@ -15,19 +15,26 @@ from lockstep.coordinator.ballot import Answered, Landed
 from lockstep.coordinator.operation import Kind, Phase, Queue
 from lockstep.coordinator.verdict import Arrived, Found, Verdict, Watermark
 from lockstep.errors import WireError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks import wire
 from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig, NamespaceLimit, Recurrent, SlidingWindow
+from lockstep.ranks.decider.dispatch import Opened
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import Fetch, LookUp, Need, ObjectTransfer
+from lockstep.ranks.outside import Control, Peers
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.effects import Effects
 from lockstep.ranks.replica.notices import Finished
 from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.ranks.wire import decode, encode
 from lockstep.simulation.epoch import Build
 from lockstep.simulation.schedule import run_schedule
 
 T = TypeVar("T")
+
+LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=8),))
 
 FETCH = Fetch(3, (ObjectTransfer("kv", (b"k" * 32, b"l" * 32), (4, 5)),), 1.5)
 EFFECTS = Effects(orders=(FETCH, LookUp(4, 0, (Need("kv", 0, (b"m",), 2, frozenset({9, 1})),), 5)))
@@ -49,7 +56,51 @@ PLAIN: dict[type, st.SearchStrategy[Any]] = {
     NoneType: st.none(),
 }
 
-LISTED = [kind for kind in wire.TYPES.values() if kind not in (tuple, frozenset)]
+CHECKED = (CacheConfig, Opened)
+"""Types whose fields have to fit together, and those that have them among their fields."""
+
+LISTED = [
+    kind
+    for kind in wire.TYPES.values()
+    if kind not in (tuple, frozenset, *CHECKED) and not hasattr(kind, "__post_init__")
+]
+
+OPENED = Opened(
+    1,
+    2,
+    CacheConfig(
+        model="m",
+        layout=LAYOUT,
+        components=(
+            SlidingWindow(window_tokens=8, layout=LAYOUT, device_pages=0, host_pages=3),
+            Recurrent(
+                checkpoint_tokens=8,
+                layout=PageLayout(page_tokens=1, columns=LAYOUT.columns),
+                device_pages=0,
+                host_pages=4,
+            ),
+        ),
+        host_pages=7,
+        store="file:///kv",
+        limits=(NamespaceLimit(namespace="*", ttl_s=1),),
+        peers=Peers(),
+        control=Control(path="/run/kv"),
+    ),
+    ReplicaConfig(
+        page_tokens=4,
+        device_pages=0,
+        host_pages=7,
+        components=(
+            ComponentSettings(
+                kind="recurrent", pool="state", device_pages=0, host_pages=4, every_pages=2
+            ),
+        ),
+        has_store=True,
+        model_digest=b"m",
+        life=b"l" * 16,
+    ),
+    "host:1",
+)
 
 
 def there_and_back(value: T) -> T:
@@ -117,7 +168,7 @@ def test_every_listed_type_comes_back_whatever_its_fields_hold(
 
 
 @pytest.mark.parametrize(
-    "value", [EFFECTS, VERDICT, Answered(1, 0, (2, 4)), (b"plain", None, True)]
+    "value", [EFFECTS, VERDICT, OPENED, Answered(1, 0, (2, 4)), (b"plain", None, True)]
 )
 def test_a_value_comes_back_equal_and_of_its_type(value: object) -> None:
     assert type(there_and_back(value)) is type(value)

@@ -195,9 +195,11 @@ def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
 
 
 def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:
-    parallel = replace(Parallel(), distributed_executor_backend="mp")
+    parallel = replace(Parallel(), distributed_executor_backend="uni")
 
-    with pytest.raises(ConfigError, match="start with torchrun, set VLLM_ENABLE_V1"):
+    with pytest.raises(
+        ConfigError, match="executors 'mp' and 'ray', and a scheduler on every rank"
+    ):
         handover.take("nobody has left anything", parallel)
 
 

@@ -6,6 +6,10 @@ class KVConnectorRole(Enum):
     WORKER = 1
 
 class KVConnectorMetadata: ...
+class KVConnectorHandshakeMetadata: ...
+
+class KVConnectorWorkerMetadata:
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata: ...
 
 class KVConnectorTransferResults:
     finished_sending: set[str]

@@ -1,0 +1,122 @@
+"""The worker's half of the connector, by where the scheduler's half is: beside it, or elsewhere.
+
+Both begin the copies where the forward pass stands. With the scheduler elsewhere this rank also hears
+from it what to do, and answers with its ballot.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from ...coordinator.collectives.engine_channel import FoldedBallots
+from ...errors import InternalError
+from ...ranks.decider.worker import WorkerRank
+from .handover import Handover
+from .scheduler_side import PassResult
+
+
+@dataclass
+class PassMetadata(KVConnectorMetadata):
+    """Carries what the scheduler's half gives the worker's half for one step."""
+
+    result: PassResult
+    dispatch: bytes = b""
+    """What a scheduler elsewhere tells its workers; empty where it is in the same process."""
+
+
+@dataclass
+class OpenedRank(KVConnectorHandshakeMetadata):
+    """Carries what a worker tells the scheduler when it has opened its rank."""
+
+    opened: bytes
+
+
+@dataclass
+class Ballots(KVConnectorWorkerMetadata):
+    """Carries the ballots of workers to the scheduler, and folds them on the way."""
+
+    folded: FoldedBallots
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
+        """Return the ballots of both."""
+        if not isinstance(other, Ballots):
+            raise InternalError(f"a worker answered with a {type(other).__name__}")
+        return Ballots(self.folded.joined(other.folded))
+
+
+class WorkerHalf(Protocol):
+    """The part of a worker's half that depends on where the scheduler is."""
+
+    def obey(self, metadata: PassMetadata) -> None:
+        """Do what the scheduler tells before this step overwrites any block."""
+        ...
+
+    def begin_loads(self) -> None:
+        """Begin the copies to the device."""
+        ...
+
+    def begin_backups(self) -> None:
+        """Begin the copies to the host."""
+        ...
+
+    def ballots(self) -> Ballots | None:
+        """Return this rank's ballot, last thing in the step, if the scheduler waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Stop all copies."""
+        ...
+
+
+class BesideScheduler:
+    """Leaves everything but the moments of copies to the cache of the scheduler in this process."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+
+    def obey(self, metadata: PassMetadata) -> None:
+        """See `WorkerHalf`: the cache was told already."""
+
+    def begin_loads(self) -> None:
+        self._handover.opened.begin_loads()
+
+    def begin_backups(self) -> None:
+        self._handover.opened.begin_backups()
+
+    def ballots(self) -> Ballots | None:
+        return None
+
+    def close(self) -> None:
+        """See `WorkerHalf`: the scheduler's half closes the cache."""
+
+
+class UnderScheduler:
+    """Obeys the scheduler in another process, which has the replica."""
+
+    def __init__(self, rank: WorkerRank) -> None:
+        self._rank = rank
+        self._obeyed: PassMetadata | None = None
+
+    def obey(self, metadata: PassMetadata) -> None:
+        # The engine may say it twice: before it overwrites blocks, and before the forward pass.
+        if metadata is not self._obeyed:
+            self._obeyed = metadata
+            self._rank.obey(metadata.dispatch)
+
+    def begin_loads(self) -> None:
+        self._rank.begin_loads()
+
+    def begin_backups(self) -> None:
+        self._rank.begin_backups()
+
+    def ballots(self) -> Ballots | None:
+        folded = self._rank.vote()
+        return None if folded is None else Ballots(folded)
+
+    def close(self) -> None:
+        self._rank.close()

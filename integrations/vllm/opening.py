@@ -1,0 +1,155 @@
+"""How the cache under one vLLM engine is opened, in both forms in which vLLM runs.
+
+A scheduler on every rank: each process has a whole cache, over the KV tensors of the worker beside it.
+One scheduler and many workers: each worker opens its rank, of which the scheduler hears
+(`ranks.decider`).
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from vllm import __version__ as engine_version
+from vllm import envs
+
+from ...coordinator.collectives.torch_gloo import TorchCollective
+from ...errors import ConfigError
+from ...ranks.agreed_pools import shard_layouts
+from ...ranks.config import CacheConfig
+from ...ranks.decider.deciding import decide
+from ...ranks.decider.opening import open_worker, read_opened
+from ...ranks.decider.worker import WorkerRank
+from ...ranks.executor.engine_pages import EnginePages
+from ...ranks.host_cache import HostCache
+from ...ranks.orders import KV_POOL
+from ...storage_backends.uri import without_secrets
+from ...telemetry.port import watch
+from ..settings import control_of
+from ..weights import FileDigests
+from . import handover
+from .adapters import Adapters
+from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
+from .engine_layout import EngineLayout
+from .kv_identity import configuration_digest, weights_of
+from .scheduler_side import SchedulerSide
+from .settings import ConnectorSettings
+
+if TYPE_CHECKING:
+    from .contract import TransferConfig
+
+log = logging.getLogger("vllm.lockstep")
+"""Below vLLM's own logger, which is the only one for which vLLM prints what is no warning."""
+
+_WITH_WORKERS_APART = ("mp", "ray")
+"""vLLM's executors whose workers are in processes of their own, whatever their number."""
+
+
+def has_one_decider(parallel: ParallelConfig) -> bool:
+    """Say whether one scheduler decides for workers in other processes."""
+    return parallel.distributed_executor_backend in _WITH_WORKERS_APART
+
+
+def open_beside_worker(
+    config: EngineConfig,
+    cache_config: EngineCacheConfig,
+    parsed: ConnectorSettings,
+    engine_id: str,
+) -> SchedulerSide:
+    """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
+    parallel = config.parallel_config
+    met = handover.take(engine_id, parallel)
+    settings, pages = _settings(config, cache_config, parsed, met.kv_caches)
+    met.cache = HostCache.open(settings, pages)
+    if met.cache.world_size != parallel.world_size:
+        met.cache.close(flush=False)
+        raise ConfigError(
+            f"torch.distributed has {met.cache.world_size} ranks and the engine"
+            f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
+        )
+    return _side(met.cache, config, parsed)
+
+
+def open_worker_rank(
+    config: EngineConfig,
+    cache_config: EngineCacheConfig,
+    parsed: ConnectorSettings,
+    kv_caches: dict[str, torch.Tensor],
+) -> tuple[WorkerRank, bytes]:
+    """Open one worker's rank; return it and what the scheduler is to hear. All workers come here."""
+    settings, pages = _settings(config, cache_config, parsed, kv_caches)
+    group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
+    return open_worker(settings, {KV_POOL: pages}, group)
+
+
+def open_for_workers(
+    config: EngineConfig, parsed: ConnectorSettings, told: Iterable[bytes]
+) -> SchedulerSide:
+    """Return the scheduler's half for workers that have told this when they opened."""
+    return _side(decide(map(read_opened, told)), config, parsed)
+
+
+def _settings(
+    config: EngineConfig,
+    cache_config: EngineCacheConfig,
+    parsed: ConnectorSettings,
+    kv_caches: dict[str, torch.Tensor],
+) -> tuple[CacheConfig, EnginePages]:
+    """Return the settings of a rank's cache, and the engine's pages that it copies to and from."""
+    world_size = config.parallel_config.world_size
+    layers = config.compilation_config.static_forward_context
+    engine = EngineLayout.of(cache_config, world_size, kv_caches, layers)
+    # Every rank holds as much of a page; which part of it is known only once the group is.
+    shard = engine.layout.shard(0, world_size)
+    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    read = FileDigests(records / "weights.json", log=log)
+    weights = weights_of(config, parsed.weights_version, read)
+    rest = configuration_digest(
+        config, engine_version=engine_version, environment=envs.compile_factors()
+    )
+    settings = CacheConfig(
+        model=parsed.model or config.model_config.model,
+        weights_version=f"{weights}/{rest}",
+        layout=engine.layout,
+        host_pages=parsed.pages(shard.page_bytes),
+        populate_host=True,
+        store=parsed.store,
+        stop_policy=parsed.stop_policy,
+        pipeline_depth=parsed.pipeline_depth,
+        transport=parsed.transport,
+        bounds=parsed.bounds,
+        timeouts=parsed.timeouts,
+        control=control_of(parsed),
+    )
+    return settings, EnginePages(shard, engine.tensors)
+
+
+def _side(cache: HostCache, config: EngineConfig, parsed: ConnectorSettings) -> SchedulerSide:
+    """Return the scheduler's half over a cache that was opened."""
+    transfer = cast("TransferConfig", config.kv_transfer_config)
+    watch(cache, parsed.metrics_port)
+    if cache.rank == 0:
+        pages, page_tokens = cache.inspection.config.host_pages, cache.config.layout.page_tokens
+        page_bytes = shard_layouts(cache.config, 0, cache.world_size)[KV_POOL].page_bytes
+        log.info(
+            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
+            " pipeline depth %d, rounds over %s",
+            cache.world_size,
+            pages * page_bytes / 2**30,
+            pages,
+            page_tokens,
+            f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
+            parsed.pipeline_depth,
+            cache.stats(rounds=0).transport,
+        )
+    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    return SchedulerSide(
+        cache,
+        # Records of their own: no request waits while another engine reads the weights of a model.
+        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
+        page_tokens=cache.config.layout.page_tokens,
+        loads=transfer.is_kv_consumer,
+        backs_up=transfer.is_kv_producer,
+        idle_wait_s=parsed.idle_wait_s,
+    )

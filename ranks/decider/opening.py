@@ -1,0 +1,54 @@
+"""Opening the ranks of a group whose decider is in another process.
+
+The workers open as the ranks of any group do: they compare their settings among themselves and agree on
+sizes, over a group of `torch.distributed` that serves for nothing else. Then each tells the decider.
+"""
+
+from collections.abc import Mapping
+
+from ...coordinator.collectives.torch_gloo import TorchCollective
+from ...coordinator.lanes import BallotShape
+from ...errors import ConfigError, WireError
+from ..config import CacheConfig
+from ..executor.engine_pages import EnginePages
+from ..opening import open_rank
+from ..wire import decode, encode
+from .dispatch import Opened
+from .worker import WorkerRank
+
+
+def open_worker(
+    config: CacheConfig, pages: Mapping[str, EnginePages], group: TorchCollective
+) -> tuple[WorkerRank, bytes]:
+    """Return this worker's rank, and what the decider is to hear of it.
+
+    Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
+    closed when this returns. Raises as `HostCache.open` does, the same on every rank.
+    """
+    if config.pipeline_depth != 1:
+        raise ConfigError(
+            "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
+            " only with its outputs; leave it at 1"
+        )
+    try:
+        executor, replica = open_rank(config, group, pages)
+    finally:
+        group.close()
+    rank, world_size = group.rank, group.world_size
+    shape = BallotShape(world_size=world_size, seats=config.bounds.prefetches)
+    opened = Opened(
+        rank,
+        world_size,
+        config,
+        replica,
+        executor.serving_address(),
+    )
+    return WorkerRank(executor, shape, rank), encode(opened)
+
+
+def read_opened(data: bytes) -> Opened:
+    """Read what a worker has told; raises `WireError` for anything else."""
+    opened = decode(data)
+    if not isinstance(opened, Opened):
+        raise WireError(f"a {type(opened).__name__} came in the place of what a worker has opened")
+    return opened

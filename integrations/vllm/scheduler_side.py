@@ -9,7 +9,7 @@ and the pass ends with `end_pass`, which launches the round.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
@@ -222,7 +222,15 @@ class SchedulerSide:
         pass, since the engine has read by now which ones failed in this one.
         """
         self._begin_pass()
-        return self._result(told_of_failures=False)
+        result = self._result(told_of_failures=False)
+        lent = [name for name, each in self._leaving.items() if not each.loading]
+        if self._unfinished or not lent:
+            return result
+        # An engine that has nothing left to do gets all its blocks back at once, so that it can drop
+        # its prefix cache; whatever it does with them next begins with this fence.
+        self.cache.keep_off()
+        freed = [self._leaving.pop(name).tracked for name in lent]
+        return replace(result, freed=(*result.freed, *_ids(freed)))
 
     def reset(self) -> None:
         """Offer nothing of what is cached now any more, nor what running requests have computed."""
@@ -296,7 +304,9 @@ class SchedulerSide:
                 failed.append(tracked)
         freed: list[TrackedRequest] = []
         for name in self.cache.collect_freed():
-            ended = self._leaving.pop(name)
+            ended = self._leaving.pop(name, None)
+            if ended is None:
+                continue
             # That the load is over says no more than that the blocks are free.
             (loaded if ended.loading else freed).append(ended.tracked)
         return PassResult(_ids(loaded), _ids(failed), _ids(freed))

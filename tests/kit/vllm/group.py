@@ -48,7 +48,8 @@ class Group:
         """Start the ranks, wait for them, and return what came of the plan on each."""
         finished, folder = self.start(plan, ranks=ranks)
         assert finished.returncode == 0, _tail(finished)
-        return [read_result(folder / f"rank{rank}.json") for rank in range(ranks)]
+        schedulers = 1 if plan.one_scheduler else ranks
+        return [read_result(folder / f"rank{rank}.json") for rank in range(schedulers)]
 
     def start(
         self, plan: Plan, *, ranks: int = RANKS
@@ -61,10 +62,13 @@ class Group:
         # Ranks on CPUs meet in shared memory under one name, and one that was killed leaves it there.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink()
+        torchrun = (
+            "torch.distributed.run",
+            *("--standalone", f"--nproc-per-node={ranks}", "--module"),
+        )
         command = [
-            sys.executable,
-            *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
-            *("--module", "tests.kit.vllm.rank", str(folder / "plan.json")),
+            *(sys.executable, "-m", *(() if plan.one_scheduler else torchrun)),
+            *("tests.kit.vllm.rank", str(folder / "plan.json"), str(ranks)),
         ]
         # Ranks import what this process does, and what the tests share.
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

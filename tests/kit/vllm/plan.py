@@ -34,6 +34,8 @@ class Plan:
     """`kv_transfer_config`, or None for an engine without a connector."""
     fault: str | None = None
     """What is wrong with rank 1; see `faults`."""
+    one_scheduler: bool = False
+    """One process schedules for a worker on each rank, in place of a scheduler on every rank."""
 
 
 @dataclass(frozen=True, slots=True)

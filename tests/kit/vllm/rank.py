@@ -1,4 +1,4 @@
-"""One rank of a vLLM engine with a scheduler on every rank; torchrun starts it with a plan's path."""
+"""One scheduler of a vLLM engine: that of a rank, as torchrun starts it, or that of all ranks."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lockstep import HostCache
+from tests.kit.vllm import afflicted
 from tests.kit.vllm.faults import afflict
 from tests.kit.vllm.plan import (
     BLOCK_TOKENS,
@@ -23,7 +24,6 @@ from tests.kit.vllm.plan import (
     write,
 )
 
-SPOILED_RANK = 1
 AT_A_TIME = 8
 
 
@@ -42,25 +42,34 @@ class Preemptions:
         scheduler._preempt_request = counted
 
 
-def run(plan: Plan, rank: int) -> RankResult:
-    """Carry out a plan and return what came of it on this rank."""
-    if plan.fault is not None and rank == SPOILED_RANK:
+def run(plan: Plan, rank: int, ranks: int) -> RankResult:
+    """Carry out a plan and return what came of it in this process."""
+    if plan.fault is not None and not plan.one_scheduler and rank == afflicted.SPOILED_RANK:
         afflict(plan.fault)
     preemptions = Preemptions()
-    llm = LLM(**engine_arguments(plan))
+    llm = LLM(**engine_arguments(plan, ranks))
     phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
     stats: dict[str, Any] = {}
     if plan.connector is not None and plan.connector["kv_connector"] == "LockstepConnector":
-        cache: HostCache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
+        core = llm.llm_engine.engine_core.engine_core
+        cache: HostCache = core.scheduler.connector._side.cache
         cache.flush()
+        # An engine with one scheduler writes out what is on its way by stepping on.
+        while core.scheduler.has_requests():
+            core.step_fn()
         stats = asdict(cache.stats())
         stats.pop("round_us")
     llm.llm_engine.engine_core.shutdown()
     return RankResult(phases, stats)
 
 
-def engine_arguments(plan: Plan) -> dict[str, Any]:
+def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
     """Return the arguments of `LLM`: small, exact, and the same on every rank."""
+    connector = plan.connector
+    if connector is not None and plan.fault is not None and plan.one_scheduler:
+        # Workers know of nothing but the engine's configuration.
+        connector = connector | {"kv_connector_module_path": afflicted.__name__}
+        os.environ[afflicted.FAULT] = plan.fault
     arguments: dict[str, Any] = {
         "model": plan.model,
         "skip_tokenizer_init": True,
@@ -72,11 +81,11 @@ def engine_arguments(plan: Plan) -> dict[str, Any]:
         "block_size": BLOCK_TOKENS,
         "kv_cache_memory_bytes": 64 << 20,
         "enable_prefix_caching": True,
-        "distributed_executor_backend": "external_launcher",
-        "tensor_parallel_size": int(os.environ["WORLD_SIZE"]),
+        "distributed_executor_backend": "mp" if plan.one_scheduler else "external_launcher",
+        "tensor_parallel_size": ranks,
     }
-    if plan.connector is not None:
-        arguments["kv_transfer_config"] = plan.connector
+    if connector is not None:
+        arguments["kv_transfer_config"] = connector
     return arguments | plan.engine
 
 
@@ -112,9 +121,9 @@ def output_of(request: Any) -> Output:
 
 def main() -> None:
     """Carry out the plan that the command line names, and leave the result beside it."""
-    path = Path(sys.argv[1])
-    rank = int(os.environ["RANK"])
-    write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank))
+    path, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    rank = int(os.environ.get("RANK", "0"))
+    write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank, ranks))
 
 
 if __name__ == "__main__":

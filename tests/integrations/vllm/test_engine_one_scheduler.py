@@ -1,0 +1,154 @@
+"""vLLM as it is served, one scheduler and a worker for each rank, says what it says without Lockstep.
+
+The same comparisons as with a scheduler on every rank, several in each start of the engine.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.vllm.test_engine_faults import QUICK, objects
+from tests.kit.vllm.group import Group, assert_exact, differences, lockstep_connector
+from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
+from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+PROMPTS = mixed_prompts()
+CROWDED = {"num_gpu_blocks_override": 40, "max_num_seqs": 80}
+"""An engine that admits requests until no block is left."""
+CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
+
+
+def run(
+    group: Group,
+    phases: list[Phase],
+    store: str,
+    *,
+    fault: str | None = None,
+    engine: dict[str, Any] | None = None,
+    ranks: int = 2,
+    **extra: Any,
+) -> RankResult:
+    """Start the engine, send the phases, and return what came of them."""
+    plan = Plan(
+        model=group.model,
+        phases=phases,
+        connector=lockstep_connector(store, **QUICK, **extra),
+        fault=fault,
+        engine=engine or {},
+        one_scheduler=True,
+    )
+    [result] = group.run(plan, ranks=ranks)
+    assert result.stats["ended_by"] == ""
+    assert result.stats["collectives"] == result.stats["rounds"]
+    return result
+
+
+@pytest.fixture(scope="module")
+def filled_once(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, reference: list[Output]
+) -> tuple[Path, RankResult]:
+    """Stores that have every page of the prompts, one for each rank, and how they were filled."""
+    folder = tmp_path_factory.mktemp("filled")
+    phases = [
+        Phase(PROMPTS, "cold"),
+        Phase(PROMPTS, "warm"),
+        Phase([Prompt(each.tokens, "tenant") for each in PROMPTS], "of another tenant"),
+        Phase(PROMPTS, "reset", reset_connector=True),
+        Phase(PROMPTS, "warm again"),
+    ]
+    result = run(Group(folder, model), phases, f"file://{folder}/rank{{rank}}")
+    assert_exact(reference, [result])
+    return folder, result
+
+
+@pytest.fixture
+def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
+    """The URI of such stores, for one test to spoil."""
+    for rank in range(2):
+        shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
+    return f"file://{tmp_path}/rank{{rank}}"
+
+
+def test_it_is_exact_cold_and_warm_with_tenants_and_after_a_reset(
+    filled_once: tuple[Path, RankResult],
+) -> None:
+    cold, warm, other, reset, again = filled_once[1].phases
+
+    assert warm.cached_tokens > cold.cached_tokens
+    assert other.cached_tokens == cold.cached_tokens
+    assert reset.cached_tokens == cold.cached_tokens
+    assert again.cached_tokens == warm.cached_tokens
+
+
+def test_after_a_restart_pages_come_from_storage_also_in_chunks(
+    group: Group, reference: list[Output], filled: str, filled_once: tuple[Path, RankResult]
+) -> None:
+    result = run(group, [Phase(PROMPTS, "warm from storage")], filled, engine=CHUNKED)
+
+    assert_exact(reference, [result])
+    assert result.phases[0].cached_tokens == filled_once[1].phase("warm").cached_tokens
+
+
+def test_with_preemption_and_eviction_from_a_small_host_memory(
+    group: Group, reference: list[Output], filled: str
+) -> None:
+    phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
+
+    result = run(group, phases, filled, engine=CROWDED, host_pages=100)
+
+    assert_exact(reference, [result])
+    assert sum(phase.preemptions for phase in result.phases) > 0
+
+
+@pytest.mark.parametrize("fault", ["down", "slow", "half a load"])
+def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
+    group: Group, reference: list[Output], filled: str, fault: str
+) -> None:
+    result = run(group, [Phase(PROMPTS, "all")], filled, fault=fault)
+
+    assert_exact(reference, [result])
+
+
+def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
+    group: Group, reference: list[Output], filled: str, tmp_path: Path
+) -> None:
+    """What both ranks have whole still comes from it."""
+    for path in objects(tmp_path, 1)[::2]:
+        path.unlink()
+    for path in objects(tmp_path, 0)[1::8]:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    result = run(group, [Phase(PROMPTS, "all")], filled)
+
+    assert_exact(reference, [result])
+    assert result.phases[0].cached_tokens > 0
+
+
+def test_a_page_that_is_trusted_though_it_was_flipped_shows(
+    group: Group, reference: list[Output], filled: str, tmp_path: Path
+) -> None:
+    """The comparison would find a wrong page, if one were ever used."""
+    for path in objects(tmp_path, 1):
+        content = bytearray(path.read_bytes())
+        content[-64:] = bytes(64)
+        path.write_bytes(content)
+
+    result = run(group, [Phase(PROMPTS, "all")], filled, fault="trusting")
+
+    assert differences(reference, result.phases[0].outputs)
+
+
+def test_one_rank_alone_with_a_worker_of_its_own(group: Group, tmp_path: Path) -> None:
+    phases = [Phase(PROMPTS[:40], "cold"), Phase(PROMPTS[:40], "warm")]
+    [alone] = group.run(Plan(model=group.model, phases=phases[:1]), ranks=1)
+
+    result = run(group, phases, f"file://{tmp_path}/store", ranks=1)
+
+    assert_exact(alone.phases[0].outputs, [result])
+    assert result.phase("warm").cached_tokens > result.phase("cold").cached_tokens

@@ -237,6 +237,13 @@ class HostCache(RankCache):
         """Say whether copies on some rank may still touch the request's device pages."""
         return bool(self._replica.touching(request))
 
+    def copies(self, request: str) -> tuple[int, ...]:
+        """Return the copies that may touch the request's device pages on some rank, the newest last.
+
+        Each has a number that no other one ever has. Those that a `fence` has ended are not among them.
+        """
+        return self._replica.touching(request)
+
     @property
     def pending_frees(self) -> bool:
         """Whether device pages of released requests will become free without further commands."""

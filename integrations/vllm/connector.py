@@ -23,11 +23,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from ...ranks.decider.deciding import DecidingCache
 from . import handover, settings
 from .contract import (
+    BlockPool,
     Blocks,
     EngineCacheConfig,
     EngineConfig,
@@ -36,6 +36,7 @@ from .contract import (
     VllmRequest,
 )
 from .engine_layout import require_supported
+from .groups import pool_groups
 from .halves import (
     Ballots,
     BesideScheduler,
@@ -44,6 +45,7 @@ from .halves import (
     UnderScheduler,
     WorkerHalf,
 )
+from .lending import Lending
 from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
 from .scheduler_side import PassResult, SchedulerSide
 
@@ -87,11 +89,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
-        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        require_supported(vllm_config, spec, FullAttentionSpec)
+        require_supported(vllm_config)
+        self._lending = Lending(pool_groups(kv_cache_config))
         if role is KVConnectorRole.SCHEDULER and not self._one_decider:
             self._scheduler = open_beside_worker(
-                vllm_config, kv_cache_config, self._settings, self._engine_id
+                vllm_config, self._lending, self._settings, self._engine_id
             )
 
     # The worker's half, in the order of a step.
@@ -104,7 +106,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             )
             self._worker = UnderScheduler(rank)
         else:
-            self._worker = BesideScheduler(handover.put(self._engine_id, kv_caches))
+            self._worker = BesideScheduler(
+                handover.put(self._engine_id, kv_caches, self._cache_config)
+            )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return what the scheduler has to know of this rank, if it is in another process."""
@@ -154,12 +158,16 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     # The scheduler's half.
 
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Take the pool, in which blocks can be held while they are copied."""
+        self._lending.held.pool = gpu_block_pool
+
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Open the cache for the workers, which have told of their ranks."""
         told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
-        self._scheduler = open_for_workers(self._config, self._settings, told)
+        self._scheduler = open_for_workers(self._config, self._lending, self._settings, told)
 
     def on_new_request(self, request: VllmRequest) -> None:
         """Begin to bring what storage has of it."""
@@ -177,7 +185,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Begin the load."""
         if num_external_tokens:
-            self._side.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: ScheduledStep) -> KVConnectorMetadata:
         """End the scheduler's pass: give the commands that follow from it, launch the round."""

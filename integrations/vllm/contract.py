@@ -89,6 +89,23 @@ class BlockState(Protocol):
         ...
 
 
+class BlockPool(Protocol):
+    """`vllm.v1.core.block_pool.BlockPool`: the blocks of all groups."""
+
+    blocks: Sequence[Any]
+    """By block id."""
+
+    @property
+    def touch(self) -> Callable[[Sequence[Any]], object]:
+        """Count one user more for each of these blocks."""
+        ...
+
+    @property
+    def free_blocks(self) -> Callable[[Sequence[Any]], object]:
+        """Count one user less; a block without any is free, and the first ones are taken first."""
+        ...
+
+
 class ScheduledStep(Protocol):
     """`vllm.v1.core.sched.output.SchedulerOutput`."""
 

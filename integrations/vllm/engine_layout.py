@@ -1,31 +1,50 @@
 """What an engine's KV cache looks like as pages of Lockstep, and which engines cannot be served yet."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
-from ...ranks.executor.engine_pages import dtype_name
+from ...ranks.config import ComponentConfig
+from ...ranks.executor.engine_pages import EnginePages, dtype_name
 from .block_forms import form_of, keys_and_values
-from .contract import AttentionLayer, AttentionSpec, EngineCacheConfig, EngineConfig
+from .contract import AttentionLayer, EngineCacheConfig, EngineConfig
+from .groups import PoolGroup, pool_groups, specs_of
 
-KEYS, VALUES = "k", "v"
+KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
+
+STATE = "state"
+
+_Columns = list[tuple[Column, Sequence[torch.Tensor]]]
+"""What holds a pool's pages: each column, and its layers in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePool:
+    """One group of layers: the layout of its pages, and what holds them."""
+
+    group: PoolGroup
+    layout: PageLayout
+    tensors: Mapping[str, Sequence[torch.Tensor]]
+    """By column, for each layer in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """The page layout of an engine, and what holds its pages: by column, for each layer in order.
+    """The pools of an engine, the main one first.
 
-    A page has keys and values apart, each in the order [heads, tokens, elements], so every engine of
-    the same model, type and page size has the same pages. Where a backend has them in its blocks is for
-    `block_forms` to say. Of a backend that is not known there a page is what its blocks are, under a
-    name that no other backend shares.
+    A page of attention has keys and values apart, each in the order [heads, tokens, elements], so every
+    engine of the same model, type and page size has the same pages. Where a backend has them in its
+    blocks is for `block_forms` to say. Of a backend that is not known there a page is what its blocks
+    are, under a name that no other backend shares. Latent attention, and the index of a sparse one, are
+    the same on every rank. A state is what one rank has of it, since only the model knows how it is
+    divided: it names the number of ranks, so that no other TP size takes it for its own.
     """
 
-    layout: PageLayout
-    tensors: Mapping[str, Sequence[torch.Tensor]]
+    pools: tuple[EnginePool, ...]
 
     @classmethod
     def of(
@@ -37,51 +56,99 @@ class EngineLayout:
     ) -> "EngineLayout":
         """Describe the tensors [blocks, heads, tokens, elements] that vLLM has registered.
 
-        `layers` are the model's own, by the same names. Raises `ConfigError`, in words that name
-        the model's part, for what is not supported.
+        `cache_config` is the worker's own, and `layers` are the model's, by the names that the tensors
+        have. Raises `ConfigError`, in words that name the model's part, for what is not supported.
         """
         groups = cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise ConfigError(
-                f"the model has {len(groups)} groups of KV layers (windows or recurrent state beside"
-                " full attention), and LockstepConnector serves one; run it without the connector"
-            )
-        names, spec = groups[0].layer_names, groups[0].kv_cache_spec
-        tokens = spec.block_size
+        names = [name for group in groups for name in group.layer_names]
         missing = [name for name in names if name not in kv_caches]
         if missing:
             raise ConfigError(f"the engine has registered no KV tensor for {', '.join(missing)}")
-        tensors = [kv_caches[name] for name in names]
-        first = tensors[0]
-        if first.ndim != 4 or any(each.shape[1:] != first.shape[1:] for each in tensors):
-            shapes = sorted({tuple(each.shape[1:]) for each in tensors})
-            raise ConfigError(
-                "LockstepConnector needs KV tensors [blocks, heads, tokens, elements] of one shape;"
-                f" the engine has {shapes}"
+        pools: list[EnginePool] = []
+        for pool in pool_groups(cache_config):
+            group = groups[pool.group]
+            specs = specs_of(group.layer_names, group.kv_cache_spec)
+            tensors = {name: kv_caches[name] for name in group.layer_names}
+            _require_blocks(pool, tensors)
+            columns = _columns(specs, tensors, world_size, layers)
+            pools.append(
+                EnginePool(
+                    pool,
+                    PageLayout(
+                        page_tokens=pool.page_tokens, columns=tuple(each for each, _ in columns)
+                    ),
+                    {column.name: views for column, views in columns},
+                )
             )
-        if first.shape[2] != tokens:
-            raise ConfigError(
-                f"the engine's blocks have {tokens} tokens, and its KV tensors {first.shape[2]};"
-                " packed and compressed KV is not supported"
-            )
-        columns = _columns({form_of(layers[name]) for name in names}, spec, tensors)
-        described = tuple(
-            Column(
-                name=name,
-                layers=len(views),
-                heads=first.shape[1] * world_size,
-                elements=views[0][0, 0].numel() // tokens,
-                dtype=dtype_name(first.dtype),
-            )
-            for name, views in columns.items()
+        return cls(tuple(pools))
+
+    @property
+    def layout(self) -> PageLayout:
+        """The layout of the main pool's pages."""
+        return self.pools[0].layout
+
+    def components(self, pages: int) -> tuple[ComponentConfig, ...]:
+        """Return what a cache keeps beside the main pool with its `pages`."""
+        return tuple(each.group.component(each.layout, pages) for each in self.pools[1:])
+
+    def host_bytes(self, pages: int, world_size: int) -> int:
+        """Return what so many host pages, with those beside them, take on each rank."""
+        return sum(
+            each.layout.shard(0, world_size).page_bytes * each.group.host_pages(pages)
+            for each in self.pools
         )
-        return cls(PageLayout(page_tokens=tokens, columns=described), columns)
+
+    def lend(self, world_size: int) -> dict[str, EnginePages]:
+        """Return the tensors as pages that a cache copies to and from, by pool."""
+        # Every rank holds as much of a page; which part of it is known only once the group is.
+        return {
+            each.group.name: EnginePages(each.layout.shard(0, world_size), each.tensors)
+            for each in self.pools
+        }
+
+
+def _require_blocks(pool: PoolGroup, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.ndim != 4 or tensor.shape[2] != pool.page_tokens:
+            raise ConfigError(
+                f"the KV tensor of {name} is {list(tensor.shape)}, and LockstepConnector needs [blocks,"
+                f" heads, tokens, elements] with {pool.page_tokens} tokens, as many as a block of"
+                f" {pool.name} has; packed and compressed KV is not supported"
+            )
 
 
 def _columns(
-    forms: Collection[str], spec: AttentionSpec, tensors: Sequence[torch.Tensor]
-) -> Mapping[str, Sequence[torch.Tensor]]:
-    """Return the tensors of each column: keys and values, if all layers have them in known places."""
+    specs: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    ranks: int,
+    layers: Mapping[str, AttentionLayer],
+) -> _Columns:
+    """Return the columns of a group; layers with other heads or sizes than the first have their own."""
+    sorts: dict[object, list[str]] = {}
+    for name, tensor in tensors.items():
+        role = getattr(specs[name], "cache_role", None)
+        sorts.setdefault((role, tensor.shape[1:], tensor.dtype), []).append(name)
+    found: _Columns = []
+    for names in sorts.values():
+        spec, alike = specs[names[0]], [tensors[name] for name in names]
+        match type(spec).__name__:
+            case "MambaSpec":
+                columns = _of_states(spec, alike, ranks)
+            case "MLAAttentionSpec":
+                columns = _of_latent(spec, alike)
+            case _:
+                columns = _of_attention(spec, alike, ranks, {form_of(layers[n]) for n in names})
+        for column, views in columns:
+            before = sum(column.name == each.name.partition(".")[0] for each, _ in found)
+            numbered = f"{column.name}.{before}" if before else column.name
+            found.append((replace(column, name=numbered), views))
+    return found
+
+
+def _of_attention(
+    spec: Any, tensors: Sequence[torch.Tensor], ranks: int, forms: set[str]
+) -> _Columns:
+    """Return the columns of keys and values, if all layers have them in known places."""
     called = ", ".join(sorted(forms))
     # A backend that packs a token says how many bytes and slots it makes of it.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
@@ -89,12 +156,44 @@ def _columns(
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
     found = [each for each in divided if each is not None]
     if len(found) < len(tensors):
-        return {f"kv of {called}": tensors}
-    return {KEYS: [keys for keys, _ in found], VALUES: [values for _, values in found]}
+        return [_column(f"kv of {called}", tensors, spec.block_size, ranks)]
+    keys, values = [keys for keys, _ in found], [values for _, values in found]
+    return [
+        _column(name, views, spec.block_size, ranks)
+        for name, views in ((KEYS, keys), (VALUES, values))
+    ]
 
 
-def require_supported(config: EngineConfig, spec: object, full_attention: type) -> None:
-    """Raise `ConfigError` for an engine whose ranks or layers Lockstep cannot serve under vLLM."""
+def _of_latent(spec: Any, tensors: Sequence[torch.Tensor]) -> _Columns:
+    name = INDEX if spec.cache_role.value == "indexer" else LATENT
+    return [_column(name, tensors, spec.block_size)]
+
+
+def _of_states(spec: Any, tensors: Sequence[torch.Tensor], ranks: int) -> _Columns:
+    if spec.tp_replicated:
+        return [_column(STATE, tensors, 1)]
+    return [_column(f"{STATE} of a rank in {ranks}", tensors, 1, ranks)]
+
+
+def _column(
+    name: str, views: Sequence[torch.Tensor], tokens: int, ranks: int | None = None
+) -> tuple[Column, Sequence[torch.Tensor]]:
+    """Return the column of these layers, which so many ranks divide; all have the same without."""
+    first = views[0]
+    column = Column(
+        name=name,
+        layers=len(views),
+        # Where there are more ranks than KV heads, each rank's copy counts as a head of its own.
+        heads=first.shape[1] * (ranks or 1),
+        elements=first[0, 0].numel() // tokens,
+        dtype=dtype_name(first.dtype),
+        replicated=ranks is None,
+    )
+    return column, views
+
+
+def require_supported(config: EngineConfig) -> None:
+    """Raise `ConfigError` for an engine whose ranks Lockstep cannot serve under vLLM."""
     transfer, parallel = config.kv_transfer_config, config.parallel_config
     assert transfer is not None
     if transfer.kv_load_failure_policy != "recompute":
@@ -110,9 +209,3 @@ def require_supported(config: EngineConfig, spec: object, full_attention: type) 
     ):
         if size != 1:
             raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
-    # Subclasses are other layouts: latent attention, for one, has the same content on every rank.
-    if type(spec) is not full_attention:
-        raise ConfigError(
-            f"the model's KV layers are {type(spec).__name__}, and LockstepConnector serves"
-            f" {full_attention.__name__}; run it without the connector"
-        )

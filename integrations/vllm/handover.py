@@ -4,21 +4,23 @@ vLLM makes the worker's half first and tells it of the KV tensors; the scheduler
 cache over them. A scheduler whose worker lives in another process finds nothing here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from ...errors import ConfigError
 from ...ranks.host_cache import HostCache
-from .contract import ParallelConfig
+from .contract import EngineCacheConfig, ParallelConfig
 
 
 @dataclass(slots=True)
 class Handover:
     """Holds what the halves of one engine give each other."""
 
-    kv_caches: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    kv_caches: dict[str, torch.Tensor]
     """The worker's KV tensors, by layer name."""
+    cache_config: EngineCacheConfig
+    """The worker's, which says of each layer what it keeps; the scheduler's says it of each group."""
     cache: HostCache | None = None
     """The scheduler's cache, once it is open."""
 
@@ -32,9 +34,11 @@ class Handover:
 _by_engine: dict[str, Handover] = {}
 
 
-def put(engine_id: str, kv_caches: dict[str, torch.Tensor]) -> Handover:
+def put(
+    engine_id: str, kv_caches: dict[str, torch.Tensor], cache_config: EngineCacheConfig
+) -> Handover:
     """Leave the worker's KV tensors for the scheduler's half."""
-    handover = Handover(kv_caches)
+    handover = Handover(kv_caches, cache_config)
     _by_engine[engine_id] = handover
     return handover
 

@@ -23,7 +23,7 @@ from ...ranks.decider.opening import open_worker, read_opened
 from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
-from ...ranks.orders import KV_POOL
+from ...ranks.replica.tree.node import HOST
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
 from ..settings import control_of
@@ -33,6 +33,7 @@ from .adapters import Adapters
 from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
 from .kv_identity import configuration_digest, weights_of
+from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
 
@@ -52,15 +53,12 @@ def has_one_decider(parallel: ParallelConfig) -> bool:
 
 
 def open_beside_worker(
-    config: EngineConfig,
-    cache_config: EngineCacheConfig,
-    parsed: ConnectorSettings,
-    engine_id: str,
+    config: EngineConfig, lending: Lending, parsed: ConnectorSettings, engine_id: str
 ) -> SchedulerSide:
     """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
-    settings, pages = _settings(config, cache_config, parsed, met.kv_caches)
+    settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
     met.cache = HostCache.open(settings, pages)
     if met.cache.world_size != parallel.world_size:
         met.cache.close(flush=False)
@@ -68,7 +66,7 @@ def open_beside_worker(
             f"torch.distributed has {met.cache.world_size} ranks and the engine"
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
         )
-    return _side(met.cache, config, parsed)
+    return _side(met.cache, config, lending, parsed)
 
 
 def open_worker_rank(
@@ -80,14 +78,14 @@ def open_worker_rank(
     """Open one worker's rank; return it and what the scheduler is to hear. All workers come here."""
     settings, pages = _settings(config, cache_config, parsed, kv_caches)
     group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
-    return open_worker(settings, {KV_POOL: pages}, group)
+    return open_worker(settings, pages, group)
 
 
 def open_for_workers(
-    config: EngineConfig, parsed: ConnectorSettings, told: Iterable[bytes]
+    config: EngineConfig, lending: Lending, parsed: ConnectorSettings, told: Iterable[bytes]
 ) -> SchedulerSide:
     """Return the scheduler's half for workers that have told this when they opened."""
-    return _side(decide(map(read_opened, told)), config, parsed)
+    return _side(decide(map(read_opened, told)), config, lending, parsed)
 
 
 def _settings(
@@ -95,13 +93,15 @@ def _settings(
     cache_config: EngineCacheConfig,
     parsed: ConnectorSettings,
     kv_caches: dict[str, torch.Tensor],
-) -> tuple[CacheConfig, EnginePages]:
-    """Return the settings of a rank's cache, and the engine's pages that it copies to and from."""
+) -> tuple[CacheConfig, dict[str, EnginePages]]:
+    """Return the settings of a rank's cache, and the engine's pages that it copies to and from.
+
+    `cache_config` is the worker's own.
+    """
     world_size = config.parallel_config.world_size
     layers = config.compilation_config.static_forward_context
     engine = EngineLayout.of(cache_config, world_size, kv_caches, layers)
-    # Every rank holds as much of a page; which part of it is known only once the group is.
-    shard = engine.layout.shard(0, world_size)
+    host_pages = parsed.pages(engine.host_bytes(1, world_size))
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     read = FileDigests(records / "weights.json", log=log)
     weights = weights_of(config, parsed.weights_version, read)
@@ -112,7 +112,8 @@ def _settings(
         model=parsed.model or config.model_config.model,
         weights_version=f"{weights}/{rest}",
         layout=engine.layout,
-        host_pages=parsed.pages(shard.page_bytes),
+        components=engine.components(host_pages),
+        host_pages=host_pages,
         populate_host=True,
         store=parsed.store,
         stop_policy=parsed.stop_policy,
@@ -122,23 +123,27 @@ def _settings(
         timeouts=parsed.timeouts,
         control=control_of(parsed),
     )
-    return settings, EnginePages(shard, engine.tensors)
+    return settings, engine.lend(world_size)
 
 
-def _side(cache: HostCache, config: EngineConfig, parsed: ConnectorSettings) -> SchedulerSide:
+def _side(
+    cache: HostCache, config: EngineConfig, lending: Lending, parsed: ConnectorSettings
+) -> SchedulerSide:
     """Return the scheduler's half over a cache that was opened."""
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
     if cache.rank == 0:
         pages, page_tokens = cache.inspection.config.host_pages, cache.config.layout.page_tokens
-        page_bytes = shard_layouts(cache.config, 0, cache.world_size)[KV_POOL].page_bytes
+        shards = shard_layouts(cache.config, 0, cache.world_size)
+        sizes = cache.config.pool_sizes()
         log.info(
-            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
+            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens (%s), %s,"
             " pipeline depth %d, rounds over %s",
             cache.world_size,
-            pages * page_bytes / 2**30,
+            sum(sizes[name][HOST] * each.page_bytes for name, each in shards.items()) / 2**30,
             pages,
             page_tokens,
+            ", ".join(shards),
             f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
             parsed.pipeline_depth,
             cache.stats(rounds=0).transport,
@@ -148,7 +153,7 @@ def _side(cache: HostCache, config: EngineConfig, parsed: ConnectorSettings) -> 
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
         Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
-        page_tokens=cache.config.layout.page_tokens,
+        lending=lending,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
         idle_wait_s=parsed.idle_wait_s,

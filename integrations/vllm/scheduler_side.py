@@ -15,10 +15,14 @@ from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .adapters import Adapters
 from .contract import ScheduledStep, VllmRequest
+from .lending import BlockTables, Lending
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
 ABORTED = "FINISHED_ABORTED"
 """What vLLM calls the status of a request that was ended from outside."""
+
+FAILURES_MAX = 2
+"""After so many loads of a request that have failed it computes, and asks for no more."""
 
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"
@@ -62,14 +66,15 @@ class SchedulerSide:
         cache: HostCache,
         adapters: Adapters,
         *,
-        page_tokens: int,
+        lending: Lending,
         loads: bool,
         backs_up: bool,
         idle_wait_s: float,
     ) -> None:
         self.cache = cache
         self._adapters = adapters
-        self._page_tokens = page_tokens
+        self._page_tokens = cache.config.layout.page_tokens
+        self._lending = lending
         self._loads = loads
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
@@ -114,7 +119,7 @@ class SchedulerSide:
         if tracked.computed:
             # Asked again, so it was preempted: also between two passes, where nobody says so before.
             self._preempted(tracked)
-        if not self._reads(request):
+        if not self._reads(tracked):
             return 0
         tracked.device_tokens = device_tokens
         length = tracked.loadable_tokens
@@ -126,7 +131,7 @@ class SchedulerSide:
             tracked.name, tracked.head(length), tracked.namespace, device_tokens=device_tokens
         )
 
-    def allocated(self, request: VllmRequest, blocks: Sequence[int], load_tokens: int) -> None:
+    def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
         """Begin the load that was promised, now that the request has `blocks` for it."""
         tracked = self._requests.get(request.request_id)
         if tracked is None or not load_tokens:
@@ -136,7 +141,7 @@ class SchedulerSide:
         self.cache.load(
             tracked.name,
             tracked.head(end_tokens),
-            blocks[first : end_tokens // self._page_tokens],
+            self._lending.for_load(blocks, first, end_tokens // self._page_tokens),
             device_tokens=tracked.device_tokens,
         )
         self._loading[request.request_id] = tracked
@@ -172,6 +177,7 @@ class SchedulerSide:
         if aborted and not self._unfinished:
             # An engine that has nothing left to do may unmap all its blocks before it steps again.
             self.cache.keep_off()
+            self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
@@ -182,6 +188,7 @@ class SchedulerSide:
             # At once, since the engine has its blocks at once. What the replica is to hear of it
             # waits for the next pass, since ranks hear of aborts in different orders.
             self.cache.keep_off(tracked.name)
+            self._let_go(tracked.name)
         self._ended.append(_Ended(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.lends(tracked.name)
 
@@ -258,17 +265,31 @@ class SchedulerSide:
             self.cache.begin_step()
             self._in_pass = True
 
-    def _reads(self, request: VllmRequest) -> bool:
+    def _let_go(self, gone: str | None = None) -> None:
+        """Give the engine back what its backups have read; all of a request's that is `gone`."""
+        self._lending.held.let_go(lambda name: () if name == gone else self.cache.copies(name))
+
+    def _reads(self, tracked: TrackedRequest) -> bool:
         return (
             self._loads
-            and not request.skip_reading_prefix_cache
-            and self._adapters.trusted(request.lora_request)
+            and tracked.failures < FAILURES_MAX
+            and not tracked.request.skip_reading_prefix_cache
+            and self._adapters.trusted(tracked.request.lora_request)
         )
 
     def _prefetch(self, tracked: TrackedRequest) -> None:
-        if self._reads(tracked.request):
+        if self._reads(tracked):
             tokens = tracked.head(tracked.loadable_tokens)
             self.cache.prefetch(tracked.name, tokens, tracked.namespace)
+
+    def _failed(self, tracked: TrackedRequest) -> None:
+        """Let a request begin anew after a load that has failed: the engine asks for it once more.
+
+        What the load has read is not on the host any more. What storage has comes from there again.
+        """
+        self.cache.release(tracked.name)
+        tracked.failures += 1
+        self._prefetch(tracked)
 
     def _preempted(self, tracked: TrackedRequest) -> None:
         tracked.lent_pages = 0
@@ -287,11 +308,23 @@ class SchedulerSide:
         if not self._adapters.trusted(request.lora_request):
             return
         tracked.lent_pages = pages
-        blocks = state.resolve_block_ids(request.request_id)[0]
+        computed = request.num_computed_tokens + scheduled
+        lent = self._lending.for_backup(
+            state.resolve_block_ids(request.request_id),
+            pages,
+            # A state is not the one after a page if it has gone beyond, or may yet go back.
+            state=computed == known == pages * self._page_tokens,
+        )
         tokens = tracked.head(pages * self._page_tokens)
-        self.cache.back_up(tracked.name, tokens, blocks[:pages], tracked.namespace)
+        before = self.cache.copies(tracked.name)
+        self.cache.back_up(tracked.name, tokens, lent, tracked.namespace)
+        passing = self._lending.passing(lent)
+        begun = self.cache.copies(tracked.name)
+        if passing and begun != before:
+            self._lending.held.hold(tracked.name, begun[-1], passing)
 
     def _result(self, *, told_of_failures: bool = True) -> PassResult:
+        self._let_go()
         loaded, self._over = self._over, []
         failed: list[TrackedRequest] = []
         for each, tracked in list(self._loading.items()):
@@ -302,6 +335,7 @@ class SchedulerSide:
             loaded.append(tracked)
             if state is LoadState.FAILED:
                 failed.append(tracked)
+                self._failed(tracked)
         freed: list[TrackedRequest] = []
         for name in self.cache.collect_freed():
             ended = self._leaving.pop(name, None)

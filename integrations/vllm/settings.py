@@ -15,7 +15,7 @@ class ConnectorSettings(PluginSettings):
     __slots__ = ()
 
     def pages(self, page_bytes: int) -> int:
-        """Return the number of host pages for pages of `page_bytes` bytes on this rank."""
+        """Return the number of host pages for pages that take `page_bytes` bytes on this rank."""
         if self.host_pages is not None:
             return self.host_pages
         assert self.host_memory_gib is not None

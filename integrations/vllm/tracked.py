@@ -51,14 +51,16 @@ class TrackedRequest:
     """Whole pages of its prefix that were offered for backup since it was last preempted."""
     computed: bool = False
     """Whether its device pages hold anything; not any more once it is preempted."""
+    failures: int = 0
+    """How many of its loads have failed."""
     stale: bool = False
     """Whether they hold what was computed before a reset, which nobody may get."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     @property
     def name(self) -> str:
-        """The request's name on every rank."""
-        return f"#{self.number}"
+        """The request's name on every rank; another one after each load that has failed."""
+        return f"#{self.number}" + (f".{self.failures}" if self.failures else "")
 
     @property
     def loadable_tokens(self) -> int:

@@ -156,7 +156,9 @@ def _of_attention(
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
     found = [each for each in divided if each is not None]
     if len(found) < len(tensors):
-        return [_column(f"kv of {called}", tensors, spec.block_size, ranks)]
+        # Slots that are no heads stand in another order on each number of ranks.
+        alike = f"kv of {called}" + (f" on {ranks} ranks" if spec.num_head_slots else "")
+        return [_column(alike, tensors, spec.block_size, ranks)]
     keys, values = [keys for keys, _ in found], [values for _, values in found]
     return [
         _column(name, views, spec.block_size, ranks)

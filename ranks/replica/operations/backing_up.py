@@ -3,7 +3,8 @@
 Under write-through every node that an insert has touched and that is not on the host is backed up,
 parents first, and what has been backed up on every rank is persisted. Of full attention that is the
 whole path; of the other components what a match at its end needs, and only if they have it all: a
-window with a gap, or one without the state beside it, would restore nothing.
+window with a gap, or one without the state beside it, would restore nothing. Of a window that an engine
+lends all is backed up that it still has, so that a match may end earlier, where prompts part.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from ..effects import Outbox
 from ..notices import Cause, NotBegun
 from ..pages import PageRun
 from ..settings import ReplicaConfig
+from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
@@ -80,6 +82,7 @@ class BackingUp:
         missing, whole = self._full_attention(node, room[0])
         if whole:
             missing += self._others(node, room, lent, tells=tells)
+            pins += residence.hold_above(HOST, node, missing)
         else:
             self._no_room(tells=tells)
         if missing and not whole:
@@ -178,6 +181,24 @@ class BackingUp:
                 self._no_room(tells=tells)
                 return []
             found += missing
+            if lent is not None and component.per_page:
+                found += self._above(node, component, room[index] - pages, lent)
+        return found
+
+    def _above(self, node: Node, component: Component, room: int, lent: Lent) -> list[Missing]:
+        """Return what is lent above that which a match at `node` needs, as far as there is room."""
+        found: list[Missing] = []
+        for each in node.path():
+            if each.end > component.needed_from(node.end):
+                continue
+            room -= component.pages_of(each.width)
+            there = each.values[HOST][component.index] is not None
+            if there or each.is_to_have(HOST, component.index) or room < 0:
+                # What lies above it was looked at when it was backed up itself.
+                break
+            if lent.of(each, component) is None:
+                break
+            found.append((each, component.index))
         return found
 
     def _no_room(self, *, tells: bool) -> None:

@@ -57,9 +57,13 @@ class Lent:
         """
         if not component.per_page:
             return self.first
+        return max(component.needed_from(self.last), self.whole_from(component))
+
+    def whole_from(self, component: Component) -> int:
+        """Return from which position on every page of a component is lent."""
         run = self.runs[component.index][: self.last - self.first]
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
-        return max(self.first, component.needed_from(self.last), *gaps[-1:])
+        return max((self.first, *gaps[-1:]))
 
     def require(self, components: Sequence[Component], starts: Sequence[int]) -> None:
         """Raise `UsageError` unless all pages from some positions on are lent, by component."""

@@ -59,9 +59,10 @@ class Persisting:
             return
         if last is None:
             last = max((segment.node for segment in unsaved), key=lambda node: node.end)
+        residence = self._prefixes.residence
         operation = Persist(
             components=self._prefixes.components,
-            receipts=self._prefixes.residence.hold(HOST, last),
+            receipts=residence.hold(HOST, last) + residence.hold_above(HOST, last, unsaved),
             segments={segment: page_run() for segment in unsaved},
         )
         self._agenda.begin(operation, last.id)

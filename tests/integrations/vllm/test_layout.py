@@ -1,6 +1,6 @@
 """vLLM's KV tensors as pages, and the engines that are refused."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,31 +12,21 @@ from lockstep.integrations.vllm import handover
 from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
 from lockstep.page_format.page_layout import Column, PageLayout
 from tests.kit.vllm.configuration import Engine, Parallel, Transfer
+from tests.kit.vllm.groups import (
+    HEAD_ELEMENTS,
+    TOKENS,
+    CacheConfig,
+    FullAttentionSpec,
+    Group,
+    MambaSpec,
+    MLAAttentionSpec,
+    Role,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    groups,
+)
 
-TOKENS, HEADS, ELEMENTS = 32, 2, 64
-
-
-@dataclass
-class FullAttention:
-    """What a layer of full attention keeps."""
-
-    block_size: int = TOKENS
-    head_size: int = ELEMENTS // 2
-    head_size_v: int = ELEMENTS // 2
-    num_head_slots: int | None = None
-    state_content_bytes: int | None = None
-
-
-class Latent(FullAttention):
-    """Another layout, made from it."""
-
-
-@dataclass
-class Layers:
-    """A group of layers."""
-
-    layer_names: list[str]
-    kv_cache_spec: FullAttention = field(default_factory=FullAttention)
+HEADS, ELEMENTS = 2, 2 * HEAD_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -60,26 +50,19 @@ def by(backend: str) -> Attention:
     return Attention(Backend(backend))
 
 
-@dataclass
-class CacheConfig:
-    """The groups of a model."""
-
-    kv_cache_groups: list[Layers]
-
-
 def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bfloat16) -> Any:
     names = [f"layer {number}" for number in range(layers)]
     return {name: torch.zeros(blocks, HEADS, TOKENS, ELEMENTS, dtype=dtype) for name in names}
 
 
 def described(
-    kv_caches: dict[str, torch.Tensor], spec: FullAttention | None = None, *backends: str
+    kv_caches: dict[str, torch.Tensor], spec: FullAttentionSpec | None = None, *backends: str
 ) -> EngineLayout:
     """Describe layers whose backends are those named, the last one's for all that are left."""
-    groups = [Layers(list(kv_caches), spec or FullAttention())]
+    alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
     layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}
-    return EngineLayout.of(CacheConfig(groups), 2, kv_caches, layers)
+    return EngineLayout.of(CacheConfig(alike), 2, kv_caches, layers)
 
 
 def test_a_page_is_a_block_with_keys_and_values_apart_and_its_heads_are_those_of_all_ranks() -> (
@@ -102,7 +85,8 @@ def test_keys_and_values_are_views_of_a_block() -> None:
     [block] = kv_caches.values()
     block[1, 0, 3] = torch.arange(ELEMENTS)
 
-    columns = described(kv_caches).tensors
+    [pool] = described(kv_caches).pools
+    columns = pool.tensors
 
     assert columns["k"][0][1, 0, 3].tolist() == list(range(ELEMENTS // 2))
     assert columns["v"][0][1, 0, 3].tolist() == list(range(ELEMENTS // 2, ELEMENTS))
@@ -112,32 +96,33 @@ def test_keys_and_values_are_views_of_a_block() -> None:
 @pytest.mark.parametrize(
     ("spec", "backends", "named"),
     [
-        (FullAttention(), ("A_LATER_ONE",), "kv of A_LATER_ONE"),
-        (FullAttention(), ("TRITON_ATTN", "FLASHINFER"), "kv of FLASHINFER, TRITON_ATTN"),
-        (FullAttention(state_content_bytes=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
-        (FullAttention(num_head_slots=2), ("FLASHINFER",), "kv of FLASHINFER"),
-        (FullAttention(head_size=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
+        (FullAttentionSpec(), ("A_LATER_ONE",), "kv of A_LATER_ONE"),
+        (FullAttentionSpec(), ("TRITON_ATTN", "FLASHINFER"), "kv of FLASHINFER, TRITON_ATTN"),
+        (FullAttentionSpec(state_content_bytes=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
+        (FullAttentionSpec(num_head_slots=2), ("FLASHINFER",), "kv of FLASHINFER on 2 ranks"),
+        (FullAttentionSpec(head_size=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
     ],
 )
 def test_blocks_of_which_it_is_not_known_where_keys_are_share_with_the_same_backend_alone(
-    spec: FullAttention, backends: tuple[str, ...], named: str
+    spec: FullAttentionSpec, backends: tuple[str, ...], named: str
 ) -> None:
     kv_caches = tensors()
 
     found = described(kv_caches, spec, *backends)
 
     assert [(each.name, each.elements) for each in found.layout.columns] == [(named, ELEMENTS)]
-    assert [id(each) for each in found.tensors[named]] == [id(each) for each in kv_caches.values()]
+    held = found.pools[0].tensors[named]
+    assert [id(each) for each in held] == [id(each) for each in kv_caches.values()]
 
 
 def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered_in() -> None:
     kv_caches = tensors()
-    groups = [Layers(list(reversed(kv_caches)))]
+    backwards = CacheConfig([Group(list(reversed(kv_caches)))])
     layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
 
-    found = EngineLayout.of(CacheConfig(groups), 2, kv_caches, layers)
+    found = EngineLayout.of(backwards, 2, kv_caches, layers)
 
-    assert [each.data_ptr() for each in found.tensors["k"]] == [
+    assert [each.data_ptr() for each in found.pools[0].tensors["k"]] == [
         each.data_ptr() for each in reversed(kv_caches.values())
     ]
 
@@ -145,9 +130,8 @@ def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered
 @pytest.mark.parametrize(
     ("kv_caches", "named"),
     [
-        ({"a": torch.zeros(4, 2, TOKENS, 8), "b": torch.zeros(4, 2, TOKENS, 9)}, "of one shape"),
-        ({"a": torch.zeros(4, TOKENS, 8)}, "of one shape"),
-        ({"a": torch.zeros(4, 2, TOKENS // 2, 8)}, "and its KV tensors 16"),
+        ({"a": torch.zeros(4, TOKENS, 8)}, r"tensor of a is \[4, 32, 8\], and LockstepConn"),
+        ({"a": torch.zeros(4, 2, TOKENS // 2, 8)}, "16, 8.*with 32 tokens, as many as a block"),
         ({"a": torch.zeros(4, 2, TOKENS, 8, dtype=torch.float64)}, "float64 is not supported"),
     ],
 )
@@ -158,40 +142,94 @@ def test_tensors_that_are_no_pages_are_refused(
         described(kv_caches)
 
 
-def test_a_model_with_several_groups_of_layers_is_refused() -> None:
-    groups = [Layers(["a"]), Layers(["b"])]
+def test_each_group_of_layers_is_a_pool_over_memory_that_they_share() -> None:
+    memory = torch.zeros(5, HEADS, TOKENS, ELEMENTS)
+    kv_caches = dict.fromkeys(["0.a", "0.b", "1.a", "1.b"], memory)
+    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+    described = groups(SlidingWindowSpec(), FullAttentionSpec())
 
-    with pytest.raises(ConfigError, match="2 groups of KV layers"):
-        EngineLayout.of(CacheConfig(groups), 2, tensors(), {})
+    found = EngineLayout.of(described, 2, kv_caches, layers)
+
+    assert [each.group.name for each in found.pools] == ["kv", "window"]
+    assert found.layout == found.pools[1].layout
+    assert [each.pool for each in found.components(10)] == ["window"]
+    assert set(found.lend(2)) == {"kv", "window"}
+    assert found.host_bytes(10, 2) == 2 * 10 * 2 * memory[0].nbytes
+
+
+def test_a_state_is_what_one_rank_has_of_it_and_says_how_many_there_are() -> None:
+    state = torch.zeros(5, 1, 1, 100, dtype=torch.int8)
+    kv = torch.zeros(5, HEADS, TOKENS, ELEMENTS)
+    kv_caches = {"0.a": kv, "0.b": kv, "1.a": state, "1.b": state}
+    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+
+    def of(spec: MambaSpec) -> Column:
+        found = EngineLayout.of(groups(FullAttentionSpec(), spec), 2, kv_caches, layers)
+        assert found.pools[1].layout.page_tokens == 1
+        return found.pools[1].layout.columns[0]
+
+    divided = Column(name="state of a rank in 2", layers=2, heads=2, elements=100, dtype="int8")
+    everywhere = replace(divided, name="state", heads=1, replicated=True)
+    assert of(MambaSpec()) == divided
+    assert of(MambaSpec(tp_replicated=True)) == everywhere
+
+
+def test_latent_attention_and_its_index_are_the_same_on_every_rank_and_in_one_page() -> None:
+    latent, index = MLAAttentionSpec(), MLAAttentionSpec(cache_role=Role.INDEXER)
+    kv_caches = {
+        "a": torch.zeros(5, 1, TOKENS, 72, dtype=torch.bfloat16),
+        "a.index": torch.zeros(5, 1, TOKENS, 20, dtype=torch.uint8),
+        "b": torch.zeros(5, 1, TOKENS, 72, dtype=torch.bfloat16),
+    }
+    specs = UniformTypeKVCacheSpecs(kv_cache_specs={"a": latent, "a.index": index, "b": latent})
+
+    found = EngineLayout.of(CacheConfig([Group(list(kv_caches), specs)]), 2, kv_caches, {})
+
+    assert found.layout.columns == (
+        Column(name="latent", layers=2, heads=1, elements=72, replicated=True),
+        Column(name="index", layers=1, heads=1, elements=20, dtype="uint8", replicated=True),
+    )
+
+
+def test_layers_of_other_sizes_have_columns_of_their_own() -> None:
+    narrow, wide = FullAttentionSpec(), FullAttentionSpec(head_size=64, head_size_v=64)
+    kv_caches = {
+        "a": torch.zeros(5, HEADS, TOKENS, ELEMENTS),
+        "b": torch.zeros(5, 1, TOKENS, 2 * ELEMENTS),
+    }
+    specs = UniformTypeKVCacheSpecs(kv_cache_specs={"a": narrow, "b": wide})
+    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+
+    found = EngineLayout.of(CacheConfig([Group(["a", "b"], specs)]), 1, kv_caches, layers)
+
+    assert [(each.name, each.heads, each.elements) for each in found.layout.columns] == [
+        ("k", HEADS, 32),
+        ("v", HEADS, 32),
+        ("k.1", 1, 64),
+        ("v.1", 1, 64),
+    ]
 
 
 def test_a_layer_without_a_tensor_is_named() -> None:
     with pytest.raises(ConfigError, match="no KV tensor for layer 9"):
-        EngineLayout.of(CacheConfig([Layers(["layer 0", "layer 9"])]), 2, tensors(), {})
+        EngineLayout.of(CacheConfig([Group(["layer 0", "layer 9"])]), 2, tensors(), {})
 
 
 @pytest.mark.parametrize(
-    ("engine", "spec", "named"),
+    ("engine", "named"),
     [
-        (Engine(kv_transfer_config=Transfer("fail")), FullAttention(), "kv_load_failure_policy"),
-        (
-            Engine(Parallel(pipeline_parallel_size=2)),
-            FullAttention(),
-            "pipeline_parallel_size is 2",
-        ),
-        (Engine(Parallel(data_parallel_size=2)), FullAttention(), "data_parallel_size is 2"),
-        (Engine(), Latent(), "Latent, and LockstepConnector serves FullAttention"),
+        (Engine(kv_transfer_config=Transfer("fail")), "kv_load_failure_policy"),
+        (Engine(Parallel(pipeline_parallel_size=2)), "pipeline_parallel_size is 2"),
+        (Engine(Parallel(data_parallel_size=2)), "data_parallel_size is 2"),
     ],
 )
-def test_an_engine_that_cannot_be_served_is_refused_by_name(
-    engine: Engine, spec: object, named: str
-) -> None:
+def test_an_engine_that_cannot_be_served_is_refused_by_name(engine: Engine, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        require_supported(engine, spec, FullAttention)
+        require_supported(engine)
 
 
 def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
-    require_supported(Engine(), FullAttention(), FullAttention)
+    require_supported(Engine())
 
 
 def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:
@@ -204,7 +242,7 @@ def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:
 
 
 def test_what_the_worker_leaves_is_taken_once() -> None:
-    left = handover.put("an engine", tensors())
+    left = handover.put("an engine", tensors(), groups(FullAttentionSpec()))
 
     assert handover.take("an engine", Parallel()) is left
     with pytest.raises(ConfigError):

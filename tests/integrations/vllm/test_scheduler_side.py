@@ -7,6 +7,8 @@ import pytest
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp
@@ -14,6 +16,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Status
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
+FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 
 
 def scheduler(
@@ -22,7 +25,7 @@ def scheduler(
     return SchedulerSide(
         ranks.caches[rank],
         Adapters(FileDigests(Path("/proc/nowhere/digests")), {"known": "1"}),
-        page_tokens=PAGE_TOKENS,
+        lending=Lending(FULL),
         loads=loads,
         backs_up=backs_up,
         idle_wait_s=0.001,
@@ -162,7 +165,7 @@ def test_after_the_last_abort_a_load_writes_no_block_either() -> None:
     side.arrived(again)
     hit = side.hit(again, 0)
     assert hit
-    side.allocated(again, range(4), hit)
+    side.allocated(again, (range(4),), hit)
     side.cache.begin_loads()
     [load] = ranks.executors[0].take(CopyToDevice)
 

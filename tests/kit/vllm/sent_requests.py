@@ -70,6 +70,24 @@ class Blocks:
 
 
 @dataclass
+class CountedBlocks:
+    """A pool of blocks, each of which is its own number, with how many use each beside the engine."""
+
+    users: dict[int, int] = field(default_factory=dict[int, int])
+    blocks: Sequence[int] = range(1000)
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Count one user more."""
+        for block in blocks:
+            self.users[block] = self.users.get(block, 0) + 1
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        """Count one user less."""
+        for block in blocks:
+            self.users[block] -= 1
+
+
+@dataclass
 class Scheduled:
     """One pass of the scheduler."""
 

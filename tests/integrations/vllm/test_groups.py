@@ -1,0 +1,141 @@
+"""vLLM's groups of layers as pools, what is lent of a request's blocks, and what is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.integrations.vllm.groups import STATES_SHARE, Kind, PoolGroup, pool_groups
+from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Recurrent, SlidingWindow
+from tests.kit.vllm.groups import (
+    TOKENS,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    groups,
+)
+from tests.kit.vllm.sent_requests import CountedBlocks
+
+LAYOUT = PageLayout(page_tokens=TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),))
+STATES = PageLayout(page_tokens=1, columns=LAYOUT.columns)
+
+
+def named(*specs: Any) -> list[tuple[str, int]]:
+    return [(each.name, each.group) for each in pool_groups(groups(*specs))]
+
+
+def test_full_attention_is_the_main_pool_wherever_the_engine_has_its_group() -> None:
+    window, full, state = SlidingWindowSpec(), FullAttentionSpec(), MambaSpec()
+
+    assert named(window, full, window) == [("kv", 1), ("window", 0), ("window.1", 2)]
+    assert named(state, state, full) == [("kv", 2), ("state", 0), ("state.1", 1)]
+    assert named(MLAAttentionSpec()) == [("kv", 0)]
+
+
+def test_a_window_needs_the_tokens_before_the_next_one_and_what_drafts_keep_beside() -> None:
+    spec = SlidingWindowSpec(sliding_window=128, extra_retained_tokens=2)
+
+    [_, window] = pool_groups(groups(FullAttentionSpec(), spec))
+
+    component = window.component(LAYOUT, pages=10)
+    assert isinstance(component, SlidingWindow)
+    assert (component.window_tokens, component.host_pages) == (129, 10)
+
+
+def test_a_second_group_of_full_attention_is_needed_whole() -> None:
+    [_, second] = pool_groups(groups(FullAttentionSpec(), FullAttentionSpec()))
+
+    component = second.component(LAYOUT, pages=10)
+
+    assert isinstance(component, SlidingWindow)
+    assert component.window_tokens == 1 << 30
+
+
+def test_a_state_may_be_kept_after_every_page_and_has_a_share_of_the_host_pages() -> None:
+    [_, state] = pool_groups(groups(FullAttentionSpec(), MambaSpec()))
+
+    component = state.component(STATES, pages=STATES_SHARE + 1)
+
+    assert isinstance(component, Recurrent)
+    assert (component.checkpoint_tokens, component.host_pages) == (TOKENS, 2)
+
+
+@pytest.mark.parametrize(
+    ("specs", "told"),
+    [
+        (
+            [ChunkedLocalAttentionSpec()],
+            "'0.a' keeps its KV as ChunkedLocalAttentionSpec, and Lock",
+        ),
+        ([FullAttentionSpec(tokens_per_state=4)], "one entry of it stands for 4 tokens"),
+        ([FullAttentionSpec(), MambaSpec(mamba_cache_mode="all")], "mamba_cache_mode is 'all'"),
+        ([FullAttentionSpec(), SlidingWindowSpec(sliding_window=1)], "windows of 2 tokens or more"),
+        ([MambaSpec()], "no layer of full attention"),
+        (
+            [FullAttentionSpec(), SlidingWindowSpec(block_size=16)],
+            r"blocks of different sizes \(32 for kv, 16 for window tokens\)",
+        ),
+    ],
+)
+def test_what_no_pool_can_hold_is_refused_by_name(specs: list[Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        pool_groups(groups(*specs))
+
+
+POOLS = [
+    PoolGroup("kv", 1, Kind.FULL, TOKENS, 0),
+    PoolGroup("window", 0, Kind.WINDOW, TOKENS, 64),
+    PoolGroup("state", 2, Kind.STATE, TOKENS, TOKENS),
+]
+BLOCKS = ([0, 0, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
+
+
+def listed(lent: dict[str, Any]) -> dict[str, list[int]]:
+    return {name: run.tolist() for name, run in lent.items()}
+
+
+def test_a_load_is_brought_to_the_blocks_that_the_engine_has_for_it() -> None:
+    """Block 0 is nobody's. A state is brought to the block of the last tokens."""
+    lent = Lending(POOLS).for_load(BLOCKS, 1, 4)
+
+    assert listed(lent) == {"kv": [22, 23, 24], "window": [-1, 13, 14], "state": [34]}
+
+
+def test_a_backup_lends_a_state_only_where_it_is_the_one_after_the_last_page() -> None:
+    lending = Lending(POOLS)
+
+    with_state = lending.for_backup(BLOCKS, 4, state=True)
+    without = lending.for_backup(BLOCKS, 3, state=False)
+
+    assert listed(with_state) == {
+        "kv": [21, 22, 23, 24],
+        "window": [-1, -1, 13, 14],
+        "state": [34],
+    }
+    assert listed(without) == {"kv": [21, 22, 23], "window": [-1, -1, 13], "state": []}
+    assert lending.passing(with_state) == [13, 14, 34]
+
+
+def test_blocks_are_held_until_their_copy_has_ended() -> None:
+    blocks = CountedBlocks()
+    held = HeldBlocks(blocks)
+    held.hold("a", 7, [3, 4])
+    held.hold("a", 8, [4])
+
+    held.let_go(lambda _: (7, 8))
+    assert blocks.users == {3: 1, 4: 2}
+    held.let_go(lambda _: (8,))
+    assert blocks.users == {3: 0, 4: 1}
+    held.let_go(lambda _: ())
+    assert blocks.users == {3: 0, 4: 0}
+
+
+def test_pages_are_of_the_type_that_a_cache_takes_as_it_is() -> None:
+    lent = Lending(POOLS).for_backup(BLOCKS, 4, state=True)
+
+    assert {run.dtype for run in lent.values()} == {np.dtype(np.int32)}

@@ -1,0 +1,91 @@
+"""Groups of layers with the attributes that vLLM's have, for tests without vLLM.
+
+The classes have the names of vLLM's, since by these the plug-in tells them apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+TOKENS, HEAD_ELEMENTS = 32, 32
+
+
+class Role(Enum):
+    """What latent attention keeps in a layer."""
+
+    SPARSE = "sparse"
+    INDEXER = "indexer"
+
+
+@dataclass(kw_only=True)
+class Spec:
+    """What one layer keeps."""
+
+    block_size: int = TOKENS
+    head_size: int = HEAD_ELEMENTS
+    head_size_v: int = HEAD_ELEMENTS
+    num_head_slots: int | None = None
+    state_content_bytes: int | None = None
+    tokens_per_state: int = 1
+
+
+class FullAttentionSpec(Spec):
+    """Full attention."""
+
+
+@dataclass(kw_only=True)
+class SlidingWindowSpec(Spec):
+    """A sliding window."""
+
+    sliding_window: int = 128
+    extra_retained_tokens: int = 0
+
+
+class ChunkedLocalAttentionSpec(Spec):
+    """A window that begins anew in each chunk."""
+
+
+@dataclass(kw_only=True)
+class MLAAttentionSpec(Spec):
+    """Latent attention, or the index of a sparse one."""
+
+    head_size_v: int = 0
+    cache_role: Role = Role.SPARSE
+
+
+@dataclass(kw_only=True)
+class MambaSpec:
+    """A recurrent state."""
+
+    block_size: int = TOKENS
+    mamba_cache_mode: str = "align"
+    tp_replicated: bool = False
+
+
+@dataclass(kw_only=True)
+class UniformTypeKVCacheSpecs:
+    """Layers of one kind that share a block table and differ in size."""
+
+    kv_cache_specs: dict[str, Any]
+    block_size: int = TOKENS
+
+
+@dataclass
+class Group:
+    """Layers that share a block table."""
+
+    layer_names: list[str]
+    kv_cache_spec: Any = field(default_factory=FullAttentionSpec)
+
+
+@dataclass
+class CacheConfig:
+    """The groups of a model."""
+
+    kv_cache_groups: Sequence[Group]
+
+
+def groups(*specs: Any) -> CacheConfig:
+    """Return a model with one group of two layers for each of these."""
+    return CacheConfig([Group([f"{at}.a", f"{at}.b"], spec) for at, spec in enumerate(specs)])

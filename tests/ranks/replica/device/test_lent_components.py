@@ -265,3 +265,23 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
     ranks.settle()
 
     assert ranks.every(lambda cache: cache.match(longer)).last_host_tokens == len(longer)
+
+
+def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_found_too() -> None:
+    """The model has no state here, which would be there at the end alone."""
+    window = SlidingWindow(
+        window_tokens=2 * PAGE_TOKENS, layout=PAGE, device_pages=0, host_pages=16
+    )
+    ranks = HostRanksInTurn(components=(window,), store=False)
+    pages = {KV_POOL: range(6), "window": [*GONE, 1, 2, 3, 4, 5]}
+
+    ranks.every(lambda cache: cache.back_up("r", PROMPT, pages))
+    begin(ranks)
+    ranks.settle()
+
+    def found(length: int) -> int:
+        return ranks.every(
+            lambda cache: cache.match(PROMPT[: length * PAGE_TOKENS]).host_tokens // PAGE_TOKENS
+        )
+
+    assert [found(length) for length in range(1, 7)] == [0, 0, 3, 4, 5, 6]

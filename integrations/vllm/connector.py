@@ -165,7 +165,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Open the cache for the workers, which have told of their ranks."""
+        """Open the cache for the workers, which have told of their ranks; not where each has its own."""
+        if not self._one_decider:
+            return
         told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
         self._scheduler = open_for_workers(self._config, self._lending, self._settings, told)
 

@@ -1,0 +1,215 @@
+"""What the plug-in's scheduler half makes of a model with windows and states beside full attention.
+
+On a real cache whose I/O a test tells. The window is two pages less a token.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.groups import Kind, PoolGroup
+from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.weights import FileDigests
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, LookUp
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
+
+COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
+WINDOW = SlidingWindow(
+    window_tokens=2 * PAGE_TOKENS - 1,
+    layout=PageLayout(page_tokens=PAGE_TOKENS, columns=COLUMNS),
+    device_pages=0,
+    host_pages=16,
+)
+STATE = Recurrent(
+    checkpoint_tokens=PAGE_TOKENS,
+    layout=PageLayout(page_tokens=1, columns=COLUMNS),
+    device_pages=0,
+    host_pages=8,
+)
+GROUPS = (
+    PoolGroup("kv", 1, Kind.FULL, PAGE_TOKENS, 0),
+    PoolGroup("window", 0, Kind.WINDOW, PAGE_TOKENS, WINDOW.window_tokens),
+    PoolGroup("state", 2, Kind.STATE, PAGE_TOKENS, PAGE_TOKENS),
+)
+PROMPT = list(range(4 * PAGE_TOKENS))
+TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
+"""The blocks of the four pages, by group: the window has left one behind, and one state is kept."""
+PASSING = {12: 1, 13: 1, 14: 1, 34: 1}
+
+
+class Scripted:
+    """One rank's scheduler half, over a cache and a pool of blocks that a test tells and reads."""
+
+    def __init__(self, *, store: bool = True) -> None:
+        self.ranks = HostRanksInTurn(ranks=1, components=(WINDOW, STATE), store=store)
+        self.blocks = CountedBlocks()
+        self.side = SchedulerSide(
+            self.ranks.caches[0],
+            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+            lending=Lending(GROUPS, HeldBlocks(self.blocks)),
+            loads=True,
+            backs_up=True,
+            idle_wait_s=0.001,
+        )
+        self.executor = self.ranks.executors[0]
+
+    def arrive(self, tokens: list[int], name: str) -> Sent:
+        request = Sent(tokens, request_id=name)
+        self.side.arrived(request)
+        return request
+
+    def compute(self, request: Sent, tokens: int, tables: Sequence[Sequence[int]] = TABLES) -> None:
+        """Let a pass compute so many tokens of a request."""
+        state = Blocks(lambda _: tuple(tables))
+        self.side.end_pass(Scheduled({request.request_id: tokens}, None, state))
+        self.side.cache.begin_backups()
+
+    def settle(self) -> None:
+        """Let all I/O end well, and the passes hear of it."""
+        for _ in range(3):
+            self.executor.obey()
+            self.side.end_pass(Scheduled())
+
+    def pass_by(self) -> PassResult:
+        """Let a pass compute nothing, and the copies that were stopped fall quiet."""
+        self.executor.obey_only(Cancel)
+        return self.side.end_pass(Scheduled())
+
+    def filled(self) -> Sent:
+        """Let a request compute the prompt, back it up and finish; return one that wants it again."""
+        first = self.arrive(PROMPT, "first")
+        self.compute(first, len(PROMPT))
+        self.settle()
+        self.side.finished(first, TABLES[0])
+        self.settle()
+        again = self.arrive([*PROMPT, 1], "again")
+        self.settle()
+        return again
+
+    def load(self, request: Sent) -> None:
+        """Let a request load the whole prompt."""
+        assert self.side.hit(request, 0) == len(PROMPT)
+        self.side.allocated(request, TABLES, len(PROMPT))
+        self.side.end_pass(Scheduled())
+
+
+def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
+    """Return the blocks that an order reads, by pool."""
+    return {
+        pool.name: tuple(
+            block for each in order.transfers if each.pool == pool.name for block in each.sources
+        )
+        for pool in GROUPS
+    }
+
+
+def test_a_backup_copies_what_each_group_still_has() -> None:
+    scripted = Scripted()
+    request = scripted.arrive(PROMPT, "r")
+
+    scripted.compute(request, len(PROMPT))
+
+    [order] = scripted.executor.given(CopyToHost)
+    found = {pool: tuple(sorted(blocks)) for pool, blocks in copied(order).items()}
+    assert found == {"kv": (21, 22, 23, 24), "window": (12, 13, 14), "state": (34,)}
+
+
+def test_a_state_that_has_gone_beyond_the_last_page_is_not_backed_up() -> None:
+    scripted = Scripted()
+    request = scripted.arrive([*PROMPT, 1], "r")
+
+    scripted.compute(request, len(PROMPT) + 1, ([0, 12, 13, 14, 15], TABLES[1], [0, 0, 0, 0, 35]))
+
+    [order] = scripted.executor.given(CopyToHost)
+    assert copied(order)["state"] == ()
+    assert len(copied(order)["kv"]) == 4
+
+
+def test_a_state_after_tokens_that_are_only_guessed_is_not_backed_up() -> None:
+    """The engine may go back behind them."""
+    scripted = Scripted()
+    request = scripted.arrive(PROMPT, "r")
+
+    scripted.compute(request, len(PROMPT) + 2)
+
+    [order] = scripted.executor.given(CopyToHost)
+    assert copied(order)["state"] == ()
+
+
+def test_blocks_that_a_request_gives_up_while_it_runs_are_held_until_their_backup_has_ended() -> (
+    None
+):
+    scripted = Scripted()
+    request = scripted.arrive(PROMPT, "r")
+
+    scripted.compute(request, len(PROMPT))
+    assert scripted.blocks.users == PASSING
+    scripted.side.end_pass(Scheduled())
+    assert scripted.blocks.users == PASSING
+    scripted.settle()
+
+    assert set(scripted.blocks.users.values()) == {0}
+
+
+def test_an_aborted_request_s_blocks_are_the_engine_s_at_once() -> None:
+    scripted = Scripted()
+    request, _ = scripted.arrive(PROMPT, "r"), scripted.arrive([9, *PROMPT], "other")
+    scripted.compute(request, len(PROMPT))
+
+    request.status = Status.FINISHED_ABORTED
+    scripted.side.finished(request, TABLES[0])
+
+    assert set(scripted.blocks.users.values()) == {0}
+
+
+def test_a_load_is_brought_to_the_blocks_of_every_group() -> None:
+    scripted = Scripted(store=False)
+    request = scripted.filled()
+
+    scripted.load(request)
+
+    [order] = scripted.executor.given(CopyToDevice)
+    brought = {each.pool: set[int]() for each in order.transfers}
+    for each in order.transfers:
+        brought[each.pool] |= set(each.destinations)
+    assert brought == {"kv": {21, 22, 23, 24}, "window": {13, 14}, "state": {34}}
+
+
+def test_after_a_load_that_failed_the_engine_is_offered_what_storage_still_has() -> None:
+    scripted = Scripted()
+    request = scripted.filled()
+    scripted.load(request)
+
+    scripted.executor.fail()
+    told = [scripted.pass_by() for _ in range(3)]
+
+    assert ("again",) in [each.failed for each in told]
+    [asked] = scripted.executor.given(LookUp)
+    assert len(asked.needs[0].keys) == 4
+    assert scripted.side.hit(request, 0) is None
+    for _ in range(4):
+        scripted.executor.obey(lambda key: True)
+        scripted.side.end_pass(Scheduled())
+    assert scripted.side.hit(request, 0) == len(PROMPT)
+
+
+def test_a_request_whose_loads_have_failed_twice_computes() -> None:
+    scripted = Scripted()
+    request = scripted.filled()
+    scripted.load(request)
+    scripted.executor.fail()
+    for _ in range(6):
+        scripted.side.end_pass(Scheduled())
+        scripted.executor.obey(lambda key: True)
+    scripted.load(request)
+
+    scripted.executor.fail()
+    told = [scripted.pass_by() for _ in range(3)]
+
+    assert ("again",) in [each.failed for each in told]
+    assert scripted.side.hit(request, 0) == 0
+    assert scripted.executor.given(LookUp) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES
-from tests.kit.vllm.faults import SLOW_S
+from tests.kit.vllm.faults import SLOW_S, flip_a_byte
 from tests.kit.vllm.group import Group, assert_exact, differences, lockstep_connector
 from tests.kit.vllm.mixed_prompts import REQUESTS, mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
@@ -156,11 +156,3 @@ def loaded_from_storage(ranks: list[RankResult]) -> int:
     """Return the tokens that came from the cache on top of what the engine's own one has."""
     kinds = outcomes(ranks, "load_back")
     return sum(kinds.values())
-
-
-def flip_a_byte(path: Path) -> None:
-    """Change the highest byte of a number in the middle of an object's payload."""
-    content = bytearray(path.read_bytes())
-    middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
-    content[middle] ^= 0x41
-    path.write_bytes(content)

@@ -13,14 +13,13 @@ from lockstep.integrations.vllm.connector import LockstepConnector as Connector
 from tests.kit.vllm.faults import afflict
 
 FAULT = "LOCKSTEP_TEST_FAULT"
-SPOILED_RANK = 1
 
 
 class LockstepConnector(Connector):
-    """The connector; in the worker of rank 1 with a fault."""
+    """The connector; in the worker of the last rank with a fault."""
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Bring the fault upon this process before its rank is opened."""
-        if dist.get_rank() == SPOILED_RANK:
+        if dist.get_rank() == dist.get_world_size() - 1:
             afflict(os.environ[FAULT])
         super().register_kv_caches(kv_caches)

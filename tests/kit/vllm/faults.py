@@ -1,13 +1,15 @@
 """What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from lockstep.page_format.object_header import HeaderFinding
-from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.object_header import HEADER_BYTES, HeaderFinding
+from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
@@ -62,6 +64,62 @@ class Silent(Down):
         return answer
 
 
+class Damaged(Wrapper):
+    """Of some pools, some of the objects in a store of files are damaged before they are read."""
+
+    pools: tuple[str, ...] | None = None
+    """None stands for all."""
+    which = range(3, 4)
+    """Of each pool's reads, those whose objects are damaged."""
+
+    def __init__(self, backend: StorageBackend) -> None:
+        super().__init__(backend)
+        self._reads = Counter[str]()
+        self._damaged = set[ObjectName]()
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        for each in reads:
+            pool = each.name.pool
+            if self.pools is None or pool in self.pools:
+                if self._reads[pool] in self.which and each.name not in self._damaged:
+                    self._damage(each.name)
+                self._reads[pool] += 1
+        return await super().read(reads, deadline=deadline)
+
+    def _damage(self, name: ObjectName) -> None:
+        self._damaged.add(name)
+        found = located(name)
+        behind: Any = self.behind
+        assert found is not None
+        flip_a_byte(Path(behind.root) / found[1])
+
+
+class PoisonedWindows(Damaged):
+    """Every page of a window is damaged."""
+
+    pools = ("window", "window.1")
+    which = range(1 << 30)
+
+
+class PoisonedStates(PoisonedWindows):
+    """Every state is damaged."""
+
+    pools = ("state",)
+
+
+def flip_a_byte(path: Path) -> None:
+    """Change the highest byte of a number in the middle of an object's payload."""
+    content = bytearray(path.read_bytes())
+    middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
+    content[middle] ^= 0x41
+    path.write_bytes(content)
+
+
+def _trust_spoiled_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
+    _trust_every_byte()
+    _spoil_store(kind)
+
+
 def _spoil_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
     module: Any = opening
     make: Callable[[str], StorageBackend] = module.make_backend
@@ -111,6 +169,9 @@ FAULTS: dict[str, Callable[[], None]] = {
     "slow": lambda: _spoil_store(Slow),
     "down": lambda: _spoil_store(Down),
     "silent": lambda: _spoil_store(Silent),
+    "damaged": lambda: _spoil_store(Damaged),
+    "poisoned windows": lambda: _trust_spoiled_store(PoisonedWindows),
+    "poisoned states": lambda: _trust_spoiled_store(PoisonedStates),
     "half a load": _fail_a_load_half_way,
     "trusting": _trust_every_byte,
 }

@@ -20,6 +20,8 @@ class Phase:
     output_tokens: int = 8
     reset_connector: bool = False
     """Drop what the connector has, too."""
+    aborts: bool = False
+    """Abort every second request while it runs; the others alone come to something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Plan:
     connector: dict[str, Any] | None = None
     """`kv_transfer_config`, or None for an engine without a connector."""
     fault: str | None = None
-    """What is wrong with rank 1; see `faults`."""
+    """What is wrong with the last rank; see `faults`."""
     one_scheduler: bool = False
     """One process schedules for a worker on each rank, in place of a scheduler on every rank."""
 

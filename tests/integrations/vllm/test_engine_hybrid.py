@@ -1,0 +1,257 @@
+"""Models that keep more than full attention, under vLLM with Lockstep: what vLLM says without it.
+
+The same tokens and the same log-probabilities: of windows, in one group of layers and in two, and of a
+recurrent state. All engines of one rank run one after the other in forks of one process, each of them
+through as many states as it can; the tests say what came of it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.vllm.test_engine_faults import QUICK, objects
+from tests.kit.source_tree import ROOT
+from tests.kit.vllm.group import (
+    ENVIRONMENT,
+    Group,
+    assert_exact,
+    differences,
+    lockstep_connector,
+)
+from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
+from tests.kit.vllm.plan import Output, Phase, Plan, RankResult, read_result, write
+from tests.kit.vllm.tiny_models import MAKERS
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+ALL_S = 400
+"""Longer than all forks together ever take here."""
+COUNT = 40
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model under test."""
+
+    name: str
+    pools: int
+    """How many groups of layers it has."""
+    poison: str
+    """The fault that damages what it keeps beside full attention."""
+    block_tokens: int = 32
+    longer: int = 1
+    """How often a prompt's text is repeated, so that there are whole blocks."""
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompts that share prefixes."""
+        return [Prompt(each.tokens * self.longer) for each in mixed_prompts(COUNT)]
+
+    @property
+    def crowd(self) -> list[Prompt]:
+        """Prompts of one block, which are admitted together and then need another block each."""
+        texts = [tuple(range(3 + at, 451)) * 2 for at in range(24)]
+        return [Prompt(each[: self.block_tokens]) for each in texts]
+
+
+MODELS = [
+    Model("gemma", 3, "poisoned windows"),
+    Model("gpt-oss", 2, "poisoned windows"),
+    Model(
+        "qwen-next",
+        2,
+        "poisoned states",
+        block_tokens=544,
+        longer=3,
+        engine={"dtype": "bfloat16", "max_model_len": 2048},
+    ),
+]
+EACH = pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
+
+
+def plans(model: Model, folder: Path) -> dict[str, Plan]:
+    """Return the engines of one rank that a model is run in, by name, in their order."""
+    prompts, engine = model.prompts, dict(model.engine)
+    roomy = lockstep_connector(f"file://{folder}/store", **QUICK)
+    tight = lockstep_connector(f"file://{folder}/other", **QUICK | {"host_pages": 40})
+    crowded = engine | {
+        "max_num_batched_tokens": 2 * model.block_tokens,
+        "enable_chunked_prefill": True,
+        "num_gpu_blocks_override": 30 * model.pools,
+        "max_num_seqs": 64,
+    }
+    salted = [Prompt(each.tokens, "tenant") for each in prompts]
+
+    def plan(*phases: Phase, **settings: Any) -> Plan:
+        return Plan(
+            model=str(folder / "model"),
+            phases=list(phases),
+            **{"engine": engine, "connector": roomy, **settings},
+        )
+
+    return {
+        "alone": plan(Phase(prompts), Phase(model.crowd, "crowd"), connector=None),
+        "roomy": plan(
+            Phase(prompts, "cold"),
+            Phase(prompts, "warm"),
+            Phase(salted, "of a tenant"),
+            Phase(prompts, "half of them aborted", aborts=True),
+            Phase(prompts, "warm after aborts"),
+        ),
+        "restarted": plan(Phase(prompts, "from storage"), fault="damaged"),
+        "tight": plan(
+            Phase(prompts, "cold"),
+            Phase(prompts, "evicted"),
+            Phase(model.crowd, "crowd"),
+            engine=crowded,
+            connector=tight,
+        ),
+        "poisoned": plan(Phase(prompts, "from storage"), fault=model.poison),
+    }
+
+
+@pytest.fixture(scope="module")
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
+    """Where the result of each engine stands, by model and name."""
+    folders = {model.name: tmp_path_factory.mktemp(model.name) for model in MODELS}
+    found: dict[str, dict[str, Path]] = {}
+    files: list[Path] = []
+    for model in MODELS:
+        folder = folders[model.name]
+        MAKERS[model.name](folder / "model")
+        for name, plan in plans(model, folder).items():
+            files.append(folder / f"{name}.json")
+            write(files[-1], plan)
+            found.setdefault(model.name, {})[name] = folder / name
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    subprocess.run(
+        [sys.executable, "-m", "tests.kit.vllm.forked", *map(str, files)],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
+        timeout=ALL_S,
+        check=True,
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What came of the engines of one model."""
+
+    folders: Mapping[str, Path]
+
+    def __getitem__(self, name: str) -> RankResult:
+        """Return what came of an engine."""
+        folder = self.folders[name]
+        assert (folder / "rank0.json").exists(), (folder / "log").read_text()[-4000:]
+        return read_result(folder / "rank0.json")
+
+    @property
+    def reference(self) -> list[Output]:
+        """What the prompts come to without a connector."""
+        return self["alone"].phase("cold").outputs
+
+
+@pytest.fixture
+def runs(all_runs: dict[str, dict[str, Path]], model: Model) -> Runs:
+    """What came of one model."""
+    return Runs(all_runs[model.name])
+
+
+def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
+    """Return where a phase is not as it should be."""
+    return differences(expected, result.phase(name).outputs)
+
+
+def share(model: Model, result: RankResult, name: str) -> float:
+    """Return, and print, which part of the tokens was not computed."""
+    restored = result.phase(name).cached_tokens / sum(len(each.tokens) for each in model.prompts)
+    print(f"{model.name}, {name}: {restored:.0%} of all tokens were restored")  # noqa: T201
+    return restored
+
+
+@EACH
+def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
+    model: Model, runs: Runs
+) -> None:
+    reference, roomy = runs.reference, runs["roomy"]
+
+    assert told(reference, roomy, "cold") == []
+    assert told(reference, roomy, "warm") == []
+    assert told(reference, roomy, "of a tenant") == []
+    assert told(reference[::2], roomy, "half of them aborted") == []
+    assert told(reference, roomy, "warm after aborts") == []
+    cold, warm = share(model, roomy, "cold"), share(model, roomy, "warm")
+    assert warm > max(0.4, 2 * cold)
+    assert share(model, roomy, "of a tenant") == cold
+    assert share(model, roomy, "warm after aborts") == warm
+
+
+@EACH
+def test_after_a_restart_one_flipped_page_of_every_group_is_a_miss(
+    model: Model, runs: Runs
+) -> None:
+    restarted = runs["restarted"]
+
+    assert told(runs.reference, restarted, "from storage") == []
+    assert restarted.stats["pages_corrupt"] == model.pools
+    assert share(model, restarted, "from storage") > 0.4
+
+
+@EACH
+def test_it_is_exact_in_chunks_with_evictions_and_preemptions(model: Model, runs: Runs) -> None:
+    tight = runs["tight"]
+
+    assert told(runs.reference, tight, "cold") == []
+    assert told(runs.reference, tight, "evicted") == []
+    assert told(runs["alone"].phase("crowd").outputs, tight, "crowd") == []
+    assert tight.stats["bytes_moved"]["l3_to_l2"] > 0
+    assert tight.phase("crowd").preemptions > 0
+
+
+@EACH
+def test_poison_beside_full_attention_shows_where_it_is_trusted(model: Model, runs: Runs) -> None:
+    poisoned = runs["poisoned"]
+
+    assert len(told(runs.reference, poisoned, "from storage")) > COUNT // 4
+    assert poisoned.stats["pages_corrupt"] == 0
+
+
+def on_two_ranks(tmp_path: Path, model: Model) -> None:
+    """Compare a model's ranks, whose stores disagree, with ranks that have no cache."""
+    MAKERS[model.name](tmp_path / "model")
+    group, prompts, engine = Group(tmp_path, tmp_path / "model"), model.prompts, dict(model.engine)
+    connector = lockstep_connector(f"file://{tmp_path}/rank{{rank}}", **QUICK)
+
+    def run(*phases: Phase, **settings: Any) -> list[RankResult]:
+        return group.run(Plan(model=group.model, phases=list(phases), engine=engine, **settings))
+
+    alone = run(Phase(prompts))
+    filled = run(Phase(prompts, "cold"), Phase(prompts, "warm"), connector=connector)
+    for path in objects(tmp_path, 1)[::3]:
+        path.unlink()
+    disagreeing = run(Phase(prompts, "from storage"), connector=connector)
+
+    reference = alone[0].phase("cold").outputs
+    assert_exact(reference, filled)
+    assert_exact(reference, disagreeing)
+    assert share(model, filled[0], "warm") > 0.4
+    assert 0 < share(model, disagreeing[0], "from storage") < share(model, filled[0], "warm")
+
+
+def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path) -> None:
+    on_two_ranks(tmp_path, MODELS[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[2]], ids=lambda each: each.name)
+def test_two_ranks_of_other_models_whose_stores_disagree_are_exact(
+    tmp_path: Path, model: Model
+) -> None:
+    on_two_ranks(tmp_path, model)

@@ -1,0 +1,92 @@
+"""Besides `tiny_llama`: models with random weights that keep more than full attention."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WINDOW = 128
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 256,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+_WINDOWED, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
+
+
+def _written(folder: Path, kind: str, **settings: Any) -> None:
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    name = "Gemma3Text" if kind == "Gemma3" else kind
+    config = getattr(transformers, f"{name}Config")(**{**_SMALL, **settings})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for label, parameter in model.named_parameters():
+            # Wide enough that tokens depend on all that came before, and no token wins always.
+            if parameter.dim() >= 2 and "A_log" not in label:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+
+
+def make_gemma(folder: Path) -> None:
+    """Write a Gemma of six layers, of which four attend to a window: two groups of windows in vLLM."""
+    layers = [_WINDOWED, _WINDOWED, _FULL] * 2
+    _written(
+        folder,
+        "Gemma3",
+        num_hidden_layers=len(layers),
+        layer_types=layers,
+        head_dim=32,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=32,
+    )
+
+
+def make_gpt_oss(folder: Path) -> None:
+    """Write a gpt-oss of four layers, every other one of which attends to a window, with experts."""
+    _written(
+        folder,
+        "GptOss",
+        num_hidden_layers=4,
+        layer_types=[_WINDOWED, _FULL] * 2,
+        head_dim=32,
+        sliding_window=WINDOW,
+        **_EXPERTS,
+    )
+
+
+def make_qwen_next(folder: Path) -> None:
+    """Write a Qwen3-Next of four layers, every other one of which carries a state, with experts."""
+    _written(
+        folder,
+        "Qwen3Next",
+        num_hidden_layers=4,
+        layer_types=[_LINEAR, _FULL] * 2,
+        head_dim=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    )
+
+
+MAKERS: Mapping[str, Callable[[Path], None]] = {
+    "gemma": make_gemma,
+    "gpt-oss": make_gpt_oss,
+    "qwen-next": make_qwen_next,
+}

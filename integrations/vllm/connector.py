@@ -165,7 +165,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Open the cache for the workers, which have told of their ranks; not where each has its own."""
+        """Open the cache for the workers, which have told of their ranks, if it is not theirs."""
         if not self._one_decider:
             return
         told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]

@@ -268,8 +268,60 @@ class AttentionSpec(Protocol):
         ...
 
     @property
+    def tokens_per_state(self) -> object:
+        """How many tokens one entry stands for; a number."""
+        ...
+
+    @property
     def state_content_bytes(self) -> int | None:
         """What one head and token take, where it is not the elements of a key and a value."""
+        ...
+
+
+class WindowSpec(Protocol):
+    """`vllm.v1.kv_cache_interface.SlidingWindowSpec`."""
+
+    @property
+    def sliding_window(self) -> int:
+        """The last tokens that a token attends to, itself included."""
+        ...
+
+    @property
+    def extra_retained_tokens(self) -> int:
+        """Tokens before these that are kept for drafts."""
+        ...
+
+
+class LatentSpec(Protocol):
+    """`vllm.v1.kv_cache_interface.MLAAttentionSpec`."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block."""
+        ...
+
+    @property
+    def cache_role(self) -> Enum:
+        """Whether it is an index of sparse attention; a `SparseCacheRole`."""
+        ...
+
+
+class StateSpec(Protocol):
+    """`vllm.v1.kv_cache_interface.MambaSpec`."""
+
+    @property
+    def block_size(self) -> int:
+        """How many tokens lie between states that are kept."""
+        ...
+
+    @property
+    def mamba_cache_mode(self) -> str:
+        """Which states are kept."""
+        ...
+
+    @property
+    def tp_replicated(self) -> bool:
+        """Whether every rank has all of it."""
         ...
 
 

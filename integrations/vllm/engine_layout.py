@@ -11,7 +11,14 @@ from ...page_format.page_layout import Column, PageLayout
 from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
 from .block_forms import form_of, keys_and_values
-from .contract import AttentionLayer, EngineCacheConfig, EngineConfig
+from .contract import (
+    AttentionLayer,
+    AttentionSpec,
+    EngineCacheConfig,
+    EngineConfig,
+    LatentSpec,
+    StateSpec,
+)
 from .groups import PoolGroup, pool_groups, specs_of
 
 KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
@@ -146,7 +153,7 @@ def _columns(
 
 
 def _of_attention(
-    spec: Any, tensors: Sequence[torch.Tensor], ranks: int, forms: set[str]
+    spec: AttentionSpec, tensors: Sequence[torch.Tensor], ranks: int, forms: set[str]
 ) -> _Columns:
     """Return the columns of keys and values, if all layers have them in known places."""
     called = ", ".join(sorted(forms))
@@ -166,12 +173,12 @@ def _of_attention(
     ]
 
 
-def _of_latent(spec: Any, tensors: Sequence[torch.Tensor]) -> _Columns:
+def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
     name = INDEX if spec.cache_role.value == "indexer" else LATENT
     return [_column(name, tensors, spec.block_size)]
 
 
-def _of_states(spec: Any, tensors: Sequence[torch.Tensor], ranks: int) -> _Columns:
+def _of_states(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> _Columns:
     if spec.tp_replicated:
         return [_column(STATE, tensors, 1)]
     return [_column(f"{STATE} of a rank in {ranks}", tensors, 1, ranks)]

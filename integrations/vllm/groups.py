@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...page_format.page_layout import PageLayout
 from ...ranks.config import ComponentConfig, Recurrent, SlidingWindow
 from ...ranks.orders import KV_POOL
-from .contract import EngineCacheConfig
+from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
 """The window of layers that attend to every token, and are in a group beside the main one."""
@@ -115,28 +115,28 @@ def _served(layer: str, spec: Any) -> tuple[Kind, int]:
     return find(layer, spec)
 
 
-def _refusal(layer: str, spec: Any, why: str) -> ConfigError:
+def _refusal(layer: str, spec: object, why: str) -> ConfigError:
     return ConfigError(
         f"the model's layer {layer!r} keeps its KV as {type(spec).__name__}, and {why}; run it without"
         " the connector"
     )
 
 
-def _attention(layer: str, spec: Any) -> tuple[Kind, int]:
+def _attention(layer: str, spec: AttentionSpec) -> tuple[Kind, int]:
     _require_dense(layer, spec)
     return Kind.FULL, EVERY_TOKEN
 
 
-def _window(layer: str, spec: Any) -> tuple[Kind, int]:
+def _window(layer: str, spec: WindowSpec) -> tuple[Kind, int]:
     _require_dense(layer, spec)
     # The token that is computed next is in its own window.
-    span: int = spec.sliding_window - 1 + spec.extra_retained_tokens
+    span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
         raise _refusal(layer, spec, "LockstepConnector serves windows of 2 tokens or more")
     return Kind.WINDOW, span
 
 
-def _state(layer: str, spec: Any) -> tuple[Kind, int]:
+def _state(layer: str, spec: StateSpec) -> tuple[Kind, int]:
     if spec.mamba_cache_mode != "align":
         why = (
             f"its mamba_cache_mode is {spec.mamba_cache_mode!r}, where LockstepConnector serves"

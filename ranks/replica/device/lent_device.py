@@ -177,15 +177,9 @@ class LentDevice:
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
-        lent = self._lent(request.id, tokens, node.end, runs)
-        windows = [each for each in self._components[1:] if each.per_page]
-        starts = [lent.whole_from(each) for each in windows]
-        for start in starts:
-            self._prefixes.cut(node, start)
-        if windows:
-            # It follows from which pages the engine still has, which must be the same on every rank.
-            self._journal.record("lent from", request.id, starts)
-        number = self._backing_up.write_through(node, lent)
+        number = self._backing_up.write_through(
+            node, self._lent(request.id, tokens, node.end, runs)
+        )
         self.copies.began(request, number)
         last = _covered(node)
         self._prefixes.residence.prune(node)

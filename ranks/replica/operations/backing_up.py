@@ -25,7 +25,7 @@ from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import Backup, Retract, Segment
 from .lent import Lent
-from .persisting import Persisting
+from .persisting import Persisting, hold_above
 
 
 class BackingUp:
@@ -76,13 +76,17 @@ class BackingUp:
         residence = self._prefixes.residence
         # What is held is counted by nodes, so those that a match needs have to begin where it does.
         self._prefixes.cut_for(node)
+        if lent is not None:
+            for component in self._components[1:]:
+                if component.per_page:
+                    self._prefixes.cut(node, lent.whole_from(component))
         # What is on the host of the path must stay there while room is made beside it.
         pins = residence.hold(HOST, node)
         room = [residence.available(HOST, each.index) for each in self._components]
         missing, whole = self._full_attention(node, room[0])
         if whole:
             missing += self._others(node, room, lent, tells=tells)
-            pins += residence.hold_above(HOST, node, missing)
+            pins += hold_above(residence, node, missing)
         else:
             self._no_room(tells=tells)
         if missing and not whole:

@@ -1,7 +1,7 @@
 """Persist: pages that every rank has in host memory, to storage."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ....coordinator.operation import Kind, Outcome, Queue
 from ...orders import ObjectTransfer
@@ -12,8 +12,10 @@ from ..requests import Request, Requests
 from ..settings import ReplicaConfig
 from ..store import Store
 from ..tail import Tail
+from ..tree.holds import Receipt
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
+from ..tree.residence import Residence
 from .agenda import Agenda
 from .kinds import Persist, Segment
 
@@ -62,7 +64,7 @@ class Persisting:
         residence = self._prefixes.residence
         operation = Persist(
             components=self._prefixes.components,
-            receipts=residence.hold(HOST, last) + residence.hold_above(HOST, last, unsaved),
+            receipts=residence.hold(HOST, last) + hold_above(residence, last, unsaved),
             segments={segment: page_run() for segment in unsaved},
         )
         self._agenda.begin(operation, last.id)
@@ -173,3 +175,18 @@ class Persisting:
         component = self._prefixes.components[segment.component]
         keys = self._prefixes.tree.keys(segment.node)
         return component.pool, tuple(keys if component.per_page else keys[-1:])
+
+
+def hold_above(
+    residence: Residence, node: Node, pieces: Iterable[tuple[Node, int]]
+) -> list[Receipt]:
+    """Pin what of the path to `node` a match there does not need, down from where `pieces` begin.
+
+    Each piece is a node of the path, and a component of which it is to stay on the host.
+    """
+    starts: dict[int, int] = {}
+    for piece, index in pieces:
+        component = residence.components[index]
+        if component.per_page and piece.start < component.needed_from(node.end):
+            starts[index] = min(piece.start, starts.get(index, piece.start))
+    return [residence.holds.acquire(HOST, index, node, start) for index, start in starts.items()]

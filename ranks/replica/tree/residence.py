@@ -313,19 +313,6 @@ class Residence:
             receipts.append(self.holds.acquire(tier, component.index, node, start))
         return receipts
 
-    def hold_above(
-        self, tier: int, node: Node, pieces: Iterable[tuple[Node, int]]
-    ) -> list[Receipt]:
-        """Lock or pin what lies above that which a match ending at `node` needs, down from `pieces`.
-
-        Each piece is a node of the path, and a component of which it is to stay.
-        """
-        starts: dict[int, int] = {}
-        for piece, index in pieces:
-            if index and piece.start < self.components[index].needed_from(node.end):
-                starts[index] = min(piece.start, starts.get(index, piece.start))
-        return [self.holds.acquire(tier, index, node, start) for index, start in starts.items()]
-
     def extend(self, receipts: Iterable[Receipt], node: Node) -> list[Receipt]:
         """Let locks or pins go on down to `node`, below where they end; they begin where it needs."""
         extended: list[Receipt] = []

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,10 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
     salted = [Prompt(each.tokens, "tenant") for each in prompts]
 
     def plan(*phases: Phase, **settings: Any) -> Plan:
-        return Plan(
-            model=str(folder / "model"),
-            phases=list(phases),
-            **{"engine": engine, "connector": roomy, **settings},
+        usual = Plan(
+            model=str(folder / "model"), phases=list(phases), engine=engine, connector=roomy
         )
+        return replace(usual, **settings)
 
     return {
         "alone": plan(Phase(prompts), Phase(model.crowd, "crowd"), connector=None),

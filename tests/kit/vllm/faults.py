@@ -97,14 +97,14 @@ class Damaged(Wrapper):
 class PoisonedWindows(Damaged):
     """Every page of a window is damaged."""
 
-    pools = ("window", "window.1")
+    pools: tuple[str, ...] | None = ("window", "window.1")
     which = range(1 << 30)
 
 
 class PoisonedStates(PoisonedWindows):
     """Every state is damaged."""
 
-    pools = ("state",)
+    pools: tuple[str, ...] | None = ("state",)
 
 
 def flip_a_byte(path: Path) -> None:

@@ -77,7 +77,7 @@ class EngineLayout:
             specs = specs_of(group.layer_names, group.kv_cache_spec)
             tensors = {name: kv_caches[name] for name in group.layer_names}
             _require_blocks(pool, tensors)
-            columns = _columns(specs, tensors, world_size, layers)
+            columns = _columns(specs, tensors, pool.page_tokens, world_size, layers)
             pools.append(
                 EnginePool(
                     pool,
@@ -116,17 +116,19 @@ class EngineLayout:
 
 def _require_blocks(pool: PoolGroup, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
-        if tensor.ndim != 4 or tensor.shape[2] != pool.page_tokens:
+        parts = pool.page_tokens // tensor.shape[2] if tensor.ndim == 4 else 0
+        if not parts or parts * tensor.shape[2] != pool.page_tokens or len(tensor) % parts:
             raise ConfigError(
-                f"the KV tensor of {name} is {list(tensor.shape)}, and LockstepConnector needs [blocks,"
-                f" heads, tokens, elements] with {pool.page_tokens} tokens, as many as a block of"
-                f" {pool.name} has; packed and compressed KV is not supported"
+                f"the KV tensor of {name} is {list(tensor.shape)}, and LockstepConnector needs"
+                f" [blocks, heads, tokens, elements], where a block of {pool.name} has {pool.page_tokens}"
+                " tokens; packed and compressed KV is not supported"
             )
 
 
 def _columns(
     specs: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
+    page_tokens: int,
     ranks: int,
     layers: Mapping[str, AttentionLayer],
 ) -> _Columns:
@@ -138,6 +140,7 @@ def _columns(
     found: _Columns = []
     for names in sorts.values():
         spec, alike = specs[names[0]], [tensors[name] for name in names]
+        parts = page_tokens // alike[0].shape[2]
         match type(spec).__name__:
             case "MambaSpec":
                 columns = _of_states(spec, alike, ranks)
@@ -148,8 +151,14 @@ def _columns(
         for column, views in columns:
             before = sum(column.name == each.name.partition(".")[0] for each, _ in found)
             numbered = f"{column.name}.{before}" if before else column.name
-            found.append((replace(column, name=numbered), views))
+            whole = [_in_whole_blocks(each, parts) for each in views]
+            found.append((replace(column, name=numbered), whole))
     return found
+
+
+def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return a tensor by block where it is by parts of blocks, which a backend reads one by one."""
+    return tensor if parts == 1 else tensor.unflatten(0, (-1, parts)).transpose(1, 2)
 
 
 def _of_attention(
@@ -165,17 +174,17 @@ def _of_attention(
     if len(found) < len(tensors):
         # Slots that are no heads stand in another order on each number of ranks.
         alike = f"kv of {called}" + (f" on {ranks} ranks" if spec.num_head_slots else "")
-        return [_column(alike, tensors, spec.block_size, ranks)]
+        return [_column(alike, tensors, tensors[0].shape[2], ranks)]
     keys, values = [keys for keys, _ in found], [values for _, values in found]
     return [
-        _column(name, views, spec.block_size, ranks)
+        _column(name, views, tensors[0].shape[2], ranks)
         for name, views in ((KEYS, keys), (VALUES, values))
     ]
 
 
 def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
     name = INDEX if spec.cache_role.value == "indexer" else LATENT
-    return [_column(name, tensors, spec.block_size)]
+    return [_column(name, tensors, tensors[0].shape[2])]
 
 
 def _of_states(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> _Columns:

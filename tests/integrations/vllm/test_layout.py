@@ -131,7 +131,7 @@ def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered
     ("kv_caches", "named"),
     [
         ({"a": torch.zeros(4, TOKENS, 8)}, r"tensor of a is \[4, 32, 8\], and LockstepConn"),
-        ({"a": torch.zeros(4, 2, TOKENS // 2, 8)}, "16, 8.*with 32 tokens, as many as a block"),
+        ({"a": torch.zeros(4, 2, TOKENS - 8, 8)}, "24, 8.*where a block of kv has 32 tokens"),
         ({"a": torch.zeros(4, 2, TOKENS, 8, dtype=torch.float64)}, "float64 is not supported"),
     ],
 )
@@ -189,6 +189,22 @@ def test_latent_attention_and_its_index_are_the_same_on_every_rank_and_in_one_pa
         Column(name="latent", layers=2, heads=1, elements=72, replicated=True),
         Column(name="index", layers=1, heads=1, elements=20, dtype="uint8", replicated=True),
     )
+
+
+def test_blocks_that_a_backend_reads_in_parts_are_whole_again() -> None:
+    parts = torch.arange(6 * HEADS * TOKENS // 2 * ELEMENTS).float()
+    parts = parts.view(6, HEADS, TOKENS // 2, ELEMENTS)
+
+    found = described({"layer 0": parts})
+
+    [keys] = found.pools[0].tensors["k"]
+    assert found.layout.columns[0] == Column(
+        name="k", layers=1, heads=2 * HEADS, elements=HEAD_ELEMENTS, dtype="float32"
+    )
+    whole = keys.reshape(3, HEADS, TOKENS, HEAD_ELEMENTS)
+    assert torch.equal(whole[1, 0, : TOKENS // 2], parts[2, 0, :, :HEAD_ELEMENTS])
+    assert torch.equal(whole[1, 0, TOKENS // 2 :], parts[3, 0, :, :HEAD_ELEMENTS])
+    assert found.lend(2)["kv"].pages == 3
 
 
 def test_layers_of_other_sizes_have_columns_of_their_own() -> None:

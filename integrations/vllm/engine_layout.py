@@ -120,8 +120,8 @@ def _require_blocks(pool: PoolGroup, tensors: Mapping[str, torch.Tensor]) -> Non
         if not parts or parts * tensor.shape[2] != pool.page_tokens or len(tensor) % parts:
             raise ConfigError(
                 f"the KV tensor of {name} is {list(tensor.shape)}, and LockstepConnector needs"
-                f" [blocks, heads, tokens, elements], where a block of {pool.name} has {pool.page_tokens}"
-                " tokens; packed and compressed KV is not supported"
+                f" [blocks, heads, tokens, elements], where a block of {pool.name} has"
+                f" {pool.page_tokens} tokens; packed and compressed KV is not supported"
             )
 
 
@@ -158,7 +158,9 @@ def _columns(
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
     """Return a tensor by block where it is by parts of blocks, which a backend reads one by one."""
-    return tensor if parts == 1 else tensor.unflatten(0, (-1, parts)).transpose(1, 2)
+    if parts == 1:
+        return tensor
+    return tensor.view(len(tensor) // parts, parts, *tensor.shape[1:]).transpose(1, 2)
 
 
 def _of_attention(

@@ -8,6 +8,8 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, Protocol
 
+import torch
+
 
 class MultiModalPosition(Protocol):
     """The place of an item of another modality in the prompt."""
@@ -312,6 +314,21 @@ class StateSpec(Protocol):
     @property
     def block_size(self) -> int:
         """How many tokens lie between states that are kept."""
+        ...
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """What one rank has: the inputs of a convolution, and what the recurrence has come to."""
+        ...
+
+    @property
+    def dtypes(self) -> Sequence[torch.dtype]:
+        """The types of these."""
+        ...
+
+    @property
+    def mamba_type(self) -> Enum:
+        """What computes it; a `MambaAttentionBackendEnum`."""
         ...
 
     @property

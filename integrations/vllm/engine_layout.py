@@ -17,13 +17,11 @@ from .contract import (
     EngineCacheConfig,
     EngineConfig,
     LatentSpec,
-    StateSpec,
 )
 from .groups import PoolGroup, pool_groups, specs_of
+from .state_parts import state_columns
 
 KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
-
-STATE = "state"
 
 _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
 """What holds a pool's pages: each column, and its layers in order."""
@@ -47,8 +45,7 @@ class EngineLayout:
     engine of the same model, type and page size has the same pages. Where a backend has them in its
     blocks is for `block_forms` to say. Of a backend that is not known there a page is what its blocks
     are, under a name that no other backend shares. Latent attention, and the index of a sparse one, are
-    the same on every rank. A state is what one rank has of it, since only the model knows how it is
-    divided: it names the number of ranks, so that no other TP size takes it for its own.
+    the same on every rank.
     """
 
     pools: tuple[EnginePool, ...]
@@ -138,19 +135,21 @@ def _columns(
         role = getattr(specs[name], "cache_role", None)
         sorts.setdefault((role, tensor.shape[1:], tensor.dtype), []).append(name)
     found: _Columns = []
+    seen: list[str] = []
     for names in sorts.values():
         spec, alike = specs[names[0]], [tensors[name] for name in names]
         parts = page_tokens // alike[0].shape[2]
         match type(spec).__name__:
             case "MambaSpec":
-                columns = _of_states(spec, alike, ranks)
+                columns = state_columns(spec, alike, ranks)
             case "MLAAttentionSpec":
                 columns = _of_latent(spec, alike)
             case _:
                 columns = _of_attention(spec, alike, ranks, {form_of(layers[n]) for n in names})
         for column, views in columns:
-            before = sum(column.name == each.name.partition(".")[0] for each, _ in found)
+            before = seen.count(column.name)
             numbered = f"{column.name}.{before}" if before else column.name
+            seen.append(column.name)
             whole = [_in_whole_blocks(each, parts) for each in views]
             found.append((replace(column, name=numbered), whole))
     return found
@@ -187,12 +186,6 @@ def _of_attention(
 def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
     name = INDEX if spec.cache_role.value == "indexer" else LATENT
     return [_column(name, tensors, tensors[0].shape[2])]
-
-
-def _of_states(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> _Columns:
-    if spec.tp_replicated:
-        return [_column(STATE, tensors, 1)]
-    return [_column(f"{STATE} of a rank in {ranks}", tensors, 1, ranks)]
 
 
 def _column(

@@ -157,7 +157,7 @@ def test_each_group_of_layers_is_a_pool_over_memory_that_they_share() -> None:
     assert found.host_bytes(10, 2) == 2 * 10 * 2 * memory[0].nbytes
 
 
-def test_a_state_is_what_one_rank_has_of_it_and_says_how_many_there_are() -> None:
+def test_a_state_of_unknown_parts_is_what_one_rank_has_and_says_how_many_there_are() -> None:
     state = torch.zeros(5, 1, 1, 100, dtype=torch.int8)
     kv = torch.zeros(5, HEADS, TOKENS, ELEMENTS)
     kv_caches = {"0.a": kv, "0.b": kv, "1.a": state, "1.b": state}
@@ -170,8 +170,9 @@ def test_a_state_is_what_one_rank_has_of_it_and_says_how_many_there_are() -> Non
 
     divided = Column(name="state of a rank in 2", layers=2, heads=2, elements=100, dtype="int8")
     everywhere = replace(divided, name="state", heads=1, replicated=True)
-    assert of(MambaSpec()) == divided
-    assert of(MambaSpec(tp_replicated=True)) == everywhere
+    shapes = ((3, 5), (2, 2, 5))
+    assert of(MambaSpec(shapes=shapes)) == divided
+    assert of(MambaSpec(shapes=shapes, tp_replicated=True)) == everywhere
 
 
 def test_latent_attention_and_its_index_are_the_same_on_every_rank_and_in_one_page() -> None:

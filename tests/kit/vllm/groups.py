@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
+
 TOKENS, HEAD_ELEMENTS = 32, 32
 
 
@@ -16,6 +18,14 @@ class Role(Enum):
 
     SPARSE = "sparse"
     INDEXER = "indexer"
+
+
+class Mixer(Enum):
+    """What computes a state."""
+
+    MAMBA2 = 2
+    GDN_ATTN = 3
+    SHORT_CONV = 4
 
 
 @dataclass(kw_only=True)
@@ -60,6 +70,9 @@ class MambaSpec:
 
     block_size: int = TOKENS
     mamba_cache_mode: str = "align"
+    mamba_type: Enum = Mixer.MAMBA2
+    shapes: Sequence[tuple[int, ...]] = ()
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float32)
     tp_replicated: bool = False
 
 

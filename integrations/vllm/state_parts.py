@@ -1,0 +1,112 @@
+"""A state of vLLM's as columns of a page: in parts that ranks of any number divide alike.
+
+A block of a layer with a state is one row of bytes: the last inputs of a convolution, and then what the
+recurrence has come to. Channels and heads are divided among ranks. The channels of a convolution may be
+several things one after the other, as queries, keys and values, each of which is divided by itself, so
+that a rank's are no run of the whole; each is a column here. vLLM has all channels of an input
+together, or all inputs of a channel: these are two layouts.
+
+Where it is not known what the channels are, or the ranks cannot divide them, a page is what one rank
+has. It names their number, so that no other TP size takes it for its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+import torch
+
+from ...page_format.page_layout import Column
+from .contract import StateSpec
+
+STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
+UNITS_MAX = 16
+"""In how many units a state is cut at the most; more make copies of small states slow."""
+
+StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What ranks divide by itself: as many runs of bytes as `begins`, each of `channels` channels."""
+
+    name: str
+    begins: tuple[int, ...]
+    channels: int
+    """On this rank."""
+    channel_bytes: int
+
+
+def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> StateColumns:
+    """Return the columns of a page of states; `tensors` are [blocks, 1, 1, bytes] for each layer."""
+    nbytes = tensors[0].shape[3]
+    if spec.tp_replicated:
+        return [_column(_Part(STATE, (0,), 1, nbytes), tensors, 1, None)]
+    parts = _parts(spec)
+    units = _units(parts, ranks)
+    if not parts or units % ranks:
+        return [_column(_Part(f"{STATE} of a rank in {ranks}", (0,), 1, nbytes), tensors, 1, ranks)]
+    return [_column(part, tensors, units // ranks, ranks) for part in parts]
+
+
+def _parts(spec: StateSpec) -> list[_Part]:
+    """Return the parts of a state; none where they are not known."""
+    inputs, *recurrent = spec.shapes
+    width = spec.dtypes[0].itemsize
+    of_recurrence: list[_Part] = []
+    if recurrent:
+        heads, *rest = recurrent[0]
+        begin = prod(inputs) * width
+        nbytes = prod(rest) * spec.dtypes[1].itemsize
+        of_recurrence.append(_Part(RECURRENCE, (begin,), heads, nbytes))
+    # There are far fewer inputs than channels.
+    channels, rows = max(inputs), min(inputs)
+    match spec.mamba_type.name:
+        case "GDN_ATTN" if len(recurrent) == 1:
+            values = prod(recurrent[0][:2])
+            keys, odd = divmod(channels - values, 2)
+            if odd or keys < 1:
+                return []
+            sizes = [keys, keys, values]
+        case "MAMBA1" | "SHORT_CONV":
+            sizes = [channels]
+        case _:
+            return []
+    found: list[_Part] = []
+    first = 0
+    for at, size in enumerate(sizes):
+        if inputs[0] == channels:
+            part = _Part(f"{INPUTS}.{at}", (first * rows * width,), size, rows * width)
+        else:
+            begins = tuple((row * channels + first) * width for row in range(rows))
+            part = _Part(f"{INPUTS}.{at} by input", begins, size, width)
+        found.append(part)
+        first += size
+    return found + of_recurrence
+
+
+def _units(parts: Sequence[_Part], ranks: int) -> int:
+    """Return how many units all parts of the whole model are cut in; the same at every TP size."""
+    common = gcd(*(part.channels * ranks for part in parts))
+    return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
+
+
+def _column(
+    part: _Part, tensors: Sequence[torch.Tensor], units: int, ranks: int | None
+) -> tuple[Column, Sequence[torch.Tensor]]:
+    """Return a part as a column, and its runs as [blocks, units of this rank, 1, bytes]."""
+    length = part.channels * part.channel_bytes
+    views = [
+        tensor[:, 0, 0, begin : begin + length].view(len(tensor), units, 1, length // units)
+        for tensor in tensors
+        for begin in part.begins
+    ]
+    column = Column(
+        name=part.name,
+        layers=len(views),
+        heads=units * (ranks or 1),
+        elements=length // units,
+        dtype="int8",
+        replicated=ranks is None,
+    )
+    return column, views

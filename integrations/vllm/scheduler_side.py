@@ -217,6 +217,7 @@ class SchedulerSide:
         if self._unfinished:
             return None
         self._commit()
+        self._let_go()
         if not self.cache.pending_frees:
             return None
         self.cache.finish_copies()

@@ -143,16 +143,28 @@ def test_ballots_of_a_round_that_is_over_change_nothing() -> None:
     assert not channel.answered
 
 
+def deliver_too_early(channel: EngineChannel) -> None:
+    channel.deliver(ballot(0, 2))
+
+
+def wait_too_early(channel: EngineChannel) -> None:
+    channel.wait(0.0)
+
+
+def gather(channel: EngineChannel) -> None:
+    channel.gather(b"", 1.0)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda channel: channel.deliver(ballot(0, 2)), InternalError),
-        (lambda channel: channel.wait(0.0), CollectiveTimeout),
-        (lambda channel: channel.gather(b"", 1.0), UsageError),
+        (deliver_too_early, InternalError),
+        (wait_too_early, CollectiveTimeout),
+        (gather, UsageError),
     ],
 )
 def test_what_cannot_be_is_refused(
-    call: Callable[[EngineChannel], object], error: type[Exception]
+    call: Callable[[EngineChannel], None], error: type[Exception]
 ) -> None:
     channel = EngineChannel(1)
     channel.launch(header(1))

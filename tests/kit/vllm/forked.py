@@ -32,7 +32,7 @@ def carry_out(path: Path) -> None:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     os.environ.update(ALONE, MASTER_PORT=str(free_port()))
-    write(folder / "rank0.json", run(read_plan(path), 0))
+    write(folder / "rank0.json", run(read_plan(path), 0, 1))
 
 
 def main() -> None:

@@ -37,30 +37,29 @@ def answers(ranks: HostRanksInTurn, seed: int) -> list[object]:
     kept = [rng.choices(range(3), k=6 * PAGE_TOKENS) for _ in range(4)]
     given: list[object] = []
     for number in range(40):
-        tokens, name = rng.choice(kept)[: rng.randint(1, 6) * PAGE_TOKENS], f"r{number}"
-        ranks.every(lambda cache, name=name, tokens=tokens: cache.prefetch(name, tokens))
-        ranks.settle(stored=lambda key: key[0] < 128)
-        found = ranks.every(lambda cache, name=name, tokens=tokens: cache.hit(name, tokens))
-        if found:
-            pages = range(found // PAGE_TOKENS)
-            ranks.every(
-                lambda cache, name=name, tokens=tokens, found=found, pages=pages: cache.load(
-                    name, tokens[:found], pages
-                )
-            )
-        ranks.settle()
-        given += [found, ranks.every(lambda cache, name=name: cache.load_state(name))]
-        held = range(len(tokens) // PAGE_TOKENS)
-        ranks.every(
-            lambda cache, name=name, tokens=tokens, held=held: cache.back_up(name, tokens, held)
-        )
-        if rng.random() < 0.3:
-            ranks.every(lambda cache, name=name: cache.fence(name))
-        ranks.settle()
-        given.append(ranks.every(lambda cache, name=name: cache.release(name)))
+        tokens = rng.choice(kept)[: rng.randint(1, 6) * PAGE_TOKENS]
+        given += served(ranks, f"r{number}", tokens, preempted=rng.random() < 0.3)
         if rng.random() < 0.1:
             ranks.every(lambda cache: cache.reset())
     return given
+
+
+def served(
+    ranks: HostRanksInTurn, name: str, tokens: list[int], *, preempted: bool
+) -> list[object]:
+    """Let one request find, load, compute and leave; return what it was answered."""
+    ranks.every(lambda cache: cache.prefetch(name, tokens))
+    ranks.settle(stored=lambda key: key[0] < 128)
+    found = ranks.every(lambda cache: cache.hit(name, tokens))
+    if found:
+        ranks.every(lambda cache: cache.load(name, tokens[:found], range(found // PAGE_TOKENS)))
+    ranks.settle()
+    state = ranks.every(lambda cache: cache.load_state(name))
+    ranks.every(lambda cache: cache.back_up(name, tokens, range(len(tokens) // PAGE_TOKENS)))
+    if preempted:
+        ranks.every(lambda cache: cache.fence(name))
+    ranks.settle()
+    return [found, state, ranks.every(lambda cache: cache.release(name))]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -7,13 +7,14 @@ once they are exposed. Labels are few and bounded: no request, no namespace, no 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from ..ranks.cache_stats import CacheStats
+from ..ranks.executor.base import BytesMoved, LateCalls
 from ..ranks.orders import Direction
 from ..ranks.replica.attaching import StoreState
 from ..storage_backends.latencies import Histogram
-from ..storage_backends.wrappers.metrics import CallMetrics
+from ..storage_backends.wrappers.metrics import CallMetrics, Metrics
 from ..version import VERSION
 
 PREFIX: Final = "lockstep_"
@@ -28,20 +29,51 @@ class Type(StrEnum):
     HISTOGRAM = "histogram"
 
 
+class ExecutorStats(Protocol):
+    """The part of `CacheStats` that is about what one rank's executor has done."""
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """See `CacheStats`."""
+        ...
+
+    @property
+    def copies(self) -> Mapping[Direction, Histogram]:
+        """See `CacheStats`."""
+        ...
+
+    @property
+    def calls(self) -> Mapping[str, Metrics]:
+        """See `CacheStats`."""
+        ...
+
+    @property
+    def pages_corrupt(self) -> int:
+        """See `CacheStats`."""
+        ...
+
+    @property
+    def storage_late(self) -> LateCalls:
+        """See `CacheStats`."""
+        ...
+
+
+Counted_contra = TypeVar("Counted_contra", contravariant=True)
+
 Labels = tuple[str, ...]
 """The values of a family's labels, in their order."""
 Sample = tuple[Labels, float | Histogram]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Generic[Counted_contra]):
     """A metric with all of its samples. Each sample has the label `rank` as well."""
 
     name: str
     type: Type
     meaning: str
     labels: Labels = ()
-    samples: Callable[[CacheStats], Iterable[Sample]]
+    samples: Callable[[Counted_contra], Iterable[Sample]]
 
     @property
     def full_name(self) -> str:
@@ -88,7 +120,7 @@ def _pool_pages(stats: CacheStats) -> Iterator[Sample]:
             yield (pool, tier.value, "own"), own
 
 
-def _moved(stats: CacheStats) -> list[Sample]:
+def _moved(stats: ExecutorStats) -> list[Sample]:
     moved = stats.bytes_moved
     return [
         (("device", "host"), moved.l1_to_l2),
@@ -98,12 +130,12 @@ def _moved(stats: CacheStats) -> list[Sample]:
     ]
 
 
-def _copies(stats: CacheStats) -> list[Sample]:
+def _copies(stats: ExecutorStats) -> list[Sample]:
     ways = {Direction.TO_HOST: ("device", "host"), Direction.TO_DEVICE: ("host", "device")}
     return [(ways[direction], took) for direction, took in stats.copies.items()]
 
 
-def _calls(stats: CacheStats, of: Callable[[CallMetrics], float | Histogram]) -> list[Sample]:
+def _calls(stats: ExecutorStats, of: Callable[[CallMetrics], float | Histogram]) -> list[Sample]:
     return [
         ((store, call.value), of(seen))
         for store, calls in stats.calls.items()
@@ -111,7 +143,7 @@ def _calls(stats: CacheStats, of: Callable[[CallMetrics], float | Histogram]) ->
     ]
 
 
-def _keys(stats: CacheStats) -> list[Sample]:
+def _keys(stats: ExecutorStats) -> list[Sample]:
     return [
         ((store, call.value, outcome), count)
         for store, calls in stats.calls.items()
@@ -122,7 +154,7 @@ def _keys(stats: CacheStats) -> list[Sample]:
 
 _COUNTER, _GAUGE, _HISTOGRAM = Type.COUNTER, Type.GAUGE, Type.HISTOGRAM
 
-_GROUP = (
+_GROUP: Final[tuple[Family[CacheStats], ...]] = (
     Family(
         name="info",
         type=_GAUGE,
@@ -157,7 +189,7 @@ _GROUP = (
         samples=lambda stats: _one(stats.waited_s),
     ),
 )
-_HITS = (
+_HITS: Final[tuple[Family[CacheStats], ...]] = (
     Family(
         name="admissions",
         type=_COUNTER,
@@ -204,7 +236,7 @@ _HITS = (
         samples=lambda stats: _one(stats.namespaces_begun),
     ),
 )
-_PAGES = (
+_PAGES: Final[tuple[Family[CacheStats], ...]] = (
     Family(
         name="pool_pages",
         type=_GAUGE,
@@ -228,7 +260,7 @@ _PAGES = (
         samples=lambda stats: _by_two(stats.replica.removed_pages),
     ),
 )
-_OPERATIONS = (
+_OPERATIONS: Final[tuple[Family[CacheStats], ...]] = (
     Family(
         name="operations",
         type=_COUNTER,
@@ -249,6 +281,8 @@ _OPERATIONS = (
         meaning="Operations that did not fall quiet in time: their pages are out of use.",
         samples=lambda stats: _one(stats.replica.quarantined),
     ),
+)
+_COPIES: Final[tuple[Family[ExecutorStats], ...]] = (
     Family(
         name="moved_bytes",
         type=_COUNTER,
@@ -264,7 +298,7 @@ _OPERATIONS = (
         samples=_copies,
     ),
 )
-_STORAGE = (
+_STORE: Final[tuple[Family[CacheStats], ...]] = (
     Family(
         name="store_state",
         type=_GAUGE,
@@ -272,6 +306,8 @@ _STORAGE = (
         labels=("state",),
         samples=_store_state,
     ),
+)
+_STORAGE: Final[tuple[Family[ExecutorStats], ...]] = (
     Family(
         name="storage_keys",
         type=_COUNTER,
@@ -321,5 +357,19 @@ _STORAGE = (
     ),
 )
 
-FAMILIES: Final = (*_GROUP, *_HITS, *_PAGES, *_OPERATIONS, *_STORAGE)
+GROUP_FAMILIES: Final = (*_GROUP, *_HITS, *_PAGES, *_OPERATIONS, *_STORE)
+"""What a cache counts itself."""
+
+EXECUTOR_FAMILIES: Final = (*_COPIES, *_STORAGE)
+"""What its executor counts, which may be elsewhere than the rest of the cache."""
+
+FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
+    *_GROUP,
+    *_HITS,
+    *_PAGES,
+    *_OPERATIONS,
+    *_COPIES,
+    *_STORE,
+    *_STORAGE,
+)
 """All metrics, in the order in which they are exposed."""

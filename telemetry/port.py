@@ -48,7 +48,7 @@ class CacheCollector:
         return []
 
 
-def _exposed(family: Family, rank: str, samples: Iterable[Sample]) -> "Metric":
+def _exposed(family: Family[CacheStats], rank: str, samples: Iterable[Sample]) -> "Metric":
     # Only who exposes metrics needs the package.
     from prometheus_client import core  # noqa: PLC0415
 

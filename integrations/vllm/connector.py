@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -23,19 +24,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...ranks.decider.deciding import DecidingCache
-from . import handover, settings
+from ...ranks.member import Listener
+from . import handover, kv_events, settings
 from .contract import (
     BlockPool,
     Blocks,
-    EngineCacheConfig,
     EngineConfig,
+    HashedCacheConfig,
+    PublishingEngine,
     ScheduledStep,
     TransferOutput,
     VllmRequest,
 )
 from .engine_layout import require_supported
+from .engine_metrics import LockstepMetrics, LockstepStats
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -48,6 +54,8 @@ from .halves import (
 from .lending import Lending
 from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
 from .scheduler_side import PassResult, SchedulerSide
+from .stats import Told
+from .watching import Watching
 
 
 class InOrder(set[str]):
@@ -74,9 +82,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(
         self,
-        vllm_config: EngineConfig,
+        vllm_config: PublishingEngine,
         role: KVConnectorRole,
-        kv_cache_config: EngineCacheConfig,
+        kv_cache_config: HashedCacheConfig,
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -88,13 +96,16 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._opened: bytes | None = None
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
+        self._watching: Watching | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
         require_supported(vllm_config)
         self._lending = Lending(pool_groups(kv_cache_config))
+        self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
         if role is KVConnectorRole.SCHEDULER and not self._one_decider:
             self._scheduler = open_beside_worker(
-                vllm_config, self._lending, self._settings, self._engine_id
+                vllm_config, self._lending, self._settings, self._engine_id, self._listener
             )
+            self._watching = Watching(self._scheduler, self._settings.store)
 
     # The worker's half, in the order of a step.
 
@@ -102,7 +113,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Open this rank over the KV tensors, or leave them for the scheduler's half beside it."""
         if self._one_decider:
             rank, self._opened = open_worker_rank(
-                self._config, self._cache_config, self._settings, kv_caches
+                self._config,
+                self._cache_config,
+                self._settings,
+                kv_caches,
+                names_pages=self._events is not None,
             )
             self._worker = UnderScheduler(rank)
         else:
@@ -169,11 +184,16 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._one_decider:
             return
         told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
-        self._scheduler = open_for_workers(self._config, self._lending, self._settings, told)
+        self._scheduler = open_for_workers(
+            self._config, self._lending, self._settings, told, self._listener
+        )
+        self._watching = Watching(self._scheduler, self._settings.store)
 
     def on_new_request(self, request: VllmRequest) -> None:
         """Begin to bring what storage has of it."""
         self._side.arrived(request)
+        if self._events is not None:
+            self._events.saw(self._side.tracked(request), self._side.cache)
 
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
@@ -188,23 +208,31 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Begin the load."""
         if num_external_tokens:
             self._side.allocated(request, blocks.get_block_ids(), num_external_tokens)
+            self._watched.load_begun(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: ScheduledStep) -> KVConnectorMetadata:
         """End the scheduler's pass: give the commands that follow from it, launch the round."""
         result = self._side.end_pass(scheduler_output)
+        self._watched.loads_ended(result)
         cache = self._side.cache
-        return PassMetadata(result, cache.dispatch() if isinstance(cache, DecidingCache) else b"")
+        return PassMetadata(
+            result,
+            cache.dispatch() if isinstance(cache, DecidingCache) else b"",
+            computes=bool(scheduler_output.total_num_scheduled_tokens),
+        )
 
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Say whether the request's blocks must be kept while some rank still copies them."""
+        self._watched.request_gone(request)
         return self._side.finished(request, block_ids[0]), None
 
     def request_finished(
         self, request: VllmRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Do the same for an engine with one group of layers."""
+        self._watched.request_gone(request)
         return self._side.finished(request, block_ids), None
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
@@ -217,6 +245,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             settled = self._side.settle()
         if settled is not None:
+            self._watched.loads_ended(settled)
             sent = InOrder(connector_output.finished_sending or ()).joined(settled.freed)
             received = InOrder(connector_output.finished_recving or ()).joined(settled.loaded)
             connector_output.finished_sending = sent
@@ -231,12 +260,31 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Say whether waiting frees blocks, so that no request need be preempted for them."""
         return self._side.cache.pending_frees
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Return what host memory and storage have got and lost, for whoever routes requests."""
+        return () if self._events is None else self._events.take(self._side.cache)
+
+    def get_external_cache_hit_sources(
+        self, request: VllmRequest, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """Return how many of the tokens that a request loads are from where."""
+        found = self._watched.hit_sources(request, num_external_tokens)
+        return {CacheHitSource(source): tokens for source, tokens in found.items()}
+
     def reset_cache(self) -> bool:
         """Offer nothing of what is cached now any more, in host memory and in storage."""
         self._side.reset()
         return True
 
     # Both.
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return what was added to the statistics, now and then; of a worker, its executor's."""
+        if self._watching is not None:
+            told = self._watching.told()
+        else:
+            told = None if self._worker is None else self._worker.told()
+        return None if told is None else LockstepStats(data=told)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -260,6 +308,31 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
         """Prefer contiguous blocks, heads first: they are copied fastest. Any order is served."""
         return "LBHNC"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Told | None = None) -> KVConnectorStats:
+        """Return what was told, in the process that logs it."""
+        return LockstepStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: EngineConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> LockstepMetrics:
+        """Return Lockstep's metrics, to stand beside vLLM's own."""
+        return LockstepMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def _listener(self) -> Listener | None:
+        return None if self._events is None else self._events.listen
+
+    @property
+    def _watched(self) -> Watching:
+        assert self._watching is not None, "this is the worker's half"
+        return self._watching
 
     @property
     def _side(self) -> SchedulerSide:

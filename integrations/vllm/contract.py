@@ -172,6 +172,21 @@ class LoadConfig(Protocol):
     load_format: str
 
 
+class PrefixCacheConfig(Protocol):
+    """`vllm.config.CacheConfig`."""
+
+    @property
+    def prefix_caching_hash_algo(self) -> str:
+        """The hash that names blocks."""
+        ...
+
+
+class EventsConfig(Protocol):
+    """`vllm.config.KVEventsConfig`."""
+
+    enable_kv_cache_events: bool
+
+
 class SpeculativeConfig(Protocol):
     """`vllm.config.SpeculativeConfig`."""
 
@@ -359,4 +374,27 @@ class EngineCacheConfig(Protocol):
     @property
     def kv_cache_groups(self) -> Sequence[CacheGroup]:
         """The groups of layers that share block tables."""
+        ...
+
+
+class PublishingEngine(EngineConfig, Protocol):
+    """`vllm.config.VllmConfig`, with what says which KV events are published and how."""
+
+    @property
+    def cache_config(self) -> PrefixCacheConfig:
+        """The engine's own prefix cache."""
+        ...
+
+    @property
+    def kv_events_config(self) -> EventsConfig | None:
+        """Says whether events of what is cached are published."""
+        ...
+
+
+class HashedCacheConfig(EngineCacheConfig, Protocol):
+    """`vllm.v1.kv_cache_interface.KVCacheConfig`, with how its blocks are hashed."""
+
+    @property
+    def hash_block_size(self) -> int | None:
+        """Tokens that one hash of the engine's takes in."""
         ...

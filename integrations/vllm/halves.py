@@ -18,6 +18,7 @@ from ...errors import InternalError
 from ...ranks.decider.worker import WorkerRank
 from .handover import Handover
 from .scheduler_side import PassResult
+from .stats import StatsFeed, Told, executor_told
 
 
 @dataclass
@@ -27,6 +28,8 @@ class PassMetadata(KVConnectorMetadata):
     result: PassResult
     dispatch: bytes = b""
     """What a scheduler elsewhere tells its workers; empty where it is in the same process."""
+    computes: bool = True
+    """Whether the step computes anything."""
 
 
 @dataclass
@@ -68,6 +71,10 @@ class WorkerHalf(Protocol):
         """Return this rank's ballot, last thing in the step, if the scheduler waits for it."""
         ...
 
+    def told(self) -> Told | None:
+        """Return what was added to this rank's statistics, if it is time and nobody else tells it."""
+        ...
+
     def close(self) -> None:
         """Stop all copies."""
         ...
@@ -91,6 +98,9 @@ class BesideScheduler:
     def ballots(self) -> Ballots | None:
         return None
 
+    def told(self) -> Told | None:
+        return None
+
     def close(self) -> None:
         """See `WorkerHalf`: the scheduler's half closes the cache."""
 
@@ -100,6 +110,7 @@ class UnderScheduler:
 
     def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
+        self._feed = StatsFeed(rank.rank)
         self._obeyed: PassMetadata | None = None
 
     def obey(self, metadata: PassMetadata) -> None:
@@ -117,6 +128,12 @@ class UnderScheduler:
     def ballots(self) -> Ballots | None:
         folded = self._rank.vote()
         return None if folded is None else Ballots(folded)
+
+    def told(self) -> Told | None:
+        idle = self._obeyed is not None and not self._obeyed.computes
+        if not self._feed.due(idle=idle):
+            return None
+        return executor_told(self._feed, self._rank.executor.counts())
 
     def close(self) -> None:
         self._rank.close()

@@ -16,19 +16,17 @@ from vllm import envs
 
 from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import ConfigError
-from ...ranks.agreed_pools import shard_layouts
 from ...ranks.config import CacheConfig
 from ...ranks.decider.deciding import decide
 from ...ranks.decider.opening import open_worker, read_opened
 from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
-from ...ranks.replica.tree.node import HOST
-from ...storage_backends.uri import without_secrets
+from ...ranks.member import Listener
 from ...telemetry.port import watch
 from ..settings import control_of
 from ..weights import FileDigests
-from . import handover
+from . import handover, start_line
 from .adapters import Adapters
 from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
@@ -53,13 +51,17 @@ def has_one_decider(parallel: ParallelConfig) -> bool:
 
 
 def open_beside_worker(
-    config: EngineConfig, lending: Lending, parsed: ConnectorSettings, engine_id: str
+    config: EngineConfig,
+    lending: Lending,
+    parsed: ConnectorSettings,
+    engine_id: str,
+    listener: Listener | None,
 ) -> SchedulerSide:
     """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
-    met.cache = HostCache.open(settings, pages)
+    met.cache = HostCache.open(settings, pages, listener=listener)
     if met.cache.world_size != parallel.world_size:
         met.cache.close(flush=False)
         raise ConfigError(
@@ -74,18 +76,24 @@ def open_worker_rank(
     cache_config: EngineCacheConfig,
     parsed: ConnectorSettings,
     kv_caches: dict[str, torch.Tensor],
+    *,
+    names_pages: bool,
 ) -> tuple[WorkerRank, bytes]:
     """Open one worker's rank; return it and what the scheduler is to hear. All workers come here."""
     settings, pages = _settings(config, cache_config, parsed, kv_caches)
     group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
-    return open_worker(settings, pages, group)
+    return open_worker(settings, pages, group, names_pages=names_pages)
 
 
 def open_for_workers(
-    config: EngineConfig, lending: Lending, parsed: ConnectorSettings, told: Iterable[bytes]
+    config: EngineConfig,
+    lending: Lending,
+    parsed: ConnectorSettings,
+    told: Iterable[bytes],
+    listener: Listener | None,
 ) -> SchedulerSide:
     """Return the scheduler's half for workers that have told this when they opened."""
-    return _side(decide(map(read_opened, told)), config, lending, parsed)
+    return _side(decide(map(read_opened, told), listener=listener), config, lending, parsed)
 
 
 def _settings(
@@ -132,22 +140,7 @@ def _side(
     """Return the scheduler's half over a cache that was opened."""
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
-    if cache.rank == 0:
-        pages, page_tokens = cache.inspection.config.host_pages, cache.config.layout.page_tokens
-        shards = shard_layouts(cache.config, 0, cache.world_size)
-        sizes = cache.config.pool_sizes()
-        log.info(
-            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens (%s), %s,"
-            " pipeline depth %d, rounds over %s",
-            cache.world_size,
-            sum(sizes[name][HOST] * each.page_bytes for name, each in shards.items()) / 2**30,
-            pages,
-            page_tokens,
-            ", ".join(shards),
-            f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
-            parsed.pipeline_depth,
-            cache.stats(rounds=0).transport,
-        )
+    start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     return SchedulerSide(
         cache,

@@ -91,6 +91,15 @@ class SchedulerSide:
         """Requests that have ended, whose load is over, and of which the engine has not heard yet."""
         self._in_pass = False
 
+    @property
+    def idle(self) -> bool:
+        """Whether the engine has no request that is not finished."""
+        return not self._unfinished
+
+    def tracked(self, request: VllmRequest) -> TrackedRequest | None:
+        """Return what is remembered of a request; None for one that may not be cached."""
+        return self._requests.get(request.request_id)
+
     def arrived(self, request: VllmRequest) -> None:
         """Note a new request, and begin to bring what storage has of it."""
         self._unfinished.add(request.request_id)

@@ -18,12 +18,16 @@ from .worker import WorkerRank
 
 
 def open_worker(
-    config: CacheConfig, pages: Mapping[str, EnginePages], group: TorchCollective
+    config: CacheConfig,
+    pages: Mapping[str, EnginePages],
+    group: TorchCollective,
+    *,
+    names_pages: bool = False,
 ) -> tuple[WorkerRank, bytes]:
     """Return this worker's rank, and what the decider is to hear of it.
 
     Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
-    closed when this returns. Raises as `HostCache.open` does, the same on every rank.
+    closed when this returns. With `names_pages` the decider's notices name pages, for a listener. Raises as `HostCache.open` does, the same on every rank.
     """
     if config.pipeline_depth != 1:
         raise ConfigError(
@@ -31,7 +35,7 @@ def open_worker(
             " only with its outputs; leave it at 1"
         )
     try:
-        executor, replica = open_rank(config, group, pages)
+        executor, replica = open_rank(config, group, pages, names_pages=names_pages)
     finally:
         group.close()
     rank, world_size = group.rank, group.world_size

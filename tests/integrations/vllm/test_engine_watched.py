@@ -1,0 +1,127 @@
+"""What vLLM publishes, exposes and logs of its KV with Lockstep is what the cache has counted."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.programs import program
+from tests.kit.vllm.group import ENVIRONMENT
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+
+LABELS = "[('model_name', 'm'), "
+
+
+@dataclass
+class Seen:
+    """What was seen of an engine that has served three prompts, and the same again from host memory."""
+
+    events: list[dict[str, Any]]
+    metrics: dict[str, float]
+    by_source: dict[str, float]
+    stats: dict[str, Any]
+    log: str
+
+    def stored(self, medium: str) -> list[tuple[int, int | None, list[int], Any]]:
+        """Return each block that came to a medium: its hash, the one before, tokens, extra keys."""
+        blocks: list[tuple[int, int | None, list[int], Any]] = []
+        for each in self.events:
+            if each["type"] == "BlockStored" and each["medium"] == medium:
+                size, before = each["block_size"], each["parent_block_hash"]
+                for at, (name, extra) in enumerate(
+                    zip(each["block_hashes"], each["extra_keys"], strict=True)
+                ):
+                    tokens = each["token_ids"][at * size : (at + 1) * size]
+                    blocks.append((name, before, tokens, extra))
+                    before = name
+        return blocks
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
+    finished = subprocess.run(
+        program("tests.kit.vllm.watched", model, tmp_path_factory.mktemp("w")),
+        env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    *log, last = finished.stdout.splitlines()
+    return Seen(**json.loads(last), log="\n".join(log))
+
+
+def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:
+    """Their hashes, what they continue, their tokens and their salts are those of vLLM's own events."""
+    named = {each[0]: each for each in seen.stored("GPU")}
+
+    on_host, in_store = seen.stored("CPU"), seen.stored("STORAGE")
+
+    assert [named.get(each[0]) for each in on_host] == on_host
+    assert sorted(each[0] for each in in_store) == sorted(each[0] for each in on_host)
+    assert len({each[0] for each in on_host}) == seen.stats["pools"]["kv"]["host"]["cached"]
+    assert ["tenant"] in [each[3] for each in on_host]
+
+
+def test_host_blocks_carry_what_a_router_needs_to_tell_them_apart(seen: Seen) -> None:
+    told = [each for each in seen.events if each.get("medium") in {"CPU", "STORAGE"}]
+
+    assert {
+        (each["medium"], each["locality"], each["group_idx"], each["kv_cache_spec_kind"])
+        for each in told
+    } == {("CPU", "LOCAL", 0, "full_attention"), ("STORAGE", "REMOTE", 0, "full_attention")}
+
+
+def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen) -> None:
+    hits = {
+        tier: seen.metrics[
+            f"vllm:lockstep_hit_tokens_total {LABELS}('rank', '0'), ('tier', '{tier}')]"
+        ]
+        for tier in ("device", "host", "storage")
+    }
+    restored = f"vllm:lockstep_restored_tokens_total {LABELS}('outcome', 'saved'), ('rank', '0')]"
+
+    counted = seen.stats["replica"]["hit_tokens"]
+    assert counted["host"] > 0
+    assert hits == counted
+    assert seen.metrics[restored] == counted["host"] + counted["storage"]
+    asked = seen.metrics[f"vllm:lockstep_asked_tokens_total {LABELS}('rank', '0')]"]
+    assert asked == seen.stats["replica"]["asked_tokens"]
+    steps = seen.metrics[f"vllm:lockstep_step_seconds_count {LABELS}('rank', '0')]"]
+    assert steps == seen.stats["steps"]
+
+
+def test_vllm_s_own_split_of_cached_tokens_is_that_of_the_cache(seen: Seen) -> None:
+    split = {
+        source: seen.by_source[
+            f"vllm:prompt_tokens_cached_by_source_total {LABELS}('source', '{source}')]"
+        ]
+        for source in ("device", "host", "disk", "external_unspecified")
+    }
+
+    counted = seen.stats["replica"]["hit_tokens"]
+    assert split == {
+        "device": counted["device"],
+        "host": counted["host"],
+        "disk": counted["storage"],
+        "external_unspecified": 0,
+    }
+
+
+def test_the_log_says_what_is_kept_what_a_token_costs_and_what_was_restored(seen: Seen) -> None:
+    """A token of the tiny model has 64 keys and 64 values of 4 bytes in each of two layers."""
+    kept = [each for each in seen.log.splitlines() if "Lockstep keeps" in each]
+    moved = [each for each in seen.log.splitlines() if "KV Transfer metrics" in each]
+
+    assert len(kept) == len(moved) == 1
+    assert "on each 38400 tokens in" in kept[0]
+    assert "kv: 2 layers, 1200 pages of 32 tokens, 1024 bytes a token; store file:///" in kept[0]
+    host = seen.stats["replica"]["hit_tokens"]["host"]
+    assert f"hit in host memory={host}" in moved[0]
+    assert f"restored tokens={host}" in moved[0]

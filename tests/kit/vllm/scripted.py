@@ -1,0 +1,151 @@
+"""An engine of one rank without vLLM: a script of requests, the plug-in's halves, and a real cache."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.block_events import (
+    BlockEvents,
+    ExtraKeys,
+    Origin,
+    PagesRemoved,
+    PagesStored,
+)
+from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.watching import Watching
+from lockstep.integrations.weights import FileDigests
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.host_cache import HostCache
+from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
+
+PAGE_TOKENS = 4
+BLOCKS = 64
+
+
+class ChainedHasher:
+    """Hashes as vLLM does, over other bytes: everything before, the tokens, and what else counts."""
+
+    def __init__(self, *, hash_tokens: int = PAGE_TOKENS, block_tokens: int = PAGE_TOKENS) -> None:
+        self.hash_tokens = hash_tokens
+        self.block_tokens = block_tokens
+
+    def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
+        return sha256(repr((before, tuple(tokens), extra)).encode()).digest()
+
+    def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
+        keys: list[Any] = [
+            (each.identifier, each.mm_position.offset - start)
+            for each in origin.mm_features
+            if start < each.mm_position.offset + each.mm_position.length
+            and each.mm_position.offset < end
+        ]
+        if origin.cache_salt and not start:
+            keys.append(origin.cache_salt)
+        return tuple(keys) or None
+
+    def chain(self, request: Sent) -> list[bytes]:
+        """Return the hashes of a request's whole blocks, as the engine itself would come to them."""
+        origin = Origin(None, request.mm_features, request.cache_salt)
+        hashes: list[bytes] = []
+        last: bytes | None = None
+        step = self.hash_tokens
+        for start in range(0, len(request.all_token_ids) - step + 1, step):
+            tokens = request.all_token_ids[start : start + step]
+            last = self.hash(last, tokens, self.extra_keys(origin, start, start + step))
+            hashes.append(last)
+        per_block = self.block_tokens // step
+        return hashes[per_block - 1 :: per_block]
+
+
+class ScriptedEngine:
+    """Serves requests one after the other, each in the blocks from 0 on."""
+
+    def __init__(self, store: str | None = None, *, host_pages: int = 32) -> None:
+        layout = PageLayout(
+            page_tokens=PAGE_TOKENS,
+            columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
+        )
+        shard = layout.shard(0, 1)
+        memory = torch.ones(BLOCKS, 2, PAGE_TOKENS, 2)
+        self.hasher = ChainedHasher()
+        self.events = BlockEvents(self.hasher)
+        self.cache = HostCache.open(
+            CacheConfig(model="m", layout=layout, host_pages=host_pages, store=store),
+            EnginePages(shard, {"kv": [memory]}),
+            InProcessGroup(1).member(0),
+            listener=self.events.listen,
+        )
+        self.side = SchedulerSide(
+            self.cache,
+            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+            page_tokens=PAGE_TOKENS,
+            loads=True,
+            backs_up=True,
+            idle_wait_s=0.001,
+        )
+        self.watching = Watching(self.side, store)
+        self.sources: list[dict[str, int]] = []
+        """Where what was loaded was from, in order."""
+        self._served = 0
+
+    def serve(self, tokens: list[int], **attributes: Any) -> Sent:
+        """Let a request be admitted, loaded, computed and finished, and all I/O end."""
+        self._served += 1
+        request = Sent(tokens, request_id=str(self._served), **attributes)
+        self.side.arrived(request)
+        tracked = self.side.tracked(request)
+        if tracked is not None:
+            self.events.saw(request, tracked.namespace, self.seed)
+        loaded = self._load(request)
+        scheduled = {request.request_id: len(tokens) - loaded}
+        request.num_computed_tokens = loaded
+        self._pass(Scheduled(scheduled, None, Blocks(lambda _: (range(BLOCKS),))))
+        self.watching.request_gone(request)
+        self.side.finished(request, range(BLOCKS))
+        self._pass(Scheduled())
+        self.cache.flush()
+        return request
+
+    def seed(self, namespace: str) -> bytes:
+        """Return the key before the first page of a namespace."""
+        return self.cache.keys(b"", namespace)[0]
+
+    def told(self) -> list[PagesStored | PagesRemoved]:
+        """Return the events since it was last asked."""
+        return list(self.events.take(self.seed))
+
+    def _load(self, request: Sent) -> int:
+        while (hit := self.side.hit(request, 0)) is None:
+            self._pass(Scheduled())
+        if hit:
+            self.side.allocated(request, range(BLOCKS), hit)
+            self.watching.load_begun(request, hit)
+            self.sources.append(self.watching.hit_sources(request, hit))
+            while request.request_id not in self._pass(Scheduled()).loaded:
+                pass
+        return hit
+
+    def _pass(self, step: Scheduled) -> PassResult:
+        self.cache.begin_loads()
+        result = self.side.end_pass(step)
+        self.watching.loads_ended(result)
+        self.cache.begin_backups()
+        return result
+
+
+@contextmanager
+def scripted(store: str | None = None, *, host_pages: int = 32) -> Generator[ScriptedEngine]:
+    """Give an engine, and close it."""
+    engine = ScriptedEngine(store, host_pages=host_pages)
+    try:
+        yield engine
+    finally:
+        engine.cache.close(flush=False)

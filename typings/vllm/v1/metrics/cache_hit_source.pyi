@@ -1,0 +1,4 @@
+from enum import StrEnum
+
+class CacheHitSource(StrEnum):
+    HOST = "host"

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigError
+from ...storage_backends.registry import is_built_in, known_schemes, make_backend
+from ...storage_backends.uri import RANK, parse_uri
 from ..settings import PluginSettings, read
 
 WHERE = "kv_connector_extra_config"
@@ -36,4 +38,19 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
             f"{WHERE}: give host_memory_gib, the host memory for pages on each rank in GiB, or"
             " host_pages"
         )
+    if settings.store is not None:
+        _require_store(settings.store)
     return settings
+
+
+def _require_store(store: str) -> None:
+    """Raise `ConfigError` for a URI that makes no sense, before anything is read or opened.
+
+    That of another package's store is looked at when the store is opened.
+    """
+    try:
+        scheme = parse_uri(store).scheme
+        if is_built_in(scheme) or scheme not in known_schemes():
+            make_backend(store.replace(RANK, "0"))
+    except ConfigError as error:
+        raise ConfigError(f"{WHERE}: {error}") from error

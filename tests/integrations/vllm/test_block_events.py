@@ -10,8 +10,10 @@ from lockstep.integrations.vllm.block_events import (
     PagesRemoved,
     PagesStored,
 )
+from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.notices import Cause, Removed, Reset, Stored, Tier
+from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.vllm.scripted import PAGE_TOKENS, ChainedHasher, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Item, Position, Sent
 
@@ -197,6 +199,21 @@ def test_other_tiers_of_pages_that_nobody_knows_are_not_told(tier: Tier) -> None
     events.listen([stored((b"1",), b"")._replace(tier=tier)])
 
     assert [*events.take(lambda _: b"")] == []
+
+
+def test_one_rank_may_tell_for_all_of_them() -> None:
+    """Each would tell the same; that the others do not is no difference between them."""
+    events = BlockEvents(ChainedHasher())
+
+    def serve(cache: HostCache) -> list[PagesStored | PagesRemoved]:
+        events.saw(Sent(), "", lambda name: cache.keys(b"", name)[0])
+        cache.back_up("r", PROMPT, range(4))
+        assert cache.flush()
+        return [] if cache.rank else [*events.take(lambda name: cache.keys(b"", name)[0])]
+
+    told = on_every_rank(serve, listener=events.listen)
+
+    assert [len(hashes(each)) for rank in told for each in rank] == [4]
 
 
 def test_salts_without_end_do_not_fill_memory() -> None:

@@ -1,15 +1,17 @@
 """What may stand in `kv_connector_extra_config`, and what is said when it is wrong."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
-from lockstep.integrations.settings import control_of
+from lockstep.integrations.settings import PluginSettings, control_of
 from lockstep.integrations.vllm.settings import parse
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.outside import Control
+from tests.kit.source_tree import ROOT
 
 
 def test_every_key_arrives_where_it_belongs() -> None:
@@ -66,6 +68,10 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({"host_pages": 1, "adapter_versions": {"a": 1}}, "adapter_versions.a must be text, not 1"),
         ({"host_pages": 1, "store": 7}, "store must be text, not 7"),
         ({"host_pages": 1, "store": ""}, "store must be text, not ''"),
+        ({"host_pages": 1, "store": "/mnt/kv"}, "store '/mnt/kv' is not a URI; write it as"),
+        ({"host_pages": 1, "store": "file:///kv?drect=1"}, "unknown option 'drect'; file:// knows"),
+        ({"host_pages": 1, "store": "redis://me:word@b"}, "store 'redis://***@b': unknown scheme"),
+        ({"host_pages": 1, "transport": "carrier"}, "transport is 'carrier'; known: auto, "),
         ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),
         ({"host_pages": 1, "metrics_port": 0}, "metrics_port is 0, must be 1 to 65535"),
         ({"host_pages": 1, "control": 7}, "control must be text, not 7"),
@@ -87,6 +93,38 @@ def test_what_is_wrong_is_refused_with_its_key(extra: dict[str, Any], named: str
 
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", [each.name for each in fields(PluginSettings)])
+def test_a_value_of_another_kind_is_refused_by_the_name_of_its_key(key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse({"host_pages": 1, key: ["not", "this"]})
+
+    assert str(refused.value).startswith(f"kv_connector_extra_config: {key} ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(each.name for each in fields(PluginSettings)),
+        *(f"stop_policy.{each.name}" for each in fields(StopPolicy)),
+        *(f"bounds.{each.name}" for each in fields(Bounds)),
+        *(f"timeouts.{each.name}" for each in fields(Timeouts)),
+    ],
+)
+def test_every_key_is_explained_on_the_page_on_vllm(key: str) -> None:
+    said = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+
+    rows = [each for each in said.splitlines() if each.startswith("| `")]
+
+    assert any(f"`{key}`" in each.split(" | ")[0] for each in rows)
+
+
+@pytest.mark.parametrize("store", ["file:///mnt/kv-{rank}", "retry+memory://"])
+def test_a_store_that_may_make_sense_is_taken(store: str) -> None:
+    """Nothing is opened yet."""
+    assert parse({"host_pages": 1, "store": store}).store == store
 
 
 def test_an_operator_asks_an_engine_s_group_for_all_but_other_weights() -> None:

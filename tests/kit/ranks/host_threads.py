@@ -10,6 +10,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.member import Listener
 from tests.kit.ranks.as_threads import RanksAsThreads
 
 T = TypeVar("T")
@@ -19,8 +20,17 @@ DEVICE_PAGES = 16
 HEADS = 2
 
 
-def on_every_rank(program: Callable[[HostCache], T], ranks: int = 2, **settings: Any) -> list[T]:
-    """Run a program on each rank's cache; return what came of each. `settings` are the cache's."""
+def on_every_rank(
+    program: Callable[[HostCache], T],
+    ranks: int = 2,
+    *,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> list[T]:
+    """Run a program on each rank's cache; return what came of each. `settings` are the cache's.
+
+    The `listener` is rank 0's; nobody listens on the others.
+    """
     layout = PageLayout(
         page_tokens=PAGE_TOKENS,
         columns=(Column(name="k", layers=1, heads=HEADS, elements=2, dtype="float32"),),
@@ -30,7 +40,7 @@ def on_every_rank(program: Callable[[HostCache], T], ranks: int = 2, **settings:
     def run(member: Collective, hold: Callable[[], None]) -> T:
         tensor = torch.ones(DEVICE_PAGES, HEADS // ranks, PAGE_TOKENS, 2)
         pages = EnginePages(layout.shard(member.rank, ranks), {"k": [tensor]})
-        host = HostCache.open(config, pages, member)
+        host = HostCache.open(config, pages, member, listener=None if member.rank else listener)
         try:
             return program(host)
         finally:

@@ -10,7 +10,7 @@ told of are hashed, once each, and only as many are remembered as host memory ha
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,8 +56,7 @@ class BlockHasher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A page as vLLM knows it."""
 
     origin: Origin

@@ -27,7 +27,8 @@ def open_worker(
     """Return this worker's rank, and what the decider is to hear of it.
 
     Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
-    closed when this returns. With `names_pages` the decider's notices name pages, for a listener. Raises as `HostCache.open` does, the same on every rank.
+    closed when this returns. With `names_pages` the decider's notices name pages. Raises
+    as `HostCache.open` does, the same on every rank.
     """
     if config.pipeline_depth != 1:
         raise ConfigError(

@@ -45,7 +45,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
     finished = subprocess.run(
-        program("tests.kit.vllm.watched", model, tmp_path_factory.mktemp("w")),
+        program("tests.kit.vllm.watched", model, tmp_path_factory.mktemp("w"), 0),
         env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"},
         capture_output=True,
         text=True,

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.stats import (
     ALL,
     RESTORED,
@@ -19,11 +21,16 @@ from lockstep.integrations.vllm.stats import (
     line,
     spread,
 )
-from lockstep.integrations.vllm.watching import ELSEWHERE, source_of
+from lockstep.integrations.vllm.watching import ELSEWHERE, Watching, source_of
+from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.cache_stats import CacheStats
+from lockstep.ranks.decider.deciding import decide
+from lockstep.ranks.decider.dispatch import Opened
 from lockstep.ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
+from lockstep.ranks.replica.settings import ReplicaConfig
 from lockstep.storage_backends.latencies import Latencies
-from lockstep.telemetry.families import FAMILIES, GROUP_FAMILIES, Type
+from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, GROUP_FAMILIES, Type
+from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.source_tree import ROOT
 from tests.kit.vllm.scripted import PAGE_TOKENS, scripted
 
@@ -133,6 +140,23 @@ def test_what_the_workers_of_one_scheduler_tell_is_kept_apart_by_their_ranks() -
     moved = told["moved_bytes"]
     assert (moved["0,device,host"], moved["1,device,host"]) == (100_000, 100_001)
     assert line(told)["MB device to host"] == pytest.approx(0.2)
+
+
+def test_a_scheduler_whose_workers_are_elsewhere_tells_nothing_of_what_they_move() -> None:
+    """Of them it knows nothing, and zeros would stand beside what the workers tell."""
+    config = HostRanksInTurn(ranks=1).caches[0].config
+    replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
+    cache = decide([Opened(0, 1, config, replica, "")])
+    adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), {})
+    side = SchedulerSide(
+        cache, adapters, page_tokens=4, loads=True, backs_up=True, idle_wait_s=0.001
+    )
+
+    told = Watching(side, None).told() or {}
+
+    assert told["asked_tokens"] == {"0": 0}
+    assert told["restored_tokens"]["0,saved"] == 0
+    assert {*told} & {each.name for each in EXECUTOR_FAMILIES} == set()
 
 
 def test_the_executor_s_part_and_the_rest_are_all_that_there_is() -> None:

@@ -29,7 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...ranks.decider.deciding import DecidingCache
 from ...ranks.member import Listener
-from . import handover, kv_events, settings
+from . import handover, settings
 from .contract import (
     BlockPool,
     Blocks,
@@ -41,7 +41,6 @@ from .contract import (
     VllmRequest,
 )
 from .engine_layout import require_supported
-from .engine_metrics import LockstepMetrics, LockstepStats
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -54,8 +53,10 @@ from .halves import (
 from .lending import Lending
 from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
 from .scheduler_side import PassResult, SchedulerSide
-from .stats import Told
-from .watching import Watching
+from .watching import kv_events
+from .watching.engine_metrics import LockstepMetrics, LockstepStats
+from .watching.stats import Told
+from .watching.watching import Watching
 
 
 class InOrder(set[str]):

@@ -18,7 +18,7 @@ from ...errors import InternalError
 from ...ranks.decider.worker import WorkerRank
 from .handover import Handover
 from .scheduler_side import PassResult
-from .stats import StatsFeed, Told, executor_told
+from .watching.stats import StatsFeed, Told, executor_told
 
 
 @dataclass

@@ -26,7 +26,7 @@ from ...ranks.member import Listener
 from ...telemetry.port import watch
 from ..settings import control_of
 from ..weights import FileDigests
-from . import handover, start_line
+from . import handover
 from .adapters import Adapters
 from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
@@ -34,6 +34,7 @@ from .kv_identity import configuration_digest, weights_of
 from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
+from .watching import start_line
 
 if TYPE_CHECKING:
     from .contract import TransferConfig

@@ -10,15 +10,17 @@ import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.integrations.vllm.adapters import Adapters
-from lockstep.integrations.vllm.block_events import (
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.watching.block_events import (
     BlockEvents,
     ExtraKeys,
     Origin,
     PagesRemoved,
     PagesStored,
 )
-from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
-from lockstep.integrations.vllm.watching import Watching
+from lockstep.integrations.vllm.watching.watching import Watching
 from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig
@@ -86,7 +88,7 @@ class ScriptedEngine:
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            page_tokens=PAGE_TOKENS,
+            lending=Lending([PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]),
             loads=True,
             backs_up=True,
             idle_wait_s=0.001,
@@ -126,7 +128,7 @@ class ScriptedEngine:
         while (hit := self.side.hit(request, 0)) is None:
             self._pass(Scheduled())
         if hit:
-            self.side.allocated(request, range(BLOCKS), hit)
+            self.side.allocated(request, (range(BLOCKS),), hit)
             self.watching.load_begun(request, hit)
             self.sources.append(self.watching.hit_sources(request, hit))
             while request.request_id not in self._pass(Scheduled()).loaded:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...ranks.orders import KV_POOL
-from ...ranks.replica.notices import Cause, Notice, Removed, Reset, Stored, Tier
-from .contract import LoraRequest, MultiModalFeature, VllmRequest
+from ....ranks.orders import KV_POOL
+from ....ranks.replica.notices import Cause, Notice, Removed, Reset, Stored, Tier
+from ..contract import LoraRequest, MultiModalFeature, VllmRequest
 
 NAMESPACES_MAX = 1 << 14
 """How many namespaces are remembered; what is stored of one that was forgotten is not told."""

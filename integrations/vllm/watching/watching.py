@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ...ranks.decider.deciding import DecidingCache
-from ...storage_backends.uri import parse_uri
-from ...telemetry.families import FAMILIES, GROUP_FAMILIES
-from .contract import VllmRequest
-from .scheduler_side import PassResult, SchedulerSide
+from ....ranks.decider.deciding import DecidingCache
+from ....storage_backends.uri import parse_uri
+from ....telemetry.families import FAMILIES, GROUP_FAMILIES
+from ..contract import VllmRequest
+from ..scheduler_side import PassResult, SchedulerSide
 from .stats import RESTORED, Restored, StatsFeed, Told
 
 HOST: Final = "host"

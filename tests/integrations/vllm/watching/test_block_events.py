@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.integrations.vllm.block_events import (
+from lockstep.integrations.vllm.watching.block_events import (
     NAMESPACES_MAX,
     BlockEvents,
     PagesRemoved,

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
-from ...ranks.orders import Direction
-from ...storage_backends.latencies import BOUNDS_S, Histogram
-from ...storage_backends.wrappers.metrics import Metrics
-from ...telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Family, Type
+from ....ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
+from ....ranks.orders import Direction
+from ....storage_backends.latencies import BOUNDS_S, Histogram
+from ....storage_backends.wrappers.metrics import Metrics
+from ....telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Family, Type
 
 TOLD_EVERY_S: Final = 1.0
 """How often an engine that is busy is told; one that falls idle is told at once."""

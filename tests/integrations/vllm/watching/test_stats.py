@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.vllm.stats import (
+from lockstep.integrations.vllm.watching.stats import (
     ALL,
     RESTORED,
     ExecutorPart,
@@ -21,7 +22,7 @@ from lockstep.integrations.vllm.stats import (
     line,
     spread,
 )
-from lockstep.integrations.vllm.watching import ELSEWHERE, Watching, source_of
+from lockstep.integrations.vllm.watching.watching import ELSEWHERE, Watching, source_of
 from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.cache_stats import CacheStats
 from lockstep.ranks.decider.deciding import decide
@@ -149,7 +150,7 @@ def test_a_scheduler_whose_workers_are_elsewhere_tells_nothing_of_what_they_move
     cache = decide([Opened(0, 1, config, replica, "")])
     adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), {})
     side = SchedulerSide(
-        cache, adapters, page_tokens=4, loads=True, backs_up=True, idle_wait_s=0.001
+        cache, adapters, lending=Lending([]), loads=True, backs_up=True, idle_wait_s=0.001
     )
 
     told = Watching(side, None).told() or {}

@@ -8,8 +8,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from ...storage_backends.latencies import BOUNDS_S
-from ...telemetry.families import PREFIX, Family, Type
+from ....storage_backends.latencies import BOUNDS_S
+from ....telemetry.families import PREFIX, Family, Type
 from .stats import ALL, Number, Told, add, labels_of, line, spread
 
 NAMES = f"vllm:{PREFIX}"

@@ -1,6 +1,6 @@
 """The line at the start says what is kept, how much of it fits, and what a token costs on each rank."""
 
-from lockstep.integrations.vllm.start_line import start_line
+from lockstep.integrations.vllm.watching.start_line import start_line
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 

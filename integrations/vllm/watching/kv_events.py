@@ -19,12 +19,12 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind
 
-from ...ranks.rank_cache import RankCache
-from ...ranks.replica.notices import Tier
-from ...storage_backends.uri import RANK
+from ....ranks.rank_cache import RankCache
+from ....ranks.replica.notices import Tier
+from ....storage_backends.uri import RANK
+from ..contract import HashedCacheConfig, PublishingEngine
+from ..tracked import TrackedRequest
 from .block_events import BlockEvents, ExtraKeys, Origin, PagesRemoved, PagesStored
-from .contract import HashedCacheConfig, PublishingEngine
-from .tracked import TrackedRequest
 
 _MEDIUMS = {Tier.HOST: MEDIUM_CPU, Tier.STORAGE: MEDIUM_STORAGE}
 

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Iterator, Mapping
 
-from ...page_format.page_layout import PageLayout
-from ...ranks.config import CacheConfig, Recurrent
-from ...ranks.host_cache import HostCache
-from ...ranks.orders import KV_POOL
-from ...storage_backends.uri import without_secrets
+from ....page_format.page_layout import PageLayout
+from ....ranks.config import CacheConfig, Recurrent
+from ....ranks.host_cache import HostCache
+from ....ranks.orders import KV_POOL
+from ....storage_backends.uri import without_secrets
 
 
 def tell(cache: HostCache, log: logging.Logger) -> None:

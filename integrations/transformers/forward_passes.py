@@ -1,0 +1,81 @@
+"""What a model is given while a past is in use: only what the keys of pages tell apart is let through.
+
+A page is found by the tokens before it and by nothing else of a request. So whatever else would change
+what a forward pass computes, such as a picture, a mask or other positions, is refused by its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from .past import ReusedPast
+
+NEUTRAL = frozenset(
+    {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
+    # These are held to what follows from the tokens alone.
+    | {"attention_mask", "position_ids", "cache_position"}
+)
+"""The arguments of a forward pass that change no KV; any other must be absent, None or False."""
+
+
+class ForwardPasses:
+    """A hook before each forward pass of a model, which also keeps the tokens that were computed."""
+
+    def __init__(self, past: ReusedPast, prompt: Sequence[int]) -> None:
+        self._past = past
+        self._prompt = prompt
+        self.tokens = list(prompt[: past.reused_tokens])
+        """Those whose keys and values are in the past."""
+
+    def __call__(
+        self, _: torch.nn.Module, given: tuple[object, ...], named: Mapping[str, Any]
+    ) -> None:
+        """Raise `UsageError` for a pass that does not follow from the tokens; note those that do."""
+        if any(each is self._past for each in given):
+            raise UsageError("give the model its arguments by name, and past_key_values with them")
+        if named.get("past_key_values") is not self._past:
+            return
+        if given:
+            raise UsageError("give the model its arguments by name, as `generate()` does")
+        for name, value in named.items():
+            if name not in NEUTRAL and value is not None and value is not False:
+                raise UsageError(
+                    f"the model was given {name}, which may change what it computes and is in no"
+                    " page's key; run this request without the cache"
+                )
+        tokens = named.get("input_ids")
+        if tokens is None or tokens.ndim != 2 or len(tokens) != 1:
+            found = "none" if tokens is None else list(tokens.shape)
+            raise UsageError(
+                f"a past is for the token ids of one sequence, [1, tokens], and not for {found}: no"
+                " beams, no num_return_sequences, no batch and no inputs_embeds"
+            )
+        if torch.is_autocast_enabled(tokens.device.type):
+            raise UsageError("the model runs under autocast, and its pages are found without it")
+        start, new = self._past.get_seq_length(), tokens[0].tolist()
+        expected = list(self._prompt[start : start + len(new)])
+        if new[: len(expected)] != expected:
+            raise UsageError(
+                f"the model computes other tokens from position {start} on than `reuse` was given;"
+                " give both the same prompt (prefill_chunk_size does not go with a past)"
+            )
+        self._require_plain(named, start, start + len(new))
+        self.tokens[start:] = new
+
+    @staticmethod
+    def _require_plain(named: Mapping[str, Any], start: int, end: int) -> None:
+        mask = named.get("attention_mask")
+        if mask is not None and (mask.ndim != 2 or mask.shape[-1] != end or not bool(mask.all())):
+            raise UsageError(
+                "the attention mask leaves tokens out, or is none of [1, tokens]; a prompt that is"
+                " cached has no padding"
+            )
+        for name in ("position_ids", "cache_position"):
+            positions = named.get(name)
+            if positions is None:
+                continue
+            plain = torch.arange(start, end, device=positions.device)
+            if positions.shape[-1] != end - start or not bool((positions == plain).all()):
+                raise UsageError(f"{name} are not {start} to {end - 1}, which the tokens stand at")

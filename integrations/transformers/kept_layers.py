@@ -1,0 +1,185 @@
+"""What the layers of a model keep for each token, as pages; and which models cannot be served.
+
+What a layer keeps is looked at, in a pass of one token, and not concluded from the configuration.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ...errors import ConfigError
+from ...page_format.page_layout import Column, PageLayout
+from ...ranks.config import SlidingWindow
+from ...ranks.executor.engine_pages import EnginePages, dtype_name
+from ...ranks.orders import KV_POOL
+from .past import PagedLayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
+"""The kinds of rotary positions under which a token's KV does not change with what follows it."""
+
+HEADS = ("attention_heads", "key_value_heads")
+"""How a configuration's fields end that count heads which a layer may keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """What one layer keeps for a token on this rank."""
+
+    window: int | None
+    """How many tokens it attends to; None for all."""
+    keys: torch.Tensor
+    """Those of one token, [1, heads, 1, elements]."""
+    values: torch.Tensor
+
+
+class SequencePages:
+    """Memory for one sequence, by layer, which is also the pages that the engine lends by pool."""
+
+    def __init__(self, layers: Sequence[KeptLayer], ranks: int, pages: int, tokens: int) -> None:
+        """Make `pages` pages of `tokens` tokens for layers that `ranks` ranks divide by heads."""
+        self._layers = layers
+        self._page_tokens = tokens
+        self._memory = [
+            (_memory(each.keys, pages * tokens), _memory(each.values, pages * tokens))
+            for each in layers
+        ]
+        by_pool: dict[str, list[int]] = {}
+        has_full = any(each.window is None for each in layers)
+        for at, each in enumerate(layers):
+            # A cache has pages of full attention; of windows alone all is kept.
+            pool = f"window-{each.window}" if each.window and has_full else KV_POOL
+            by_pool.setdefault(pool, []).append(at)
+        self._by_pool = by_pool
+        self.layouts = {pool: self._layout(pool, ranks) for pool in by_pool}
+        shards = {pool: layout.shard(0, ranks) for pool, layout in self.layouts.items()}
+        windows = [self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL]
+        self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
+        """The whole pages of the narrowest window that has a pool of its own, in tokens."""
+        self.page_bytes = sum(each.page_bytes for each in shards.values())
+        """The bytes of a page of every pool together on this rank."""
+        self.lent = {
+            pool: EnginePages(shard, {"k": self._views(pool, 0), "v": self._views(pool, 1)})
+            for pool, shard in shards.items()
+        }
+
+    def components(self, host_pages: int) -> tuple[SlidingWindow, ...]:
+        """Return the pools beside that of full attention."""
+        return tuple(
+            SlidingWindow(
+                window_tokens=self._layers[at[0]].window or 0,
+                layout=self.layouts[pool],
+                device_pages=0,
+                host_pages=host_pages,
+                pool=pool,
+            )
+            for pool, at in self._by_pool.items()
+            if pool != KV_POOL
+        )
+
+    def layers(self) -> list[PagedLayer]:
+        """Return layers without any token for a sequence that begins."""
+        return [
+            PagedLayer(*memory, each.window)
+            for memory, each in zip(self._memory, self._layers, strict=True)
+        ]
+
+    def _layout(self, pool: str, ranks: int) -> PageLayout:
+        kept = [self._layers[at] for at in self._by_pool[pool]]
+        columns: list[Column] = []
+        for name, tensors in (
+            ("k", [each.keys for each in kept]),
+            ("v", [each.values for each in kept]),
+        ):
+            shapes = {(each.shape[1], each.shape[3], each.dtype) for each in tensors}
+            if len(shapes) != 1:
+                raise ConfigError(
+                    f"layers of pool {pool!r} keep {name} of several shapes and types:"
+                    f" {', '.join(sorted(map(str, shapes)))}; run the model without the cache"
+                )
+            heads, elements, dtype = shapes.pop()
+            columns.append(
+                Column(
+                    name=name,
+                    layers=len(tensors),
+                    heads=heads * ranks,
+                    elements=elements,
+                    dtype=dtype_name(dtype),
+                )
+            )
+        return PageLayout(page_tokens=self._page_tokens, columns=tuple(columns))
+
+    def _views(self, pool: str, which: int) -> list[torch.Tensor]:
+        """Return the keys (0) or values (1) as views [pages, heads, tokens, elements]."""
+        return [
+            self._memory[at][which][0].unflatten(1, (-1, self._page_tokens)).transpose(0, 1)
+            for at in self._by_pool[pool]
+        ]
+
+
+def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
+    """Return what each layer of a model keeps. Every rank of the model comes here.
+
+    Raises `ConfigError`, which names what it is, for a model that cannot be served.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        raise ConfigError("the model has an encoder, whose outputs are no function of the prefix")
+    _require_steady_positions(config)
+    past = DynamicCache(config=config)
+    for at, layer in enumerate(past.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ConfigError(
+                f"layer {at} of the model keeps its state in a {type(layer).__name__}, and the cache"
+                " has pages for full attention and sliding windows; run the model without the cache"
+            )
+    with torch.no_grad():
+        token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        model(input_ids=token, past_key_values=past, use_cache=True)
+    kept: list[KeptLayer] = []
+    for at, layer in enumerate(past.layers):
+        if layer.keys is None or layer.values is None:
+            raise ConfigError(f"layer {at} of the model has kept nothing for a token")
+        window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
+        kept.append(KeptLayer(window, layer.keys, layer.values))
+    if len({each.keys.device for each in kept}) != 1:
+        raise ConfigError("the model's layers are on several devices; keep those of a rank on one")
+    _require_divided(config, kept, ranks)
+    return kept
+
+
+def _memory(token: torch.Tensor, tokens: int) -> torch.Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.zeros(
+            (1, token.shape[1], tokens, token.shape[3]), dtype=token.dtype, device=token.device
+        )
+
+
+def _require_steady_positions(config: "PreTrainedConfig") -> None:
+    given: Mapping[str, object] = getattr(config, "rope_parameters", None) or {}
+    # A model with several kinds of layers may have parameters for each.
+    for each in given.values() if all(isinstance(each, dict) for each in given.values()) else [given]:
+        kind = each.get("rope_type", "default") if isinstance(each, dict) else "default"
+        if kind not in ROPES:
+            raise ConfigError(
+                f"the model's rope_type is {kind!r}: a token's keys change with the length of what"
+                " follows it, so a prefix cannot be reused; run the model without the cache"
+            )
+
+
+def _require_divided(config: "PreTrainedConfig", kept: Sequence[KeptLayer], ranks: int) -> None:
+    """Raise `ConfigError` unless the ranks divide the KV heads of each layer."""
+    known = {value for name, value in vars(config).items() if name.endswith(HEADS)}
+    for at, each in enumerate(kept):
+        here = {each.keys.shape[1], each.values.shape[1]}
+        if ranks > 1 and not {heads * ranks for heads in here} <= known:
+            raise ConfigError(
+                f"layer {at} keeps {sorted(here)} KV heads on each of {ranks} ranks, which do not make"
+                f" up the model's ({', '.join(map(str, sorted(known)))}); take a number of ranks that"
+                " divides its KV heads"
+            )

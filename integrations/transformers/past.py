@@ -1,0 +1,121 @@
+"""The past that `generate()` computes with: keys and values of one sequence, in memory that is lent.
+
+`DynamicCache` makes new tensors with every token. Here each layer has one piece of memory for a whole
+sequence, in which pages follow each other; so the pages that are copied to host memory and back are
+just what attention reads. What the model is given is what `DynamicCache` would give it, to the bit.
+"""
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from ...errors import UsageError
+
+
+class PagedLayer(DynamicLayer):
+    """One layer's keys and values, [1, heads, tokens, elements], in memory of the cache's.
+
+    A layer with a window answers as `DynamicSlidingWindowLayer` does, and keeps all the same what
+    lies before its window, so that a page can be copied wherever the sequence ends.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:
+        super().__init__()
+        self.is_sliding = window is not None
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.in_pages: int | None = None
+        """How many tokens are in the memory that is lent, where a sequence has left that."""
+        self._memory = keys, values
+        self._window = window
+        self.set_length(0)
+
+    def set_length(self, length: int) -> None:
+        """Say how many tokens the memory has."""
+        self.length = length
+        first, (keys, values) = self._first_seen(), self._memory
+        self.keys, self.values = keys[:, :, first:length], values[:, :, first:length]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of the tokens that follow; return those that these attend to."""
+        first, start = self._first_seen(), self.length
+        end = start + key_states.shape[-2]
+        self._make_room(end)
+        keys, values = self._memory
+        keys[:, :, start:end] = key_states.detach()
+        values[:, :, start:end] = value_states.detach()
+        self.set_length(end)
+        return keys[:, :, first:end], values[:, :, first:end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys `query_length` more tokens are given, and from which position on."""
+        first = self._first_seen()
+        return self.length - first + query_length, first
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens so far."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Return the window; -1 where there is none."""
+        return self._window or -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget so many of the last tokens, which a candidate of assisted decoding was refused for."""
+        self.set_length(self.length - abs(tokens_to_remove))
+
+    def _first_seen(self) -> int:
+        # A token attends to itself and to what is left of the window before it.
+        return 0 if self._window is None else max(0, self.length - self._window + 1)
+
+    def _make_room(self, end: int) -> None:
+        """Move to memory of its own, twice as long as is needed, where the memory is too short."""
+        old = self._memory
+        if end <= old[0].shape[2]:
+            return
+        if self.in_pages is None:
+            self.in_pages = self.length
+        more = [each.new_empty((1, each.shape[1], 2 * end, each.shape[3])) for each in old]
+        for new, each in zip(more, old, strict=True):
+            new[:, :, : self.length] = each[:, :, : self.length]
+        self._memory = more[0], more[1]
+
+
+class ReusedPast(DynamicCache):
+    """The past of one sequence, to be given to `generate()` as `past_key_values`.
+
+    It is good within the `with` block of `LockstepCache.reuse` that it comes from: its memory is the
+    next one's after that.
+    """
+
+    def __init__(self, layers: list[PagedLayer], reused_tokens: int) -> None:
+        Cache.__init__(self, layers=layers)
+        self.paged = layers
+        self.reused_tokens = reused_tokens
+        """How many tokens of the prompt were found, and are not computed."""
+        self.over = False
+
+    @property
+    def in_pages(self) -> int:
+        """How many tokens are in the memory that is lent, and stay there."""
+        return min(
+            each.length if each.in_pages is None else min(each.length, each.in_pages)
+            for each in self.paged
+        )
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: object,
+        **__: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PagedLayer.update`."""
+        if self.over:
+            raise UsageError(
+                "this past was used after the block of `reuse` that it comes from; its memory is"
+                " another sequence's by now"
+            )
+        return self.paged[layer_idx].update(key_states, value_states)

@@ -1,0 +1,46 @@
+"""What a model of Transformers is configured with that changes no byte of KV: all else is in every key.
+
+Each entry has its reason, as it was read in the version that `READ_IN` names. A field that is not here
+is in the key. A test fails for a field that every configuration has and that is neither here nor among
+those that are known to be in the key.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..proven_out import names_by_owner
+
+READ_IN: Final = "5.19"
+
+PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
+    "transformers.configuration_utils.PreTrainedConfig": {
+        "_name_or_path transformers_version _commit_hash": (
+            "Where it was read from and who wrote it; what it says is in the key, and the weights are"
+            " by their content or commit."
+        ),
+        "architectures": "What the files say; the class of the model is in the key.",
+        "bos_token_id eos_token_id pad_token_id": (
+            "They say what is sampled and where it ends. A mask that leaves tokens out is refused."
+        ),
+        "id2label label2id problem_type num_labels finetuning_task": (
+            "They name what a head of classification puts out."
+        ),
+        "return_dict output_hidden_states _output_attentions use_cache": (
+            "They say what a pass returns; a pass that returns attention is refused."
+        ),
+        "initializer_range": "It draws weights that come from no file; those are not in the key.",
+        "attention_dropout": "A model that is training is refused.",
+        "distributed_config": (
+            "How ranks divide the model: its sums are the same sums, added up in another order, and"
+            " other ways than by heads are refused."
+        ),
+        "tie_word_embeddings": (
+            "Where the weights of the last layer come from, after which nothing is kept."
+        ),
+    },
+}
+
+
+def left_out() -> dict[str, frozenset[str]]:
+    """Return the names of the fields that are proven out, by class."""
+    return names_by_owner(PROVEN_OUT)

@@ -59,10 +59,11 @@ class ForwardPasses:
         if new[: len(expected)] != expected:
             raise UsageError(
                 f"the model computes other tokens from position {start} on than `reuse` was given;"
-                " give both the same prompt (prefill_chunk_size does not go with a past)"
+                " give both the same prompt, and neither prefill_chunk_size nor an assistant, since"
+                " with these Transformers computes a prompt from its start whatever the past has"
             )
         self._require_plain(named, start, start + len(new))
-        self.tokens[start:] = new
+        self.tokens += new
 
     @staticmethod
     def _require_plain(named: Mapping[str, Any], start: int, end: int) -> None:

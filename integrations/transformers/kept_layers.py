@@ -5,7 +5,7 @@ What a layer keeps is looked at, in a pass of one token, and not concluded from 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -58,7 +58,9 @@ class SequencePages:
         self._by_pool = by_pool
         self.layouts = {pool: self._layout(pool, ranks) for pool in by_pool}
         shards = {pool: layout.shard(0, ranks) for pool, layout in self.layouts.items()}
-        windows = [self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL]
+        windows = [
+            self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
+        ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
         """The whole pages of the narrowest window that has a pool of its own, in tokens."""
         self.page_bytes = sum(each.page_bytes for each in shards.values())
@@ -116,10 +118,7 @@ class SequencePages:
 
     def _views(self, pool: str, which: int) -> list[torch.Tensor]:
         """Return the keys (0) or values (1) as views [pages, heads, tokens, elements]."""
-        return [
-            self._memory[at][which][0].unflatten(1, (-1, self._page_tokens)).transpose(0, 1)
-            for at in self._by_pool[pool]
-        ]
+        return [_paged(self._memory[at][which], self._page_tokens) for at in self._by_pool[pool]]
 
 
 def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
@@ -160,16 +159,26 @@ def _memory(token: torch.Tensor, tokens: int) -> torch.Tensor:
         )
 
 
+def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the memory of a sequence as a view [pages, heads, tokens, elements]."""
+    _, heads, length, elements = memory.shape
+    return memory.view(heads, length // tokens, tokens, elements).transpose(0, 1)
+
+
 def _require_steady_positions(config: "PreTrainedConfig") -> None:
-    given: Mapping[str, object] = getattr(config, "rope_parameters", None) or {}
-    # A model with several kinds of layers may have parameters for each.
-    for each in given.values() if all(isinstance(each, dict) for each in given.values()) else [given]:
-        kind = each.get("rope_type", "default") if isinstance(each, dict) else "default"
-        if kind not in ROPES:
-            raise ConfigError(
-                f"the model's rope_type is {kind!r}: a token's keys change with the length of what"
-                " follows it, so a prefix cannot be reused; run the model without the cache"
-            )
+    for name in ("rope_parameters", "rope_scaling"):
+        given = cast("Mapping[str, Any]", getattr(config, name, None) or {})
+        # A model with several kinds of layers may have parameters for each.
+        by_layer: list[Mapping[str, Any]] = [
+            each for each in given.values() if isinstance(each, Mapping)
+        ]
+        for each in by_layer or [given]:
+            kind = each.get("rope_type", each.get("type", "default"))
+            if kind not in ROPES:
+                raise ConfigError(
+                    f"the model's rope_type is {kind!r}: a token's keys change with the length of what"
+                    " follows it, so a prefix cannot be reused; run the model without the cache"
+                )
 
 
 def _require_divided(config: "PreTrainedConfig", kept: Sequence[KeptLayer], ranks: int) -> None:

@@ -1,9 +1,9 @@
 """What a model's KV is, apart from the tokens: part of the key of every page (rule R16).
 
-The weights, by what their files hold, by their commit, or by a version that the user gives; and a digest
-of all that the model is configured with and that is not proven to change no byte of KV. Which of several
-sets of files was loaded, and in which types, the model does not say; so the types of all parameters and
-the content of its norms, which every rank has whole, are in the digest too.
+The weights, by what their files hold, by their commit, or by a version that the user gives; and a
+digest of all that the model is configured with and that is not proven to change no byte of KV. Which
+of several sets of files was loaded, and in which types, the model does not say; so the content of its
+norms is part of the one, and the types of all parameters of the other.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import ConfigError
-from ..canonical import canonical, digest, tell_parts
+from ..canonical import DIGEST_CHARACTERS, canonical, digest, tell_parts
 from ..model_weights import LoadedWeights, remedy
 from ..weights import FileDigests
 from .proven_out import left_out
@@ -37,11 +37,6 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     found = canonical(model.config, "model.config", left_out())
     tell_parts(log, found, "model.config")
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
-    norms = sha256()
-    for name, each in model.named_parameters():
-        if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:
-            content = each.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            norms.update(name.encode() + content.numpy().tobytes())
     kind = type(model)
     return digest(
         [
@@ -49,7 +44,6 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
             f"float32 products {torch.get_float32_matmul_precision()}",
             found,
             canonical(types, "types"),
-            norms.hexdigest(),
         ]
     )
 
@@ -70,7 +64,18 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
             f"the model was not loaded by from_pretrained, so its weights are unknown; {remedy(WHERE)}"
         )
     revision = getattr(config, "_commit_hash", None)
-    return LoadedWeights(name, revision, "from_pretrained", True).identity(digests, WHERE)  # noqa: FBT003
+    loaded = LoadedWeights(name, revision, "from_pretrained", True).identity(digests, WHERE)
+    return f"{loaded}, norms {_norms(model)}"
+
+
+def _norms(model: "PreTrainedModel") -> str:
+    """Return a digest of what the model's norms hold, which every rank has whole."""
+    found = sha256()
+    for name, each in model.named_parameters():
+        if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:
+            content = each.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            found.update(name.encode() + content.numpy().tobytes())
+    return found.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def signature(model: "PreTrainedModel") -> Signature:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,12 +73,11 @@ class LockstepCache:
         parsed = parse(settings)
         ranks = _ranks(model)
         read = FileDigests(
-            Path(parsed.weight_digests or f"{HF_HOME}/lockstep").expanduser() / "weights.json", log=log
+            Path(parsed.weight_digests or f"{HF_HOME}/lockstep").expanduser() / "weights.json",
+            log=log,
         )
         weights = weights_of(model, parsed.weights_version, read)
-        pages = SequencePages(
-            kept_layers(model, ranks), ranks, parsed.pages, parsed.page_tokens
-        )
+        pages = SequencePages(kept_layers(model, ranks), ranks, parsed.pages, parsed.page_tokens)
         host_pages = parsed.host_pages_of(pages.page_bytes)
         config = CacheConfig(
             model=parsed.model or model.config._name_or_path or type(model).__name__,  # noqa: SLF001
@@ -137,14 +136,14 @@ class LockstepCache:
             yield past
             if len(passes.tokens) != past.get_seq_length():
                 raise UsageError(
-                    f"{past.get_seq_length()} tokens were computed with this past, and"
-                    f" {len(passes.tokens)} of them by a call of the model that the cache was opened for"
+                    f"{past.get_seq_length()} tokens were computed with this past, and only"
+                    f" {len(passes.tokens)} by a call of the model that the cache was opened for"
                 )
         except BaseException:
             self.cache.release(name)
             raise
         else:
-            self._keep(name, passes.tokens[: past.in_pages], past.reused_tokens, salt)
+            self._keep(name, passes.tokens, past.reused_tokens, salt)
         finally:
             hook.remove()
             past.over, self._in_use = True, False
@@ -153,7 +152,8 @@ class LockstepCache:
         """Say that the model's weights were changed; nothing that the former gave is found any more.
 
         With `weights_version`, a name of the weights as they are now, what is computed goes to storage
-        and is found by whoever opens a cache with that version; without one, storage is left alone.
+        and is found by whoever opens a cache as this one was opened and resets it to the same name;
+        without one, storage is left alone.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")
@@ -167,7 +167,7 @@ class LockstepCache:
         """Write what is on its way to storage, and leave the group. Every rank calls it."""
         self.cache.close()
 
-    def __enter__(self) -> "LockstepCache":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -193,8 +193,7 @@ class LockstepCache:
             raise UsageError(
                 "the model's parameters were changed since the cache was opened or reset; call reset"
             )
-        prompt: list[int] = input_ids[0].tolist()
-        return prompt
+        return cast("list[int]", input_ids[0].tolist())
 
     def _find(self, name: str, prompt: Sequence[int], salt: str) -> ReusedPast:
         """Bring what every rank can restore of a prompt into the memory of the sequence."""
@@ -202,7 +201,7 @@ class LockstepCache:
         # Of a copy that has not ended in its time; all others were waited for when their block ended.
         cache.keep_off()
         # The last token has to be computed in any case: what comes out follows from it.
-        wanted = prompt[: min(len(prompt) - 1, self._settings.max_tokens)]
+        wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
         cache.prefetch(name, wanted, salt)
         self._step_until(lambda: cache.prefetch_done(name))
         found = cache.hit(name, wanted, salt)
@@ -220,7 +219,7 @@ class LockstepCache:
     def _keep(self, name: str, tokens: Sequence[int], reused: int, salt: str) -> None:
         """Copy what of a sequence is not in host memory yet, and wait until its memory is free."""
         unit = self._settings.page_tokens
-        whole = len(tokens) // unit * unit
+        whole = min(len(tokens) // unit, self._settings.pages) * unit
         # Of a window what is copied is what the last tokens see. Other prompts leave this one anywhere,
         # so every page is the last of one copy or before the last within its window.
         step = self._pages.narrowest or whole

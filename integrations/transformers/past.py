@@ -5,6 +5,8 @@ sequence, in which pages follow each other; so the pages that are copied to host
 just what attention reads. What the model is given is what `DynamicCache` would give it, to the bit.
 """
 
+from collections.abc import Sequence
+
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
@@ -23,9 +25,7 @@ class PagedLayer(DynamicLayer):
         self.is_sliding = window is not None
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
-        self.in_pages: int | None = None
-        """How many tokens are in the memory that is lent, where a sequence has left that."""
-        self._memory = keys, values
+        self._lent = self._memory = keys, values
         self._window = window
         self.set_length(0)
 
@@ -42,10 +42,11 @@ class PagedLayer(DynamicLayer):
         first, start = self._first_seen(), self.length
         end = start + key_states.shape[-2]
         self._make_room(end)
-        keys, values = self._memory
-        keys[:, :, start:end] = key_states.detach()
-        values[:, :, start:end] = value_states.detach()
+        _write(self._memory, (key_states, value_states), start)
+        if self._memory is not self._lent:
+            _write(self._lent, (key_states, value_states), start)
         self.set_length(end)
+        keys, values = self._memory
         return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -61,25 +62,29 @@ class PagedLayer(DynamicLayer):
         """Return the window; -1 where there is none."""
         return self._window or -1
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget so many of the last tokens, which a candidate of assisted decoding was refused for."""
-        self.set_length(self.length - abs(tokens_to_remove))
-
     def _first_seen(self) -> int:
         # A token attends to itself and to what is left of the window before it.
         return 0 if self._window is None else max(0, self.length - self._window + 1)
 
     def _make_room(self, end: int) -> None:
-        """Move to memory of its own, twice as long as is needed, where the memory is too short."""
+        """Move to memory of its own, twice as long as is needed, where the memory is too short.
+
+        What fits is written into the memory that is lent all the same.
+        """
         old = self._memory
-        if end <= old[0].shape[2]:
-            return
-        if self.in_pages is None:
-            self.in_pages = self.length
-        more = [each.new_empty((1, each.shape[1], 2 * end, each.shape[3])) for each in old]
-        for new, each in zip(more, old, strict=True):
-            new[:, :, : self.length] = each[:, :, : self.length]
-        self._memory = more[0], more[1]
+        if end > old[0].shape[2]:
+            keys, values = (
+                each.new_empty((1, each.shape[1], 2 * end, each.shape[3])) for each in old
+            )
+            self._memory = keys, values
+            _write(self._memory, [each[:, :, : self.length] for each in old], 0)
+
+
+def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start: int) -> None:
+    """Write keys and values from a position on, as many as there is memory for."""
+    for mine, each in zip(memory, states, strict=True):
+        room = mine[:, :, start : start + each.shape[2]]
+        room.copy_(each.detach()[:, :, : room.shape[2]])
 
 
 class ReusedPast(DynamicCache):
@@ -96,12 +101,11 @@ class ReusedPast(DynamicCache):
         """How many tokens of the prompt were found, and are not computed."""
         self.over = False
 
-    @property
-    def in_pages(self) -> int:
-        """How many tokens are in the memory that is lent, and stay there."""
-        return min(
-            each.length if each.in_pages is None else min(each.length, each.in_pages)
-            for each in self.paged
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: with what takes tokens back, Transformers computes a prompt from its start."""
+        raise UsageError(
+            f"{abs(tokens_to_remove)} tokens are to be taken back, as assisted decoding does; in"
+            " Transformers that does not go with a past, so give it none"
         )
 
     def update(

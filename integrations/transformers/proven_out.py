@@ -25,9 +25,7 @@ PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
         "id2label label2id problem_type num_labels finetuning_task": (
             "They name what a head of classification puts out."
         ),
-        "return_dict output_hidden_states _output_attentions use_cache": (
-            "They say what a pass returns; a pass that returns attention is refused."
-        ),
+        "return_dict output_hidden_states use_cache": "They say what a pass returns.",
         "initializer_range": "It draws weights that come from no file; those are not in the key.",
         "attention_dropout": "A model that is training is refused.",
         "distributed_config": (

@@ -32,7 +32,7 @@ class GenerateSettings(PluginSettings):
         return -(-self.max_tokens // self.page_tokens)
 
     def host_pages_of(self, page_bytes: int) -> int:
-        """Return the number of host pages, where a page of all pools together has `page_bytes` bytes."""
+        """Return the number of host pages, if one of all pools together has `page_bytes` bytes."""
         if self.host_pages is not None:
             return self.host_pages
         assert self.host_memory_gib is not None
@@ -51,6 +51,10 @@ def parse(given: Mapping[str, Any]) -> GenerateSettings:
     for name in OWN:
         if name in values and not 1 <= integer(f"{WHERE}: {name}", values[name]) <= TOKENS_MAX:
             raise ConfigError(f"{WHERE}: {name} is {values[name]}, must be 1 to {TOKENS_MAX}")
+    if "adapter_versions" in values:
+        raise ConfigError(
+            f"{WHERE}: adapter_versions is for engines that serve adapters; see reset"
+        )
     settings = GenerateSettings(**values)
     if settings.host_memory_gib is None and settings.host_pages is None:
         raise ConfigError(

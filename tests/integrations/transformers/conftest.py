@@ -1,0 +1,60 @@
+"""What the tests of Transformers share: tiny models, and caches for them."""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lockstep.integrations.transformers import LockstepCache
+
+    Load = Callable[..., PreTrainedModel]
+    Open = Callable[..., LockstepCache]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a model of each kind."""
+    pytest.importorskip("transformers")
+    from tests.kit.transformers.tiny_models import make
+
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = make(tmp_path_factory.mktemp("models") / kind, kind)
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture
+def load(folders: Callable[[str], Path]) -> "Load":
+    """Loads a model of a kind."""
+    from tests.kit.transformers.tiny_models import load
+
+    return lambda kind="llama", **options: load(folders(kind), **options)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> "Generator[Open]":
+    """Opens caches of one rank, which are closed at the end; their store is in the test's folder."""
+    from lockstep.integrations.transformers import LockstepCache
+
+    with ExitStack() as stack:
+
+        def open_one(model: Any, **settings: Any) -> "LockstepCache":
+            common = {"host_pages": 64, "max_tokens": 256, "weight_digests": str(tmp_path)}
+            return stack.enter_context(LockstepCache.open(model, **(common | settings)))
+
+        yield open_one
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The URI of a store of the test's own."""
+    return f"file://{tmp_path}/kv"

@@ -1,0 +1,1 @@
+HF_HOME: str

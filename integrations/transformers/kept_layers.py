@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
 """The kinds of rotary positions under which a token's KV does not change with what follows it."""
 
-HEADS = ("attention_heads", "key_value_heads")
-"""How a configuration's fields end that count heads which a layer may keep."""
-
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
@@ -33,6 +30,8 @@ class KeptLayer:
 
     window: int | None
     """How many tokens it attends to; None for all."""
+    divided: bool
+    """Whether the ranks divide its heads; otherwise each keeps all of them."""
     keys: torch.Tensor
     """Those of one token, [1, heads, 1, elements]."""
     values: torch.Tensor
@@ -63,6 +62,8 @@ class SequencePages:
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
         """The whole pages of the narrowest window that has a pool of its own, in tokens."""
+        self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
+        """What a key says of layers that the ranks do not divide: their pages have another layout."""
         self.page_bytes = sum(each.page_bytes for each in shards.values())
         """The bytes of a page of every pool together on this rank."""
         self.lent = {
@@ -93,25 +94,28 @@ class SequencePages:
 
     def _layout(self, pool: str, ranks: int) -> PageLayout:
         kept = [self._layers[at] for at in self._by_pool[pool]]
+        divided = [each.divided for each in kept]
         columns: list[Column] = []
         for name, tensors in (
             ("k", [each.keys for each in kept]),
             ("v", [each.values for each in kept]),
         ):
             shapes = {(each.shape[1], each.shape[3], each.dtype) for each in tensors}
-            if len(shapes) != 1:
+            if len(shapes) != 1 or len(set(divided)) != 1:
                 raise ConfigError(
-                    f"layers of pool {pool!r} keep {name} of several shapes and types:"
-                    f" {', '.join(sorted(map(str, shapes)))}; run the model without the cache"
+                    f"layers of pool {pool!r} keep {name} of several shapes and types, or only some of"
+                    f" them are divided: {', '.join(sorted(map(str, shapes)))}; run the model without"
+                    " the cache"
                 )
             heads, elements, dtype = shapes.pop()
             columns.append(
                 Column(
                     name=name,
                     layers=len(tensors),
-                    heads=heads * ranks,
+                    heads=heads * ranks if divided[0] else heads,
                     elements=elements,
                     dtype=dtype_name(dtype),
+                    replicated=not divided[0],
                 )
             )
         return PageLayout(page_tokens=self._page_tokens, columns=tuple(columns))
@@ -145,10 +149,10 @@ def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
         if layer.keys is None or layer.values is None:
             raise ConfigError(f"layer {at} of the model has kept nothing for a token")
         window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-        kept.append(KeptLayer(window, layer.keys, layer.values))
+        divided = _is_divided(config, at, layer.keys.shape[1], ranks)
+        kept.append(KeptLayer(window, divided, layer.keys, layer.values))
     if len({each.keys.device for each in kept}) != 1:
         raise ConfigError("the model's layers are on several devices; keep those of a rank on one")
-    _require_divided(config, kept, ranks)
     return kept
 
 
@@ -181,14 +185,20 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
                 )
 
 
-def _require_divided(config: "PreTrainedConfig", kept: Sequence[KeptLayer], ranks: int) -> None:
-    """Raise `ConfigError` unless the ranks divide the KV heads of each layer."""
-    known = {value for name, value in vars(config).items() if name.endswith(HEADS)}
-    for at, each in enumerate(kept):
-        here = {each.keys.shape[1], each.values.shape[1]}
-        if ranks > 1 and not {heads * ranks for heads in here} <= known:
-            raise ConfigError(
-                f"layer {at} keeps {sorted(here)} KV heads on each of {ranks} ranks, which do not make"
-                f" up the model's ({', '.join(map(str, sorted(known)))}); take a number of ranks that"
-                " divides its KV heads"
-            )
+def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
+    """Say whether the ranks divide the KV heads of a layer, of which this one keeps so many.
+
+    Otherwise each keeps all of them. Raises `ConfigError` where that cannot be told.
+    """
+    if ranks == 1:
+        return True
+    fields = vars(config)
+    for end in ("key_value_heads", "attention_heads"):
+        known = {value for name, value in fields.items() if name.endswith(end)}
+        divided, whole = heads * ranks in known, heads in known
+        if divided != whole:
+            return divided
+    raise ConfigError(
+        f"layer {at} keeps {heads} KV heads on each of {ranks} ranks, and whether these are all that"
+        " the model has does not follow from its configuration; run the model without the cache"
+    )

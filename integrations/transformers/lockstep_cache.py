@@ -77,11 +77,12 @@ class LockstepCache:
             log=log,
         )
         weights = weights_of(model, parsed.weights_version, read)
+        rest = configuration_digest(model, transformers_version)
         pages = SequencePages(kept_layers(model, ranks), ranks, parsed.pages, parsed.page_tokens)
         host_pages = parsed.host_pages_of(pages.page_bytes)
         config = CacheConfig(
             model=parsed.model or model.config._name_or_path or type(model).__name__,  # noqa: SLF001
-            weights_version=f"{weights}/{configuration_digest(model, transformers_version)}",
+            weights_version=f"{weights}/{rest}{pages.kept_whole}",
             layout=pages.layouts[KV_POOL],
             components=pages.components(host_pages),
             host_pages=host_pages,
@@ -160,7 +161,7 @@ class LockstepCache:
         self._signature = signature(self._model)
         if weights_version is not None:
             rest = configuration_digest(self._model, transformers_version)
-            weights_version = f"version {weights_version}/{rest}"
+            weights_version = f"version {weights_version}/{rest}{self._pages.kept_whole}"
         self.cache.reset(weights_version)
 
     def close(self) -> None:
@@ -202,9 +203,14 @@ class LockstepCache:
         cache.keep_off()
         # The last token has to be computed in any case: what comes out follows from it.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
-        cache.prefetch(name, wanted, salt)
-        self._step_until(lambda: cache.prefetch_done(name))
-        found = cache.hit(name, wanted, salt)
+        found = 0
+        for _ in range(1 if self._pages.narrowest is None else 2):
+            cache.prefetch(name, wanted, salt)
+            self._step_until(lambda: cache.prefetch_done(name))
+            found = cache.hit(name, wanted, salt)
+            if found:
+                break
+            # Where a page was lost, a shorter prefix needs other pages of the windows: ask once more.
         if found:
             cache.load(name, wanted[:found], self._lent(found, 0))
             cache.begin_loads()

@@ -1,0 +1,52 @@
+"""One rank of a model that Transformers divides; torchrun starts it with a plan's path."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
+
+from lockstep import GroupError
+from lockstep.integrations.transformers import LockstepCache
+from tests.kit.transformers.generated import Said, alone, reusing
+from tests.kit.transformers.plan import Phase, PhaseResult, read_plan, write_results
+from tests.kit.transformers.tiny_models import load
+
+
+def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
+    """Carry out a phase."""
+    salts = phase.salts or [""] * len(phase.prompts)
+    prompts = [[rank + 3, *each] if phase.apart else each for each in phase.prompts]
+    if phase.settings is None:
+        return PhaseResult([alone(model, each) for each in prompts], {}, "")
+    came: list[Said] = []
+    cache = LockstepCache.open(model, **phase.settings)
+    try:
+        with cache:
+            for each, salt in zip(prompts, salts, strict=True):
+                came.append(reusing(cache, model, each, salt))
+            cache.cache.flush()
+            cache.cache.inspection.check()
+            stats = cache.cache.stats()
+    except GroupError as error:
+        return PhaseResult(came, {}, f"{type(error).__name__}: {error}")
+    return PhaseResult(came, {"corrupt": stats.pages_corrupt, "digest": stats.digest}, "")
+
+
+def main(path: Path) -> None:
+    """Carry out a plan, and leave what came of it beside it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    folder, phases = read_plan(path)
+    model = load(folder, distributed_config=DistributedConfig(tp_plan="auto"))
+    results = [run(model, each, rank) for each in phases]
+    write_results(path.with_name(f"rank{rank}.pt"), results)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

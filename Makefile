@@ -28,7 +28,7 @@ JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores docs \
-	sglang-disagreeing-stores bench bench-engines demo clean
+	sglang-disagreeing-stores transformers-generate bench bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -76,6 +76,10 @@ disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's stor
 sglang-disagreeing-stores: install-engines  ## Show SGLang's, with HiCache and with Lockstep.
 	$(ENGINES)/bin/python examples/sglang_disagreeing_stores/run.py
 
+transformers-generate: install  ## Let generate() of Transformers take up prompts on two ranks, and again.
+	$(INSTALL) '.[transformers]'
+	$(BIN)/python examples/transformers_generate/run.py
+
 bench: install  ## Measure, and print the table of results.
 	$(BIN)/python -m lockstep.benchmarks
 
@@ -117,5 +121,5 @@ $(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt test
 	$(ENGINES_INSTALL) --requirement $(ENGINES)/requirements.txt
 	$(ENGINES_INSTALL) --no-deps sglang
 	$(ENGINES_INSTALL) --requirement tests/install/sglang_requirements.txt
-	$(ENGINES_INSTALL) --editable . pytest pytest-timeout hypothesis
+	$(ENGINES_INSTALL) --editable . accelerate pytest pytest-timeout hypothesis
 	@touch $@

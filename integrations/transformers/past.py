@@ -25,14 +25,15 @@ class PagedLayer(DynamicLayer):
         self.is_sliding = window is not None
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
-        self._lent = self._memory = keys, values
+        self.memory = self._lent = keys, values
+        """Where the keys and values are, from the sequence's first token on."""
         self._window = window
         self.set_length(0)
 
     def set_length(self, length: int) -> None:
         """Say how many tokens the memory has."""
         self.length = length
-        first, (keys, values) = self._first_seen(), self._memory
+        first, (keys, values) = self._first_seen(), self.memory
         self.keys, self.values = keys[:, :, first:length], values[:, :, first:length]
 
     def update(
@@ -42,11 +43,11 @@ class PagedLayer(DynamicLayer):
         first, start = self._first_seen(), self.length
         end = start + key_states.shape[-2]
         self._make_room(end)
-        _write(self._memory, (key_states, value_states), start)
-        if self._memory is not self._lent:
+        _write(self.memory, (key_states, value_states), start)
+        if self.memory is not self._lent:
             _write(self._lent, (key_states, value_states), start)
         self.set_length(end)
-        keys, values = self._memory
+        keys, values = self.memory
         return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -71,13 +72,13 @@ class PagedLayer(DynamicLayer):
 
         What fits is written into the memory that is lent all the same.
         """
-        old = self._memory
+        old = self.memory
         if end > old[0].shape[2]:
             keys, values = (
                 each.new_empty((1, each.shape[1], 2 * end, each.shape[3])) for each in old
             )
-            self._memory = keys, values
-            _write(self._memory, [each[:, :, : self.length] for each in old], 0)
+            self.memory = keys, values
+            _write(self.memory, [each[:, :, : self.length] for each in old], 0)
 
 
 def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start: int) -> None:

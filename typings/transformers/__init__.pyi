@@ -29,6 +29,10 @@ class AutoModelForCausalLM:
     @classmethod
     def from_pretrained(cls, path: str | Path, **options: Any) -> PreTrainedModel: ...
 
+class AutoModel:
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> PreTrainedModel: ...
+
 class AutoConfig:
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> PreTrainedConfig: ...

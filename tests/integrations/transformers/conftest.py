@@ -37,7 +37,10 @@ def load(folders: Callable[[str], Path]) -> "Load":
     """Loads a model of a kind."""
     from tests.kit.transformers.tiny_models import load
 
-    return lambda kind="llama", **options: load(folders(kind), **options)
+    def load_one(kind: str = "llama", **options: Any) -> "PreTrainedModel":
+        return load(folders(kind), **options)
+
+    return load_one
 
 
 @pytest.fixture

@@ -46,10 +46,10 @@ def exact(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> lis
     return [one.same_bits(alone(model, each)) for each, one in zip(prompts, came, strict=True)]
 
 
-def spoil(cache: LockstepCache) -> None:
+def spoil(cache: Any) -> None:
     """Fill the memory of the next sequence with what spoils every sum that it is in."""
     for layer in cache._pages.layers():
-        for memory in layer._memory:
+        for memory in layer.memory:
             memory.fill_(torch.nan)
 
 
@@ -134,7 +134,7 @@ def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
     """What is said where one page that was restored has other content."""
     with cache.reuse(ids(PROMPT)) as past:
         for layer in past.paged:
-            for memory in layer._memory:
+            for memory in layer.memory:
                 wrong = memory[:, :, page * PAGE : (page + 1) * PAGE]
                 wrong.copy_(wrong.flip(3))
         return said(model, PROMPT, past)
@@ -230,7 +230,7 @@ def test_a_sequence_that_outgrows_its_memory_goes_on_and_is_cached_up_to_there(
 def test_sampled_tokens_are_as_without_the_cache(load: "Load", opened: "Open") -> None:
     model = load()
     cache = opened(model)
-    sampled = {"do_sample": True, "top_k": 5}
+    sampled: dict[str, Any] = {"do_sample": True, "top_k": 5}
 
     came: list[Said] = []
     for _ in range(2):

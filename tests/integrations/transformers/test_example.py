@@ -5,9 +5,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 from tests.kit.launch.replays import run
 from tests.kit.snippets import blocks_of
 from tests.kit.source_tree import ROOT

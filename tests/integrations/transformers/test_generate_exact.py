@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 
 from lockstep.integrations.transformers import LockstepCache

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig

@@ -3,9 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 from lockstep.integrations.transformers import LockstepCache
 from tests.kit.transformers.generated import alone, prompt, reusing
 from tests.kit.transformers.group import run_ranks

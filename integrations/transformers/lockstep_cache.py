@@ -66,9 +66,9 @@ class LockstepCache:
     def open(cls, model: "PreTrainedModel", **settings: Any) -> "LockstepCache":
         """Open a cache for a model as it is now; every rank of the model calls it at the same point.
 
-        `settings` are those of `GenerateSettings`; `host_memory_gib` or `host_pages` is required. Raises
-        `ConfigError` for settings that make no sense or differ, for a model whose layers keep what has
-        no pages, and for weights that cannot be told from others.
+        `settings` are those of `GenerateSettings`; `host_memory_gib` or `host_pages` is required.
+        Raises `ConfigError` for settings that make no sense or differ, for a model whose layers keep
+        what has no pages, and for weights that cannot be told from others.
         """
         parsed = parse(settings)
         ranks = _ranks(model)

@@ -144,6 +144,6 @@ def test_what_one_rank_s_store_has_lost_or_damaged_both_compute_and_other_prompt
     assert agree([*before, *after]) == [True] * 4
     assert [phase[0].said[0].same_bits(expected) for phase in after] == [True] * 2
     assert [phase[0].said[0].reused < REUSED for phase in after] == [True] * 2
-    assert [each.stats["corrupt"] for each in after[1]] == [0, 1]
+    assert [each.stats["corrupt"] > 0 for each in after[1]] == [False, True]
     told = "DivergenceError: the ranks differ in"
     assert [each.error[: len(told)] for each in apart] == [told] * 2

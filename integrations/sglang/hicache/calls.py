@@ -22,7 +22,7 @@ from ....page_format.object_name import ObjectName
 from ....page_format.object_shape import ObjectShape
 from ....storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ....storage_backends.complaints import Trouble
-from .blocking_store import BlockingStore
+from ...blocking_store import BlockingStore
 from .contract import EngineFacts, HostPool, StorageConfig, Transfer
 from .names import KV, PoolNames, pool_names
 from .pages import Batch, PoolPages
@@ -67,7 +67,7 @@ class HiCacheCalls:
                 "Lockstep's storage under HiCache keeps each rank's pages apart, so it can have neither"
                 " decode context parallelism (DCP) nor tp_lcm_size; leave them out"
             )
-        self._store = BlockingStore(self._settings.store)
+        self._store = BlockingStore(self._settings.store, "SGLang")
         self._pools: dict[str, _Pool] = {}
         self._troubles = {verb: Trouble() for verb in ("looked up", "read", "written", "cleared")}
         self._lock = threading.Lock()

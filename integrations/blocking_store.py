@@ -1,4 +1,4 @@
-"""A store for callers that wait for its answers: one event loop on a thread, which owns the backend."""
+"""A store for callers without an event loop: one on a thread, which owns the backend."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
-from ....errors import ConfigError, StorageError
-from ....storage_backends.base import StorageBackend
-from ....storage_backends.complaints import Trouble
-from ....storage_backends.registry import make_backend
-from ....storage_backends.uri import without_secrets
+from ..errors import ConfigError, StorageError
+from ..storage_backends.base import StorageBackend
+from ..storage_backends.complaints import Trouble
+from ..storage_backends.registry import make_backend
+from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
 """A call that is so much later than its deadline does not keep the contract (S2), and is named."""
@@ -29,10 +29,20 @@ class BlockingStore:
     touch the caller's buffers (contract S3).
     """
 
-    def __init__(self, uri: str) -> None:
-        """Raises `ConfigError` for a URI that makes no sense. Nothing is opened yet."""
+    def __init__(
+        self,
+        uri: str,
+        engine: str,
+        around: Callable[[StorageBackend], StorageBackend] | None = None,
+    ) -> None:
+        """Raises `ConfigError` for a URI that makes no sense. Nothing is opened yet.
+
+        `engine` is who waits for answers, for the log; `around` is what stands before the store.
+        """
         self.shown = without_secrets(uri)
-        self._backend = make_backend(uri)
+        self._engine = engine
+        backend = make_backend(uri)
+        self._backend = backend if around is None else around(backend)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._stopping = asyncio.Event()
@@ -42,12 +52,21 @@ class BlockingStore:
         self._late = Trouble()
         self._thread: threading.Thread | None = None
 
-    def open(self, memory: Sequence[memoryview], timeout_s: float) -> None:
-        """Open the backend, once; raises what keeps it from opening, or that it took too long."""
-        self._close_timeout_s = timeout_s
+    def open(
+        self,
+        memory: Sequence[memoryview],
+        timeout_s: float,
+        *,
+        close_timeout_s: float | None = None,
+    ) -> None:
+        """Open the backend, once; raises what keeps it from opening, or that it took too long.
+
+        What runs when it is closed has as long to end, or `close_timeout_s`.
+        """
+        self._close_timeout_s = timeout_s if close_timeout_s is None else close_timeout_s
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._run, args=(self._loop, memory), name="lockstep-hicache", daemon=True
+            target=self._run, args=(self._loop, memory), name="lockstep-store", daemon=True
         )
         self._thread.start()
         wait([self._opened], timeout_s)
@@ -72,22 +91,35 @@ class BlockingStore:
         `leaves` is for uses without buffers: they are not waited for any longer. Raises `StorageError`
         where they are left, or the store is not open, and whatever the use raises.
         """
-        answer = self._begin(use)
+        answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
         if done:
             self._late.went_well()
             return answer.result()
         if self._late.is_to_be_said():
             _log.warning(
-                "a call to the store %s has no answer %g s after its deadline, and SGLang waits for it;"
+                "a call to the store %s has no answer %g s after its deadline, and %s waits for it;"
                 " look at the store",
                 self.shown,
                 LATE_S,
+                self._engine,
             )
         if leaves:
             answer.cancel()
             raise StorageError("the store does not answer; look at it")
         return answer.result()
+
+    def begin(
+        self, use: Callable[[StorageBackend], Coroutine[Any, Any, Answer]]
+    ) -> "Future[Answer]":
+        """Begin a use of the backend, which nobody waits for here.
+
+        Raises `StorageError` where the store is not open.
+        """
+        with self._lock:
+            if not self._is_open or self._loop is None:
+                raise StorageError("the store is not open; attach it again")
+            return asyncio.run_coroutine_threadsafe(use(self._backend), self._loop)
 
     def close(self) -> None:
         """Close the backend, when what runs has ended or its time is up. Idempotent."""
@@ -98,14 +130,6 @@ class BlockingStore:
         thread.join(2 * self._close_timeout_s)
         if thread.is_alive():
             _log.warning("the store %s did not close; what it holds is left to it", self.shown)
-
-    def _begin(
-        self, use: Callable[[StorageBackend], Coroutine[Any, Any, Answer]]
-    ) -> "Future[Answer]":
-        with self._lock:
-            if not self._is_open or self._loop is None:
-                raise StorageError("the store is not open; attach it again")
-            return asyncio.run_coroutine_threadsafe(use(self._backend), self._loop)
 
     def _stop(self) -> None:
         with self._lock:

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.integrations.sglang.hicache import blocking_store
-from lockstep.integrations.sglang.hicache.blocking_store import BlockingStore
+from lockstep.integrations import blocking_store
+from lockstep.integrations.blocking_store import BlockingStore
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
@@ -67,7 +67,7 @@ def made_over(backend: StorageBackend) -> Generator[BlockingStore]:
         patch.object(blocking_store, "make_backend", return_value=backend),
         patch.object(blocking_store, "LATE_S", 0.05),
     ):
-        yield BlockingStore("memory://")
+        yield BlockingStore("memory://", "an engine")
 
 
 def test_a_lookup_that_hangs_is_left(store: BlockingStore) -> None:
@@ -141,7 +141,7 @@ def test_close_waits_for_calls_that_run(store: BlockingStore, backend: Hanging) 
 
 
 def test_a_store_that_was_never_opened_can_be_closed_and_answers_nothing() -> None:
-    store = BlockingStore("memory://")
+    store = BlockingStore("memory://", "an engine")
     store.close()
 
     with pytest.raises(StorageError, match="not open"):

@@ -1,0 +1,3 @@
+from .base import KVConnectorBase_V1, SupportsHMA
+
+class OffloadingConnector(KVConnectorBase_V1, SupportsHMA): ...

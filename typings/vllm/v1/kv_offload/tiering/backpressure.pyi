@@ -1,0 +1,2 @@
+class BackpressureDetector:
+    store_latency_ema: float

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from lockstep.integrations.vllm import LockstepConnector, contract
+from lockstep.integrations.vllm.tier import LockstepTier
+from lockstep.integrations.vllm.tier import contract as of_tier
 
 REAL = {
     contract.VllmRequest: "vllm.v1.request:Request",
@@ -38,6 +40,11 @@ REAL = {
     contract.EngineCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.MultiModalFeature: "vllm.multimodal.inputs:MultiModalFeatureSpec",
     contract.LoraRequest: "vllm.lora.request:LoRARequest",
+    of_tier.OffloadedGroup: "vllm.v1.kv_offload.config:OffloadingGroupConfig",
+    of_tier.OffloadedModel: "vllm.v1.kv_offload.config:OffloadingModelConfig",
+    of_tier.OffloadedCache: "vllm.v1.kv_offload.config:OffloadingCacheConfig",
+    of_tier.OffloadingRanks: "vllm.v1.kv_offload.config:OffloadingParallelConfig",
+    of_tier.OffloadingConfig: "vllm.v1.kv_offload.config:OffloadingConfig",
 }
 
 
@@ -60,6 +67,24 @@ def has(real: type, name: str) -> bool:
     )
 
 
+def unlike(ours: type[Any]) -> list[str]:
+    """Return a sentence for each method of ours that vLLM has not, or calls in another way."""
+    told: list[str] = []
+    base: Any = ours.__mro__[1]
+    for name, method in vars(ours).items():
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        bases: list[Any] = list(ours.__mro__[1:])
+        theirs: list[Any] = [getattr(each, name) for each in bases if hasattr(each, name)]
+        if not theirs:
+            told.append(f"{base.__name__} has no method {name}")
+            continue
+        taken = len(inspect.signature(theirs[0]).parameters)
+        if len(inspect.signature(method).parameters) != taken:
+            told.append(f"{name} takes {taken} arguments in vLLM")
+    return told
+
+
 def missing() -> list[str]:
     """Return a sentence for each thing that the plug-in uses and vLLM has not."""
     told: list[str] = []
@@ -68,18 +93,8 @@ def missing() -> list[str]:
         real = getattr(import_module(module), name)
         lacking = [each for each in sorted(used(protocol)) if not has(real, each)]
         told += [f"{place} has no {each}" for each in lacking]
-    base: Any = LockstepConnector.__mro__[1]
-    for name, method in vars(LockstepConnector).items():
-        if name.startswith("_") or not inspect.isfunction(method):
-            continue
-        bases: list[Any] = list(LockstepConnector.__mro__[1:])
-        theirs: list[Any] = [getattr(each, name) for each in bases if hasattr(each, name)]
-        if not theirs:
-            told.append(f"{base.__name__} has no method {name}")
-            continue
-        taken = len(inspect.signature(theirs[0]).parameters)
-        if len(inspect.signature(method).parameters) != taken:
-            told.append(f"{name} takes {taken} arguments in vLLM")
+    for ours in (LockstepConnector, LockstepTier):
+        told += unlike(ours)
     return told
 
 

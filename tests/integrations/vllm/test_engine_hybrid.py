@@ -42,8 +42,6 @@ class Model:
     name: str
     pools: int
     """How many groups of layers it has."""
-    poison: str
-    """The fault that damages what it keeps beside full attention."""
     block_tokens: int = 32
     longer: int = 1
     """How often a prompt's text is repeated, so that there are whole blocks."""
@@ -62,15 +60,20 @@ class Model:
 
 
 MODELS = [
-    Model("gemma", 3, "poisoned windows"),
-    Model("gpt-oss", 2, "poisoned windows"),
+    Model("gemma", 3),
+    Model("gpt-oss", 2),
     Model(
         "qwen-next",
         2,
-        "poisoned states",
         block_tokens=544,
         longer=3,
-        engine={"dtype": "bfloat16", "max_model_len": 2048},
+        engine={
+            "dtype": "bfloat16",
+            "max_model_len": 2048,
+            # What a token leaves behind depends, in its last bits, on where chunks began. Chunks of one
+            # block begin in the same places wherever a prefix comes from.
+            "long_prefill_token_threshold": 544,
+        },
     ),
 ]
 EACH = pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
@@ -84,7 +87,7 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
     crowded = engine | {
         "max_num_batched_tokens": 2 * model.block_tokens,
         "enable_chunked_prefill": True,
-        "num_gpu_blocks_override": 30 * model.pools,
+        "num_gpu_blocks_override": 20 * model.pools,
         "max_num_seqs": 64,
     }
     salted = [Prompt(each.tokens, "tenant") for each in prompts]
@@ -112,7 +115,7 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
             engine=crowded,
             connector=tight,
         ),
-        "poisoned": plan(Phase(prompts, "from storage"), fault=model.poison),
+        "poisoned": plan(Phase(prompts, "from storage"), fault="poisoned"),
     }
 
 

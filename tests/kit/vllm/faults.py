@@ -13,7 +13,7 @@ from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
-from lockstep.ranks.orders import Direction
+from lockstep.ranks.orders import KV_POOL, Direction
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper
@@ -65,12 +65,7 @@ class Silent(Down):
 
 
 class Damaged(Wrapper):
-    """Of some pools, some of the objects in a store of files are damaged before they are read."""
-
-    pools: tuple[str, ...] | None = None
-    """None stands for all."""
-    which = range(3, 4)
-    """Of each pool's reads, those whose objects are damaged."""
+    """One object of each pool, in a store of files, is damaged before it is read."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
@@ -79,32 +74,28 @@ class Damaged(Wrapper):
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         for each in reads:
-            pool = each.name.pool
-            if self.pools is None or pool in self.pools:
-                if self._reads[pool] in self.which and each.name not in self._damaged:
-                    self._damage(each.name)
-                self._reads[pool] += 1
+            if self._is_due(each.name.pool) and each.name not in self._damaged:
+                self._damaged.add(each.name)
+                self._damage(each.name)
         return await super().read(reads, deadline=deadline)
 
+    def _is_due(self, pool: str) -> bool:
+        """Say whether it is this pool's turn: not that of two pools in one request's prefetch."""
+        self._reads[pool] += 1
+        return self._reads[pool] == 4 + 12 * list(self._reads).index(pool)
+
     def _damage(self, name: ObjectName) -> None:
-        self._damaged.add(name)
         found = located(name)
         behind: Any = self.behind
         assert found is not None
         flip_a_byte(Path(behind.root) / found[1])
 
 
-class PoisonedWindows(Damaged):
-    """Every page of a window is damaged."""
+class Poisoned(Damaged):
+    """Everything is damaged but the pages of the main pool."""
 
-    pools: tuple[str, ...] | None = ("window", "window.1")
-    which = range(1 << 30)
-
-
-class PoisonedStates(PoisonedWindows):
-    """Every state is damaged."""
-
-    pools: tuple[str, ...] | None = ("state",)
+    def _is_due(self, pool: str) -> bool:
+        return pool != KV_POOL
 
 
 def flip_a_byte(path: Path) -> None:
@@ -170,8 +161,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "down": lambda: _spoil_store(Down),
     "silent": lambda: _spoil_store(Silent),
     "damaged": lambda: _spoil_store(Damaged),
-    "poisoned windows": lambda: _trust_spoiled_store(PoisonedWindows),
-    "poisoned states": lambda: _trust_spoiled_store(PoisonedStates),
+    "poisoned": lambda: _trust_spoiled_store(Poisoned),
     "half a load": _fail_a_load_half_way,
     "trusting": _trust_every_byte,
 }

@@ -246,6 +246,7 @@ class SchedulerSide:
         # An engine that has nothing left to do gets all its blocks back at once, so that it can drop
         # its prefix cache; whatever it does with them next begins with this fence.
         self.cache.keep_off()
+        self._lending.held.let_go(lambda _: ())
         freed = [self._leaving.pop(name).tracked for name in lent]
         return replace(result, freed=(*result.freed, *_ids(freed)))
 

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..ranks.config import Bounds, Timeouts
 from ..ranks.outside import Control
 from ..telemetry.port import PORT_MAX
+from .sharing import Share
 
 ROUND_S = 600.0
 """What one rank's program does before it comes back to its engine may take minutes: a checkpoint that
@@ -46,6 +47,8 @@ class PluginSettings:
     """Stands for all weights in keys; if it is given, the files that hold them are not read."""
     adapter_versions: Mapping[str, str] = field(default_factory=dict[str, str])
     """What stands in keys for an adapter's weights, by its name, in the place of its files."""
+    share: Share = Share.ALL
+    """With whom pages are shared: `all` engines that compute the same, or those of one `engine`."""
     weight_digests: str | None = None
     """The folder in which digests of files of weights are remembered; by default the engine's cache."""
     pipeline_depth: int = 1
@@ -98,6 +101,8 @@ def _value(where: str, key: str, value: object, own: Iterable[str]) -> object:
         return text(where, value)
     if key == "transport":
         return one_of(where, Transport, value)
+    if key == "share":
+        return one_of(where, Share, value)
     if key in {"host_memory_gib", "idle_wait_s"}:
         return number(where, value)
     return integer(where, value)

@@ -1,9 +1,9 @@
 """What keeps apart requests whose tokens are the same and whose KV is not."""
 
-import json
 from collections.abc import Collection
 from typing import Protocol
 
+from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import SglangRequest
 from .identity.adapters import without_adapter
 
@@ -72,8 +72,7 @@ class Namespaces:
             self._host.witness("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
-            parts["adapter"] = adapter
+            parts[ADAPTER] = adapter
         parts["extra"] = without_adapter(request.extra_key, request.lora_id)
-        parts["salt"] = request.cache_salt or ""
-        kept = {name: part for name, part in parts.items() if part}
-        return json.dumps(kept, sort_keys=True) if kept else ""
+        parts[SALT] = request.cache_salt or ""
+        return namespace_of_parts(parts)

@@ -90,7 +90,7 @@ def _open_host(
     host = HostCache.open(
         CacheConfig(
             model=plugin.model or ctx.model_config.model_path,
-            weights_version=f"{identity.weights}/{identity.configuration}",
+            weights_version=identity.of_kv({name: pool.layout for name, pool in pools.items()}),
             layout=pools[KV_POOL].layout,
             components=_components(ctx.params, pools, sizes),
             host_pages=sizes[KV_POOL],

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..kv_description import PretrainedConfig
+
 
 class MultiModalPosition(Protocol):
     """The place of an item of another modality in the prompt."""
@@ -153,6 +155,7 @@ class ParallelConfig(Protocol):
     prefill_context_parallel_size: int
     decode_context_parallel_size: int
     distributed_executor_backend: object
+    worker_cls: str
 
 
 class ModelConfig(Protocol):
@@ -164,6 +167,20 @@ class ModelConfig(Protocol):
     revision: str | None
     """The commit, where the model is a repository that is not on this host's disk."""
     seed: int
+    dtype: object
+    """The type in which the model is computed; torch's."""
+
+    @property
+    def hf_config(self) -> PretrainedConfig:
+        """The model's own configuration."""
+        ...
+
+
+class LoraConfig(Protocol):
+    """`vllm.config.LoRAConfig`."""
+
+    lora_dtype: object
+    """The type in which adapters are, once the engine has started."""
 
 
 class LoadConfig(Protocol):
@@ -243,6 +260,11 @@ class EngineConfig(Protocol):
     @property
     def parallel_config(self) -> ParallelConfig:
         """The way ranks divide the model."""
+        ...
+
+    @property
+    def lora_config(self) -> LoraConfig | None:
+        """How adapters are kept, where there are any."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
 from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
+from ..kv_description import KEYS, VALUES
 from .block_forms import form_of, keys_and_values
 from .contract import (
     AttentionLayer,
@@ -21,7 +22,7 @@ from .contract import (
 from .groups import PoolGroup, pool_groups, specs_of
 from .state_parts import state_columns
 
-KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
+LATENT, INDEX = "latent", "index"
 
 _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
 """What holds a pool's pages: each column, and its layers in order."""

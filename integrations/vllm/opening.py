@@ -30,7 +30,7 @@ from . import handover
 from .adapters import Adapters
 from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
-from .kv_identity import configuration_digest, weights_of
+from .kv_identity import kv_identity, weights_of
 from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
@@ -114,12 +114,19 @@ def _settings(
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     read = FileDigests(records / "weights.json", log=log)
     weights = weights_of(config, parsed.weights_version, read)
-    rest = configuration_digest(
-        config, engine_version=engine_version, environment=envs.compile_factors()
+    environment = envs.compile_factors()
+    kv = kv_identity(
+        config,
+        weights,
+        {each.group.name: each.layout for each in engine.pools},
+        share=parsed.share,
+        engine_version=engine_version,
+        environment=environment,
+        given=[name for name in environment if _is_set(name)],
     )
     settings = CacheConfig(
         model=parsed.model or config.model_config.model,
-        weights_version=f"{weights}/{rest}",
+        weights_version=kv,
         layout=engine.layout,
         components=engine.components(host_pages),
         host_pages=host_pages,
@@ -133,6 +140,11 @@ def _settings(
         control=control_of(parsed),
     )
     return settings, engine.lend(world_size)
+
+
+def _is_set(name: str) -> bool:
+    """Say whether somebody has set a variable that vLLM reads."""
+    return name in envs.environment_variables and envs.is_set(name)
 
 
 def _side(

@@ -1,11 +1,11 @@
 """One request of the engine's as the plug-in keeps it: who may share its pages, and its tokens."""
 
-import json
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
+from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
 
 
@@ -23,17 +23,11 @@ def namespace_of(request: VllmRequest, adapter: str | None = None) -> str:
     The tenant's salt, what the `adapter`'s weights are, and the items of other modalities, whose
     tokens are placeholders. Empty if there are none of these.
     """
-    parts: dict[str, object] = {}
-    if request.cache_salt:
-        parts["salt"] = request.cache_salt
-    if adapter is not None:
-        parts["adapter"] = adapter
-    if request.mm_features:
-        parts["items"] = [
-            [each.identifier, each.mm_position.offset, each.mm_position.length]
-            for each in request.mm_features
-        ]
-    return json.dumps(parts, sort_keys=True) if parts else ""
+    items = [
+        [each.identifier, each.mm_position.offset, each.mm_position.length]
+        for each in request.mm_features
+    ]
+    return namespace_of_parts({SALT: request.cache_salt, ADAPTER: adapter, "items": items})
 
 
 @dataclass(slots=True, eq=False)

@@ -8,11 +8,12 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from ....errors import ConfigError
+from ....page_format.page_layout import PageLayout
 from ...settings import PluginSettings
 from ...weights import FileDigests
 from ..settings import WHERE
 from .adapters import Adapters
-from .kv_identity import configuration_digest, weights_of
+from .kv_identity import kv_identity, weights_of
 from .resolved import resolved
 from .update import Update
 
@@ -31,8 +32,11 @@ class Identity:
         self._digests = FileDigests(self._folder / "weights.json", log=log)
         self.weights = weights_of(self._resolved, settings.weights_version, self._digests, WHERE)
         """The weights of the start."""
-        self.configuration = configuration_digest(self._resolved)
-        """All else that makes the KV what it is."""
+        self._share = settings.share
+
+    def of_kv(self, layouts: Mapping[str, PageLayout]) -> str:
+        """Return what every page's key has for the engine's KV; `layouts` are its pages by pool."""
+        return kv_identity(self._resolved, self.weights, layouts, self._share)
 
     def of_update(self, update: Update) -> str | None:
         """Return the name of weights that were taken while the engine runs; None if they have none.

@@ -1,24 +1,30 @@
 """What SGLang's KV is, apart from the tokens: part of the key of every page (rule R16).
 
-Two parts. The weights, by what their files hold, or by a version that the user gives. And a digest of
-all that the engine is configured with and that is not proven to change no byte of KV. With the model's
-name and the page layout, which the cache has of its own, they tell apart whatever must not share.
+Two parts. The weights, by what their files hold, or by a version that the user gives. And the
+description that every engine has of the model, where all that this one is configured with is proven to
+leave KV as that says; or else a digest of all that is not proven to change no byte of it. With the
+model's name and the page layout, which the cache has of its own, they tell apart what must not share.
 
 All ranks must come to the same, and their caches compare it when they open.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ....errors import ConfigError
+from ....page_format.page_layout import PageLayout
 from ...canonical import DIGEST_CHARACTERS, Json, canonical, digest, tell_parts
+from ...kv_description import KvDescription
 from ...model_weights import LoadedWeights, remedy, unreadable
 from ...proven_out import names_by_owner, names_of
+from ...sharing import Options, Share, is_default, kv_name, unproven_fields, unproven_version
 from ...weights import FileDigests, weights_digest
 from .environment import ENVIRONMENT_PROVEN_OUT
-from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES
+from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES, READ_IN
+from .same_function import AT_ANY_VALUE, BY_DEFAULT, VARIABLES
 
 log = logging.getLogger("sglang.lockstep")
 
@@ -42,9 +48,11 @@ class Resolved:
     engine_version: str
     fields: Mapping[str, Mapping[str, object]]
     """The values by namespace, as `exec.kernel`, and by name."""
-    model_config: object
+    model_config: Any
     environment: Mapping[str, object]
     """The variables that the engine reads and that are set to another value than their default."""
+    declared: Mapping[str, object]
+    """What SGLang has for a field that is not given, by name."""
 
     def field(self, namespace: str, name: str) -> object:
         """Return one value; raises `ConfigError` where this SGLang has no such field."""
@@ -65,6 +73,48 @@ class Resolved:
             "checkpoint_engine_wait_weights_before_ready": False,
         }
         return replace(self, fields={**self.fields, "model": model})
+
+
+def kv_identity(
+    resolved: Resolved, weights: str, layouts: Mapping[str, PageLayout], share: Share
+) -> str:
+    """Return what the key of every page has for this engine's KV; `layouts` are its pages by pool.
+
+    Raises `ConfigError` for what has no canonical bytes.
+    """
+    model = resolved.model_config
+    options = Options("SGLang", configuration_digest(resolved), tuple(unproven(resolved)))
+    description = KvDescription.of(model.hf_config, model.dtype, layouts)
+    return kv_name(weights, description, options, share, log)
+
+
+def unproven(resolved: Resolved) -> Iterator[str]:
+    """Yield what an engine is configured with that other engines may not compute alike."""
+    yield from unproven_version(resolved.engine_version, READ_IN)
+    yield from sorted(
+        resolved.environment.keys() - names_of(ENVIRONMENT_PROVEN_OUT) - names_of(VARIABLES)
+    )
+    fields, classes = names_by_owner(FIELDS_PROVEN_OUT), names_by_owner(CLASSES_PROVEN_OUT)
+    always, by_default = names_by_owner(AT_ANY_VALUE), names_by_owner(BY_DEFAULT)
+    nothing = frozenset[str]()
+    for namespace, values in sorted(resolved.fields.items()):
+        out = fields.get(namespace, nothing) | always.get(namespace, nothing)
+        for name in sorted(values.keys() - out):
+            worth = canonical(values[name], f"{namespace}.{name}", classes)
+            if name in FILES.get(namespace, "").split():
+                neutral = worth is None
+            else:
+                neutral = name in by_default.get(namespace, nothing) and is_default(
+                    worth, resolved.declared.get(name, MISSING)
+                )
+            if not neutral:
+                yield f"{namespace}.{name}"
+    ignored = {
+        owner: classes.get(owner, nothing) | always.get(owner, nothing)
+        for owner in (*classes, *always)
+    }
+    found = canonical(resolved.model_config, "model_config", ignored)
+    yield from unproven_fields(resolved.model_config, found, "model_config", BY_DEFAULT)
 
 
 def configuration_digest(resolved: Resolved) -> str:

@@ -5,8 +5,10 @@ given, by the model, the device and each other, and changes more while it starts
 came of it, which SGLang holds by namespaces.
 """
 
+from collections.abc import Callable
+
 from sglang import __version__ as engine_version
-from sglang.srt.arg_groups.arg_utils import namespace_of
+from sglang.srt.arg_groups.arg_utils import namespace_of, with_fallback
 from sglang.srt.environ import EnvField, EnvStr, envs
 from sglang.srt.runtime_context import get_context
 
@@ -21,10 +23,21 @@ def resolved(model_config: object) -> Resolved:
     engine gives there.
     """
     context = get_context()
+    arguments = type(context.server_args)
     fields: dict[str, dict[str, object]] = {}
-    for name, namespace in namespace_of(type(context.server_args)).items():
+    for name, namespace in namespace_of(arguments).items():
         fields.setdefault(namespace, {})[name] = context.config_leaf(name)
-    return Resolved(engine_version, fields, model_config, environment())
+    return Resolved(engine_version, fields, model_config, environment(), declared(arguments))
+
+
+def declared(arguments: Callable[..., object]) -> dict[str, object]:
+    """Return what SGLang has for each of its arguments that is not given, by name."""
+    # Nothing is resolved, or looked for, before an engine is started with them.
+    blank = arguments(model_path="")
+    return {
+        name: with_fallback(arguments, name, getattr(blank, name))
+        for name in namespace_of(arguments)
+    }
 
 
 def environment() -> dict[str, object]:

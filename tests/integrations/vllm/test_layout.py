@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.pools.engine_layout import KEYS, VALUES
+from lockstep.integrations.kv_description import KEYS, VALUES
 from lockstep.integrations.vllm import handover
 from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
 from lockstep.page_format.page_layout import Column, PageLayout

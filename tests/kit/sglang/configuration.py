@@ -50,7 +50,14 @@ FIELDS: Mapping[str, object] = {
 class Pretrained:
     """A model's own configuration."""
 
-    rope_scaling: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "rope_parameters": {**self.rope_parameters, "type": self.rope_parameters["rope_type"]},
+            "context_len": 4096,
+            "hidden_size": 64,
+        }
 
 
 @dataclass
@@ -94,4 +101,5 @@ def engine(
     for path, value in (dict(FIELDS) | given).items():
         namespace, _, name = path.rpartition(".")
         fields.setdefault(namespace, {})[name] = value
-    return Resolved(version, fields, model or Model(), environment or {})
+    declared = {path.rpartition(".")[2]: value for path, value in FIELDS.items()}
+    return Resolved(version, fields, model or Model(), environment or {}, declared)

@@ -22,6 +22,7 @@ from lockstep.integrations.sglang.identity.proven_out import (
     FIELDS_PROVEN_OUT,
     FILES,
 )
+from lockstep.integrations.sglang.identity.same_function import AT_ANY_VALUE, BY_DEFAULT
 from tests.kit.sglang.keyed_fields import KEYED
 
 NAME = r"""["']([A-Z][A-Z0-9_]+)["']"""
@@ -77,6 +78,18 @@ def told_of_fields() -> Iterator[str]:
         yield from _each(listed - here, f"SGLang counts no {owner}.", "")
 
 
+def told_of_sharing() -> Iterator[str]:
+    """Yield a sentence for each field that is on no list of those that are the same function."""
+    found = configured()
+    at_any_value, by_default = names_by_owner(AT_ANY_VALUE), names_by_owner(BY_DEFAULT)
+    for owner, names in (*at_any_value.items(), *by_default.items()):
+        yield from _each(names - found[owner], f"SGLang has no {owner}.", ", which is shared")
+    for owner, names in KEYED.items():
+        if not owner.startswith("sglang.srt.model_executor."):
+            known = at_any_value.get(owner, set[str]()) | by_default.get(owner, set[str]())
+            yield from _each(set(names.split()) - known, f"{owner}.", " is shared at no value")
+
+
 def told_of_variables() -> Iterator[str]:
     """Yield a sentence for each variable on which SGLang and the lists do not agree."""
     environ: Any = import_module("sglang.srt.environ")
@@ -108,4 +121,4 @@ def _each(names: set[str] | frozenset[str], before: str, after: str) -> Iterator
 
 
 if __name__ == "__main__":
-    json.dump([*told_of_fields(), *told_of_variables()], sys.stdout)
+    json.dump([*told_of_fields(), *told_of_sharing(), *told_of_variables()], sys.stdout)

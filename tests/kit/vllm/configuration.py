@@ -36,6 +36,7 @@ class Parallel:
     distributed_executor_backend: object = "external_launcher"
     rank: int = 0
     master_port: int = 29500
+    worker_cls: str = "auto"
 
 
 @dataclass
@@ -43,6 +44,9 @@ class Pretrained:
     """A model's own configuration."""
 
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+
+    def to_dict(self) -> dict[str, object]:
+        return {"rope_parameters": self.rope_parameters, "hidden_size": 64}
 
 
 def long_rope() -> Pretrained:
@@ -94,6 +98,16 @@ class Load:
 
 
 @dataclass
+class Lora:
+    """How adapters are kept."""
+
+    __module__ = "vllm.config.lora"
+    __qualname__ = "LoRAConfig"
+
+    lora_dtype: object = "auto"
+
+
+@dataclass
 class Speculative:
     """How tokens are drafted."""
 
@@ -123,6 +137,7 @@ class Engine:
     model_config: Model = field(default_factory=Model)
     cache_config: Kept = field(default_factory=Kept)
     load_config: Load = field(default_factory=Load)
+    lora_config: Lora | None = None
     speculative_config: Speculative | None = None
     compilation_config: Compilation = field(default_factory=Compilation)
     additional_config: object = None

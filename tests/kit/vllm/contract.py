@@ -20,6 +20,7 @@ REAL = {
     contract.TransferConfig: "vllm.config:KVTransferConfig",
     contract.ParallelConfig: "vllm.config:ParallelConfig",
     contract.ModelConfig: "vllm.config:ModelConfig",
+    contract.LoraConfig: "vllm.config:LoRAConfig",
     contract.LoadConfig: "vllm.config:LoadConfig",
     contract.PrefixCacheConfig: "vllm.config:CacheConfig",
     contract.EventsConfig: "vllm.config:KVEventsConfig",

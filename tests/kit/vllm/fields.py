@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import Any
 
 from lockstep.integrations.proven_out import names_of
+from lockstep.integrations.vllm.kv_identity import LOOKED_AT
 from lockstep.integrations.vllm.proven_out import PROVEN_OUT
+from lockstep.integrations.vllm.same_function import AT_ANY_VALUE, BY_DEFAULT
 from tests.kit.vllm.contract import has
 from tests.kit.vllm.keyed_fields import KEYED
 
@@ -55,12 +57,20 @@ def told() -> list[str]:
         here, listed = set(found.get(path, ())), set(KEYED.get(path, "").split())
         sentences += [f"{path}.{name} is on neither list" for name in sorted(here - listed)]
         sentences += [f"vLLM counts no {path}.{name}" for name in sorted(listed - here)]
-    for path, reasons in PROVEN_OUT.items():
+    for path, reasons in (*PROVEN_OUT.items(), *AT_ANY_VALUE.items(), *BY_DEFAULT.items()):
         module, _, name = path.rpartition(".")
         kind = getattr(import_module(module), name)
         lacking = [each for each in sorted(names_of(reasons)) if not has(kind, each)]
-        sentences += [f"vLLM has no {path}.{each}, which is proven out" for each in lacking]
-    return sentences
+        sentences += [f"vLLM has no {path}.{each}, which has a reason" for each in lacking]
+    return [*sentences, *told_of_sharing(found)]
+
+
+def told_of_sharing(found: dict[str, list[str]]) -> Iterator[str]:
+    """Yield a sentence for each field that is on no list of those that are the same function."""
+    for path in BY_DEFAULT:
+        known = names_of(AT_ANY_VALUE.get(path, {})) | names_of(BY_DEFAULT[path])
+        for name in sorted(set(found[path]) - known - LOOKED_AT.get(path, frozenset())):
+            yield f"{path}.{name} is shared at no value"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ class Phase:
     """Drop what the connector has, too."""
     aborts: bool = False
     """Abort every second request while it runs; the others alone come to something."""
+    keep: bool = False
+    """Drop nothing at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
 
 def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
     """Send a phase's requests, with nothing in the engine's own prefix cache."""
-    assert llm.reset_prefix_cache(reset_connector=phase.reset_connector)
+    assert phase.keep or llm.reset_prefix_cache(reset_connector=phase.reset_connector)
     before, began = preemptions.count, time.perf_counter()
     prompts = [
         {"prompt_token_ids": list(prompt.tokens)}

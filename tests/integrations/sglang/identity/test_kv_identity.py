@@ -261,7 +261,7 @@ def test_weights_that_nobody_can_tell_apart_need_a_version(
 def test_an_sglang_without_a_field_that_tells_weights_apart_is_refused(
     digests: FileDigests,
 ) -> None:
-    resolved = Resolved("0.6", {"model": {}}, Model(), {})
+    resolved = Resolved("0.6", {"model": {}}, Model(), {}, {})
 
     with pytest.raises(ConfigError, match=r"SGLang 0\.6 has no weight_cache_mode among its model"):
         told(resolved, digests)

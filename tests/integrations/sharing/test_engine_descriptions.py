@@ -1,0 +1,109 @@
+"""vLLM and SGLang describe one model's KV in the same words, where they compute the same (rule R16).
+
+No engine runs: each says what it makes of the configurations of some models.
+"""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit.described import KINDS, YARN, write_model
+from tests.kit.programs import program
+from tests.kit.source_tree import ROOT
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_scaling": YARN},
+    "another theta": {"rope_theta": 500000.0},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "long": {"rope_scaling": {**LONG, "original_max_position_embeddings": 512}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an engine has said, by the name of the model."""
+
+    digests: dict[str, str]
+    unproven: dict[str, list[str]]
+    positions: dict[str, torch.Tensor]
+
+
+def ask(engine: str, folder: Path, environment: dict[str, str]) -> Said:
+    kept = folder / f"{engine}.pt"
+    finished = subprocess.run(
+        program(f"tests.kit.{engine}.described", folder / "models.json", kept),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    told = json.loads(finished.stdout.splitlines()[-1])
+    return Said(
+        {name: each[0] for name, each in told.items()},
+        {name: each[1] for name, each in told.items()},
+        torch.load(kept),
+    )
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
+    """What vLLM and SGLang say of the same models."""
+    folder = tmp_path_factory.mktemp("described")
+    usual = {"dtype": "float32", "page_tokens": 32}
+    models = {kind: {"folder": write_model(folder / kind, kind), **usual} for kind in KINDS}
+    for name, given in VARIANTS.items():
+        models[name] = {"folder": write_model(folder / name, **given), **usual}
+    models["another type"] = {**models["llama"], "dtype": "bfloat16"}
+    models["another page size"] = {**models["llama"], "page_tokens": 64}
+    (folder / "models.json").write_text(json.dumps(models))
+    path = f"{STAND_INS}:{os.environ.get('PYTHONPATH', '')}"
+    return (
+        ask("vllm", folder, {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
+        ask("sglang", folder, {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": path}),
+    )
+
+
+@pytest.mark.parametrize("model", [*KINDS, "yarn", "another theta"])
+def test_both_engines_describe_a_model_alike_with_nothing_left_to_prove(
+    said: tuple[Said, Said], model: str
+) -> None:
+    one, other = said
+
+    assert (one.unproven[model], other.unproven[model]) == ([], [])
+    assert one.digests[model] == other.digests[model]
+
+
+def test_models_types_pages_and_positions_that_differ_are_told_apart(
+    said: tuple[Said, Said],
+) -> None:
+    one, other = said
+
+    assert one.digests == other.digests
+    assert len(set(one.digests.values())) == len(one.digests)
+
+
+@pytest.mark.parametrize(("model", "kind"), [("dynamic", "dynamic"), ("long", "longrope")])
+def test_positions_that_engines_compute_in_ways_of_their_own_are_shared_with_neither(
+    said: tuple[Said, Said], model: str, kind: str
+) -> None:
+    assert [each.unproven[model] for each in said] == [[f"positions of kind {kind!r}"]] * 2
+
+
+def test_positions_of_all_kinds_that_are_shared_are_equal_to_the_last_bit(
+    said: tuple[Said, Said],
+) -> None:
+    one, other = (each.positions for each in said)
+
+    assert [torch.equal(one[name], other[name]) for name in one] == [True] * 5

@@ -1,0 +1,53 @@
+"""Prints what vLLM's configurations of some models are described as, and keeps their positions.
+
+A program of its own, since importing vLLM changes how a process logs, warns and ends. No engine runs.
+The command line has the file of models (`tests.kit.described`) and the file for positions.
+"""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.integrations.kv_description import KvDescription
+from lockstep.integrations.vllm.kv_identity import unproven
+from tests.kit.described import HEAD_SIZE, POSITIONS_MAX, layouts, positions
+
+
+def described(folder: str, dtype: str, page_tokens: int, **options: Any) -> list[Any]:
+    """Return the description's digest, and all that is not proven."""
+    vllm: Any = import_module("vllm")
+    arguments: Any = import_module("vllm.engine.arg_utils").EngineArgs
+    config = arguments(
+        model=folder, skip_tokenizer_init=True, dtype=dtype, block_size=page_tokens, **options
+    ).create_engine_config()
+    model = config.model_config
+    found = KvDescription.of(model.hf_config, model.dtype, layouts(page_tokens, dtype))
+    others = unproven(config, engine_version=vllm.__version__, given=())
+    return [found.digest, [*found.unproven, *others]]
+
+
+def caches() -> dict[str, torch.Tensor]:
+    """Return sines and cosines by what positions are given."""
+    config: Any = import_module("vllm.config")
+    make: Any = import_module("vllm.model_executor.layers.rotary_embedding").get_rope
+    with config.set_current_vllm_config(config.VllmConfig()):
+        return {
+            name: make(
+                HEAD_SIZE,
+                max_position=POSITIONS_MAX,
+                rope_parameters=given,
+                is_neox_style=True,
+                dtype=torch.float32,
+            ).cos_sin_cache
+            for name, given in positions().items()
+        }
+
+
+if __name__ == "__main__":
+    torch.save(caches(), sys.argv[2])
+    models = json.loads(Path(sys.argv[1]).read_text())
+    json.dump({name: described(**each) for name, each in models.items()}, sys.stdout)

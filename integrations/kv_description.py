@@ -11,7 +11,7 @@ were found to compute alike, to the last bit; a test compares them again (`test_
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from ..page_format.page_layout import PageLayout
 from ..ranks.orders import KV_POOL
@@ -44,8 +44,11 @@ _NOT_THE_MODELS = frozenset(
     }
 )
 
-_UNPROVEN = ("quantization_config", "dual_chunk_attention_config")
+_UNPROVEN = ("quantization_config", "dual_chunk_attention_config", "attention_chunk_size")
 """What a model may say of itself that engines make different numbers of."""
+
+_WHOLE = frozenset({"full_attention"})
+"""Layers that look at all tokens before them; an engine may pass over the bounds of other ones."""
 
 
 class PretrainedConfig(Protocol):
@@ -77,8 +80,12 @@ class KvDescription:
             [pool, layout.page_tokens, [[each.name, each.dtype] for each in layout.columns]]
             for pool, layout in sorted(layouts.items())
         ]
-        unproven = [*_unproven_pages(layouts), *_unproven_positions(said)]
-        unproven += [name for name in _UNPROVEN if said.get(name)]
+        unproven = [
+            *_unproven_pages(layouts),
+            *_unproven_positions(said),
+            *_unproven_layers(said),
+            *(name for name in _UNPROVEN if said.get(name)),
+        ]
         found = canonical([said, dtype, pages], "model description")
         return cls(digest(found), tuple(unproven))
 
@@ -110,9 +117,17 @@ def _unproven_pages(layouts: Mapping[str, PageLayout]) -> Iterator[str]:
             yield f"the pool {pool!r} of {', '.join(names)}"
 
 
+def _unproven_layers(said: Mapping[str, object]) -> Iterator[str]:
+    kinds = set(cast("list[str]", said.get("layer_types") or ()))
+    if beside := kinds - _WHOLE:
+        yield f"layers of kind {', '.join(sorted(beside))}"
+    elif not kinds and said.get("sliding_window") and said.get("use_sliding_window", True):
+        yield "sliding_window"
+
+
 def _unproven_positions(said: Mapping[str, object]) -> Iterator[str]:
     parameters = cast("Mapping[str, object]", said.get("rope_parameters") or {})
-    inner = [each for each in parameters.values() if isinstance(each, Mapping)]
+    inner: list[Any] = [each for each in parameters.values() if isinstance(each, Mapping)]
     for each in cast("list[Mapping[str, object]]", inner or [parameters]):
         kind = str(each.get("rope_type", "default"))
         if kind not in POSITIONS:

@@ -67,6 +67,8 @@ def layouts(page_tokens: int, dtype: str) -> dict[str, PageLayout]:
 def write_model(folder: Path, kind: str = "llama", **said: Any) -> str:
     """Write a model's own configuration, and return where."""
     folder.mkdir()
-    whole = {"architectures": [KINDS[kind]], "model_type": kind, **SIZES, **said}
+    # Mistral has a window where nothing is said.
+    whole = {"architectures": [KINDS[kind]], "model_type": kind, **SIZES}
+    whole |= {"sliding_window": None, **said}
     (folder / "config.json").write_text(json.dumps(whole))
     return str(folder)

@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_scaling": YARN},
     "another theta": {"rope_theta": 500000.0},
     "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "window": {"sliding_window": 256, "kind": "mistral"},
     "long": {"rope_scaling": {**LONG, "original_max_position_embeddings": 512}},
 }
 
@@ -94,11 +95,18 @@ def test_models_types_pages_and_positions_that_differ_are_told_apart(
     assert len(set(one.digests.values())) == len(one.digests)
 
 
-@pytest.mark.parametrize(("model", "kind"), [("dynamic", "dynamic"), ("long", "longrope")])
-def test_positions_that_engines_compute_in_ways_of_their_own_are_shared_with_neither(
-    said: tuple[Said, Said], model: str, kind: str
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("dynamic", "positions of kind 'dynamic'"),
+        ("long", "positions of kind 'longrope'"),
+        ("window", "sliding_window"),
+    ],
+)
+def test_what_engines_compute_in_ways_of_their_own_is_shared_by_neither(
+    said: tuple[Said, Said], model: str, named: str
 ) -> None:
-    assert [each.unproven[model] for each in said] == [[f"positions of kind {kind!r}"]] * 2
+    assert [each.unproven[model] for each in said] == [[named]] * 2
 
 
 def test_positions_of_all_kinds_that_are_shared_are_equal_to_the_last_bit(

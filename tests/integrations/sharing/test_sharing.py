@@ -104,6 +104,26 @@ UNPROVEN_OF_VLLM: dict[str, Any] = {
     "positions of kind 'dynamic'": {
         "config": of_model(dtype=torch.bfloat16, hf_config=Pretrained(DYNAMIC))
     },
+    "layers of kind sliding_attention": {
+        "config": of_model(
+            dtype=torch.bfloat16,
+            hf_config=Pretrained(said={"layer_types": ["full_attention", "sliding_attention"]}),
+        )
+    },
+    "sliding_window": {
+        "config": of_model(dtype=torch.bfloat16, hf_config=Pretrained(said={"sliding_window": 9}))
+    },
+    "quantization_config": {
+        "config": of_model(
+            dtype=torch.bfloat16, hf_config=Pretrained(said={"quantization_config": {"bits": 4}})
+        )
+    },
+    "yarn' with attention_factor": {
+        "config": of_model(
+            dtype=torch.bfloat16,
+            hf_config=Pretrained({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}),
+        )
+    },
     "the pool 'kv' of kv of A_LATER_ONE": {
         "layouts": {
             KV_POOL: PageLayout(page_tokens=32, columns=(replace(K, name="kv of A_LATER_ONE"),))

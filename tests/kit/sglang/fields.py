@@ -84,10 +84,10 @@ def told_of_sharing() -> Iterator[str]:
     at_any_value, by_default = names_by_owner(AT_ANY_VALUE), names_by_owner(BY_DEFAULT)
     for owner, names in (*at_any_value.items(), *by_default.items()):
         yield from _each(names - found[owner], f"SGLang has no {owner}.", ", which is shared")
-    for owner, names in KEYED.items():
+    for owner, listed in KEYED.items():
         if not owner.startswith("sglang.srt.model_executor."):
             known = at_any_value.get(owner, set[str]()) | by_default.get(owner, set[str]())
-            yield from _each(set(names.split()) - known, f"{owner}.", " is shared at no value")
+            yield from _each(set(listed.split()) - known, f"{owner}.", " is shared at no value")
 
 
 def told_of_variables() -> Iterator[str]:

@@ -51,7 +51,8 @@ class DeviceKv:
         """Put KV into the place of what is in the blocks."""
         for views, layers in zip(self._views(), kv, strict=True):
             for view, layer in zip(views, layers, strict=True):
-                by_block = layer.unflatten(0, (-1, BLOCK_TOKENS)).transpose(1, 2)
+                blocks = (len(layer) // BLOCK_TOKENS, BLOCK_TOKENS, *layer.shape[1:])
+                by_block = layer.reshape(blocks).transpose(1, 2)
                 view[self.blocks] = by_block.reshape(view[self.blocks].shape)
 
     def _views(self) -> Any:

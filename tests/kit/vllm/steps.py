@@ -75,7 +75,10 @@ def run(
     )
     assert finished.returncode == 0, (finished.stdout + finished.stderr)[-6000:]
     found = json.loads((folder / "results.json").read_text())
-    return [Came(*each, _kv(folder / f"kv{number}.pt")) for number, each in enumerate(found)]
+    return [
+        Came(tokens, logprobs, cached, _kv(folder / f"kv{number}.pt"))
+        for number, (tokens, logprobs, cached) in enumerate(found)
+    ]
 
 
 def _kv(path: Path) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ import pytest
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
 from lockstep.integrations.settings import PluginSettings, control_of
+from lockstep.integrations.sharing import Share
 from lockstep.integrations.vllm.settings import parse
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.outside import Control
@@ -23,6 +24,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
             "weights_version": "7",
             "adapter_versions": {"an adapter": "3"},
             "weight_digests": "/cache/digests",
+            "share": "engine",
             "pipeline_depth": 0,
             "idle_wait_s": 0.01,
             "stop_policy": {"rule": "wait_complete", "cap_s": 3},
@@ -39,6 +41,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     )
     assert settings.adapter_versions == {"an adapter": "3"}
     assert settings.weight_digests == "/cache/digests"
+    assert (settings.share, parse({"host_pages": 1}).share) == (Share.ENGINE, Share.ALL)
     assert (settings.pipeline_depth, settings.idle_wait_s) == (0, 0.01)
     assert settings.stop_policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
     assert settings.bounds == Bounds(prefetches=4)
@@ -75,6 +78,7 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),
         ({"host_pages": 1, "metrics_port": 0}, "metrics_port is 0, must be 1 to 65535"),
         ({"host_pages": 1, "control": 7}, "control must be text, not 7"),
+        ({"host_pages": 1, "share": "vllm"}, "share is 'vllm'; known: all, engine"),
         ({"host_pages": 1, "idle_wait_s": 5}, "idle_wait_s is 5"),
         ({"host_pages": 1, "bounds": 3}, "bounds must hold keys and values, not 3"),
         ({"host_pages": 1, "bounds": {"prefetch": 3}}, "bounds: there is no key 'prefetch'"),

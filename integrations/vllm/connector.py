@@ -30,11 +30,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ...ranks.decider.deciding import DecidingCache
 from ...ranks.member import Listener
 from . import handover, settings
+from .cache_contract import HashedCacheConfig
 from .contract import (
     BlockPool,
     Blocks,
     EngineConfig,
-    HashedCacheConfig,
     PublishingEngine,
     ScheduledStep,
     TransferOutput,

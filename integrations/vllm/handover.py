@@ -10,7 +10,8 @@ import torch
 
 from ...errors import ConfigError
 from ...ranks.host_cache import HostCache
-from .contract import EngineCacheConfig, ParallelConfig
+from .cache_contract import EngineCacheConfig
+from .contract import ParallelConfig
 
 
 @dataclass(slots=True)

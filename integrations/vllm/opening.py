@@ -28,7 +28,8 @@ from ..settings import control_of
 from ..weights import FileDigests
 from . import handover
 from .adapters import Adapters
-from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
+from .cache_contract import EngineCacheConfig
+from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
 from .kv_identity import kv_identity, weights_of
 from .lending import Lending

@@ -4,7 +4,8 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from ..contract import EngineCacheConfig, EngineConfig
+from ..cache_contract import EngineCacheConfig
+from ..contract import EngineConfig
 
 
 class LockstepOffloadingConnector(OffloadingConnector):

@@ -22,7 +22,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind
 from ....ranks.rank_cache import RankCache
 from ....ranks.replica.notices import Tier
 from ....storage_backends.uri import RANK
-from ..contract import HashedCacheConfig, PublishingEngine
+from ..cache_contract import HashedCacheConfig
+from ..contract import PublishingEngine
 from ..tracked import TrackedRequest
 from .block_events import BlockEvents, ExtraKeys, Origin, PagesRemoved, PagesStored
 

@@ -8,7 +8,7 @@ import json
 from importlib import import_module
 from typing import Any
 
-from lockstep.integrations.vllm import LockstepConnector, contract
+from lockstep.integrations.vllm import LockstepConnector, cache_contract, contract
 from lockstep.integrations.vllm.tier import LockstepTier
 from lockstep.integrations.vllm.tier import contract as of_tier
 
@@ -27,18 +27,18 @@ REAL = {
     contract.SpeculativeConfig: "vllm.config:SpeculativeConfig",
     contract.EngineConfig: "vllm.config:VllmConfig",
     contract.PublishingEngine: "vllm.config:VllmConfig",
-    contract.HashedCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
+    cache_contract.HashedCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.TransferOutput: "vllm.v1.outputs:KVConnectorOutput",
     contract.CompilationConfig: "vllm.config:CompilationConfig",
     contract.AttentionBackend: "vllm.v1.attention.backend:AttentionBackend",
     contract.AttentionLayer: "vllm.model_executor.layers.attention:Attention",
-    contract.AttentionSpec: "vllm.v1.kv_cache_interface:AttentionSpec",
-    contract.WindowSpec: "vllm.v1.kv_cache_interface:SlidingWindowSpec",
-    contract.LatentSpec: "vllm.v1.kv_cache_interface:MLAAttentionSpec",
-    contract.StateSpec: "vllm.v1.kv_cache_interface:MambaSpec",
+    cache_contract.AttentionSpec: "vllm.v1.kv_cache_interface:AttentionSpec",
+    cache_contract.WindowSpec: "vllm.v1.kv_cache_interface:SlidingWindowSpec",
+    cache_contract.LatentSpec: "vllm.v1.kv_cache_interface:MLAAttentionSpec",
+    cache_contract.StateSpec: "vllm.v1.kv_cache_interface:MambaSpec",
     contract.BlockPool: "vllm.v1.core.block_pool:BlockPool",
-    contract.CacheGroup: "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
-    contract.EngineCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
+    cache_contract.CacheGroup: "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
+    cache_contract.EngineCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.MultiModalFeature: "vllm.multimodal.inputs:MultiModalFeatureSpec",
     contract.LoraRequest: "vllm.lora.request:LoRARequest",
     of_tier.OffloadedGroup: "vllm.v1.kv_offload.config:OffloadingGroupConfig",

@@ -47,7 +47,7 @@ def offloading_connector(
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "CpuTieringSpec",
-            "spec_module_path": "tests.kit.vllm.cpu_tiering",
+            "spec_module_path": "tests.kit.vllm.tier.cpu_tiering",
             "cpu_bytes_to_use": host_bytes,
             "canonical_layout": canonical,
             "secondary_tiers": [

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kit.vllm.tiering import Tiered
+    from tests.kit.vllm.tier.tiering import Tiered
 
 Opens = Callable[..., "Tiered"]
 
 
 @pytest.fixture
 def kit() -> ModuleType:
-    """`tests.kit.vllm.tiering`. What vLLM and torch warn of while they are imported is not ours."""
+    """`tests.kit.vllm.tier.tiering`. What vLLM and torch warn of as they are imported is not ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module("tests.kit.vllm.tiering")
+        return importlib.import_module("tests.kit.vllm.tier.tiering")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.kit.held_store import HeldStore
 from .conftest import Opens
 
 if TYPE_CHECKING:
-    from tests.kit.vllm.tiering import Tiered
+    from tests.kit.vllm.tier.tiering import Tiered
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 

@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """`tests.kit.vllm.offloading_connector`. What vLLM warns of while it is set up is not ours."""
+    """`tests.kit.vllm.tier.offloading_connector`. What vLLM warns of while it is set up is not ours."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield importlib.import_module("tests.kit.vllm.offloading_connector")
+        yield importlib.import_module("tests.kit.vllm.tier.offloading_connector")
 
 
 @pytest.fixture

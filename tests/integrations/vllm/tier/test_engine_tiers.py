@@ -13,7 +13,7 @@ import pytest
 from .conftest import Opens
 
 if TYPE_CHECKING:
-    from tests.kit.vllm.tiering import Tiered
+    from tests.kit.vllm.tier.tiering import Tiered
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ import pytest
 from lockstep.integrations.vllm.tier.contract import OffloadingConfig
 from lockstep.integrations.vllm.tier.names import ChunkNames, chunk_names
 from lockstep.page_format.object_name import ObjectName, name_digest
-from tests.kit.vllm.offloading import Cache, Group, OffloadedModel, Offloading, Ranks
+from tests.kit.vllm.tier.offloading import Cache, Group, OffloadedModel, Offloading, Ranks
 
 KEY = bytes(range(32)) + b"\x00\x00\x00\x02"
 

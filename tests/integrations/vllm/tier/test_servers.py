@@ -8,8 +8,8 @@ import pytest
 from lockstep.integrations.blocking_store import BlockingStore
 from tests.kit.servers.mooncake_master import MooncakeStore, mooncake_store
 from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
-from tests.kit.vllm.transfer_bench import Bench, values
-from tests.kit.vllm.transfer_bench import keys as chunks
+from tests.kit.vllm.tier.transfer_bench import Bench, values
+from tests.kit.vllm.tier.transfer_bench import keys as chunks
 
 if TYPE_CHECKING:
     from tests.kit.storage.s3 import BucketStore

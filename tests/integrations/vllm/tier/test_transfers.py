@@ -11,7 +11,7 @@ from lockstep.integrations.blocking_store import BlockingStore
 from lockstep.integrations.vllm.tier import transfers
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from tests.kit.held_store import HeldStore
-from tests.kit.vllm.transfer_bench import ROWS, Bench, keys, values
+from tests.kit.vllm.tier.transfer_bench import ROWS, Bench, keys, values
 from tests.kit.waiting import wait_for
 
 Opens = Callable[..., Bench]

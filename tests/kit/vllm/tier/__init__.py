@@ -1,0 +1,1 @@
+"""What the tests of the tier of vLLM's own offloading share."""

@@ -1,51 +1,49 @@
-"""What Lockstep costs vLLM where nothing ever hits: time to first token, and time per token.
+"""What Lockstep costs vLLM where nothing hits, and what it saves where host memory does.
 
-Two ranks on the CPU, one request at a time, every prompt new, with a file:// store that never has it.
-Engines with and without the connector are started in turns, and the medians of all their requests are
-compared. The difference is then divided over what the connector's methods take and the engine's steps
-that it adds. Needs vLLM: `make bench-engines`.
+An engine with the connector and one without it are both up, and each prompt goes to both, in turns and
+in an order that changes: what else the machine does then meets both, and each pair has a ratio. Every
+prompt is new, with a file:// store that never has it; then prompts of 4k tokens come again after the
+engine has dropped its own prefix cache. The forward pass of the model takes at least 30 ms, which is
+what a miss has to be small against. Needs vLLM: `make bench-engines`.
 """
 
+import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from socket import AF_UNIX, socket
+from types import TracebackType
+from typing import Any, NoReturn, Self, TextIO
 
-RANKS = 2
-PAIRS = 3
-REQUESTS = 40
-PROMPT_TOKENS = 512
-ANSWER_TOKENS = 33
+from .vllm_rank import METHODS
+
+PAIRS = 20
+LONG_PAIRS = 3
+PROMPTS_TOKENS = (64, 512)
+LONG_TOKENS = 4096
+ANSWER_TOKENS = 17
 BLOCK_TOKENS = 32
+SETTLE_S = 0.3
+"""What is written behind a request takes its time from that request's tokens, not from the next one."""
 START_S = 300
-METHODS = (
-    "on_new_request",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "bind_connector_metadata",
-    "wait_for_save",
-    "get_transfer_results",
-    "update_connector_output",
-    "request_finished_all_groups",
-)
+FORWARD_MS = 30
+LAYERS = {1: 12, 2: 20}
+"""By number of ranks: so many that a forward pass of one token takes 30 ms on two cores of 2026."""
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 8192,
     "vocab_size": 2048,
     "rms_norm_eps": 1e-5,
     "torch_dtype": "float32",
@@ -60,161 +58,266 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-Samples = dict[str, Any]
+MODES = {"every": "a scheduler on every rank", "one": "one scheduler"}
+
+Sample = dict[str, Any]
 
 
 def main() -> None:
-    """Start engines in turns, and print what the connector costs."""
-    if len(sys.argv) > 1:
-        # Only the ranks that this program starts are told a folder and a connector.
-        _serve(Path(sys.argv[1]), sys.argv[2])
-        return
-    samples: dict[str, list[Samples]] = {"none": [], "lockstep": []}
-    for _ in range(PAIRS):
-        for connector, collected in samples.items():
-            collected.append(_start(connector))
-    _print(samples["none"], samples["lockstep"])
+    """Measure with each number of ranks, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--long-pairs", type=int, default=LONG_PAIRS)
+    parser.add_argument(
+        "--beside", default=[], nargs="+", help="connectors of vLLM's own, long prompts"
+    )
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    told = parser.parse_args()
+    for ranks in told.ranks:
+        for mode in told.modes:
+            _measure(ranks, mode, told)
 
 
-def _start(connector: str) -> Samples:
-    """Start two ranks, and return what rank 0 has measured."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as name:
-        folder = Path(name)
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text(json.dumps(MODEL))
+def _measure(ranks: int, mode: str, told: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-bench-"))
+        engines: list[StartedEngine] = []
+        for connector in ("none", "lockstep", *told.beside):
+            folder = Path(name, connector)
+            folder.mkdir()
+            started = StartedEngine(folder, connector, ranks, one_scheduler=mode == "one")
+            engines.append(stack.enter_context(started))
+        seeds = iter(range(1 << 30))
+        for engine in engines:
+            for _ in range(3):
+                engine.answer(next(seeds), max(PROMPTS_TOKENS), 4)
+        sys.stdout.write(f"\n{ranks} rank(s), {MODES[mode]}\n")
+        without, with_it, *beside = engines
+        for tokens in PROMPTS_TOKENS if told.pairs else ():
+            _print_cold(tokens, _pairs([without, with_it], seeds, tokens, told.pairs))
+        for name, engine in zip(("Lockstep", *told.beside), (with_it, *beside), strict=True):
+            _print_long(name, *_long(without, engine, seeds, told.long_pairs))
+
+
+class StartedEngine:
+    """An engine in processes of its own, which waits between the requests that it is given."""
+
+    def __init__(self, folder: Path, connector: str, ranks: int, *, one_scheduler: bool) -> None:
+        self._folder = folder
+        self._listener = socket(AF_UNIX)
+        self._listener.bind(str(folder / "socket"))
+        self._listener.listen()
+        self._listener.settimeout(1.0)
+        self._told: list[TextIO] = []
+        """What each process reads and writes, by rank."""
+        self._processes = 1 if one_scheduler else ranks
+        _write_plan(folder, connector, ranks, one_scheduler=one_scheduler)
+        launcher = () if one_scheduler else _torchrun(ranks)
         command = [
             "env",
             *(f"{key}={value}" for key, value in ENVIRONMENT.items()),
             sys.executable,
-            *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
-            *("-m", "lockstep.benchmarks.vllm_overhead", name, connector),
+            *launcher,
+            *("-m", "lockstep.benchmarks.vllm_rank", str(folder / "plan.json")),
         ]
-        finished = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-        )
-        if finished.returncode:
-            sys.exit(f"the ranks have failed:\n{(finished.stdout + finished.stderr)[-4000:]}")
-        samples: Samples = json.loads((folder / "samples.json").read_text())
-        return samples
+        self._log = (folder / "log").open("w")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> Self:
+        """Wait until all of its processes are up."""
+        until = time.monotonic() + START_S
+        met: dict[int, TextIO] = {}
+        while len(met) < self._processes:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    self._fail()
+                continue
+            connection.settimeout(START_S)
+            lines = connection.makefile("rw")
+            met[json.loads(lines.readline())["rank"]] = lines
+        self._told = [met[rank] for rank in sorted(met)]
+        # Ranks on CPUs meet in shared memory under one name, which the next engine's ranks use too.
+        for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
+            left.unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it."""
+        for each in self._told:
+            each.close()
+        self._listener.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._log.close()
+
+    def answer(self, seed: int, prompt_tokens: int, tokens: int) -> Sample:
+        """Have a prompt answered, let what is written behind it be over, and return the sample."""
+        told = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
+        sample = self._tell(told)
+        time.sleep(SETTLE_S)
+        return sample
+
+    def drop(self) -> None:
+        """Let the engine forget what it has on its device."""
+        if not self._tell({"do": "drop"})["dropped"]:
+            sys.exit("the engine holds blocks back, and could not drop its prefix cache")
+
+    def _tell(self, told: dict[str, Any]) -> Sample:
+        try:
+            for each in self._told:
+                print(json.dumps(told), file=each, flush=True)
+            samples: list[Sample] = [json.loads(each.readline()) for each in self._told]
+        except (ValueError, OSError):
+            self._fail()
+        return samples[0]
+
+    def _fail(self) -> NoReturn:
+        self._process.kill()
+        sys.exit(f"an engine has failed:\n{(self._folder / 'log').read_text()[-4000:]}")
 
 
-def _serve(folder: Path, connector: str) -> None:
-    """Be one rank: answer prompts one by one, and write down how long each took."""
-    # Only the ranks have vLLM, and it takes seconds to import.
-    import torch.distributed as dist  # noqa: PLC0415
-    from vllm import LLM, SamplingParams  # noqa: PLC0415
+def _torchrun(ranks: int) -> Sequence[str]:
+    return "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"
 
-    arguments: dict[str, Any] = {}
-    if connector == "lockstep":
+
+def _write_plan(folder: Path, connector: str, ranks: int, *, one_scheduler: bool) -> None:
+    (folder / "model").mkdir()
+    model = MODEL | {"num_hidden_layers": LAYERS[ranks]}
+    (folder / "model" / "config.json").write_text(json.dumps(model))
+    executor = "mp" if one_scheduler else "external_launcher"
+    arguments: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": LONG_TOKENS + 64,
+        "max_num_seqs": 4,
+        "block_size": BLOCK_TOKENS,
+        "enforce_eager": True,
+        "seed": 0,
+        "kv_cache_memory_bytes": 512 << 20,
+        "enable_prefix_caching": True,
+        "distributed_executor_backend": executor,
+        "tensor_parallel_size": ranks,
+    }
+    if connector not in {"none", "lockstep"}:
+        arguments["kv_transfer_config"] = {"kv_connector": connector, "kv_role": "kv_both"}
+    elif connector == "lockstep":
         arguments["kv_transfer_config"] = {
             "kv_connector": "LockstepConnector",
             "kv_connector_module_path": "lockstep.integrations.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"host_pages": 2000, "store": f"file://{folder}/store"},
+            "kv_connector_extra_config": {
+                "host_memory_gib": 1.5 / ranks,
+                "store": f"file://{folder}/store",
+            },
         }
-    llm = LLM(
-        model=str(folder / "model"),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=4,
-        block_size=BLOCK_TOKENS,
-        enforce_eager=True,
-        seed=0,
-        kv_cache_memory_bytes=256 << 20,
-        enable_prefix_caching=True,
-        distributed_executor_backend="external_launcher",
-        tensor_parallel_size=RANKS,
-        **arguments,
-    )
-    spent: defaultdict[str, float] = defaultdict(float)
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    _count(spent, "steps", scheduler, "schedule")
-    if connector == "lockstep":
-        for name in METHODS:
-            _count(spent, "", type(scheduler.connector), name)
-    prompts = _prompts()
-
-    def answer(tokens: int) -> float:
-        sampling = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        prompt = {"prompt_token_ids": next(prompts)}
-        began = time.perf_counter()
-        llm.generate([prompt], sampling, use_tqdm=False)
-        return time.perf_counter() - began
-
-    for _ in range(5):
-        answer(4)
-    spent.clear()
-    first = [answer(1) for _ in range(REQUESTS)]
-    spent_first = dict(spent)
-    spent.clear()
-    whole = [answer(ANSWER_TOKENS) for _ in range(REQUESTS // 2)]
-    if dist.get_rank() == 0:
-        samples = {
-            "first_s": first,
-            "whole_s": whole,
-            "spent_first": spent_first,
-            "spent_whole": dict(spent),
-        }
-        (folder / "samples.json").write_text(json.dumps(samples))
+    plan = {
+        "arguments": arguments,
+        "vocabulary": MODEL["vocab_size"],
+        "address": str(folder / "socket"),
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
 
 
-def _prompts() -> Iterator[list[int]]:
-    """Yield prompts that share nothing, the same on every rank."""
-    generator = random.Random(0)
-    while True:
-        yield [generator.randrange(3, MODEL["vocab_size"]) for _ in range(PROMPT_TOKENS)]
+def _pairs(
+    engines: Sequence[StartedEngine], seeds: Iterator[int], prompt_tokens: int, pairs: int
+) -> list[tuple[Sample, Sample]]:
+    """Give prompts to both engines; the first of a pair is every other time the second."""
+    found: list[tuple[Sample, Sample]] = []
+    for pair in range(pairs):
+        seed, turn = next(seeds), (engines if pair % 2 else engines[::-1])
+        one, other = [each.answer(seed, prompt_tokens, ANSWER_TOKENS) for each in turn]
+        found.append((one, other) if pair % 2 else (other, one))
+    return found
 
 
-def _count(spent: defaultdict[str, float], calls: str, owner: Any, name: str) -> None:
-    """Let a method add the seconds that it takes to `spent`, and its calls under another name."""
-    method: Callable[..., Any] = getattr(owner, name)
+def _long(
+    without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
+) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """Let long prompts be computed by both engines, then be loaded by the one with a connector."""
+    plain: list[Sample] = []
+    cold: list[Sample] = []
+    warm: list[Sample] = []
+    for _ in range(pairs):
+        seed = next(seeds)
+        plain.append(without.answer(seed, LONG_TOKENS, 2))
+        cold.append(with_it.answer(seed, LONG_TOKENS, 2))
+        with_it.drop()
+        warm.append(with_it.answer(seed, LONG_TOKENS, 2))
+    return plain, cold, warm
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return method(*arguments, **options)
-        finally:
-            spent[name] += time.perf_counter() - began
-            if calls:
-                spent[calls] += 1
 
-    setattr(owner, name, timed)
-
-
-def _print(without: list[Samples], with_it: list[Samples]) -> None:
-    first = [_median_ms(runs, "first_s") for runs in (without, with_it)]
-    whole = [_median_ms(runs, "whole_s") for runs in (without, with_it)]
-    each = [(end - start) / (ANSWER_TOKENS - 1) for start, end in zip(first, whole, strict=True)]
+def _print_cold(prompt_tokens: int, pairs: list[tuple[Sample, Sample]]) -> None:
     write = sys.stdout.write
-    write(f"{'':28}{'without':>10}{'Lockstep':>10}{'ratio':>8}\n")
-    for name, (before, after) in (("time to first token, ms", first), ("time per token, ms", each)):
-        write(f"{name:28}{before:10.3f}{after:10.3f}{after / before:8.3f}\n")
-    for name, key, tokens in (
-        ("first token", "spent_first", REQUESTS),
-        ("a further token", "spent_whole", REQUESTS // 2 * ANSWER_TOKENS),
-    ):
-        steps = [
-            statistics.mean(run[key]["steps"] for run in runs) / tokens
-            for runs in (without, with_it)
-        ]
-        write(f"\n{name}: engine steps {steps[0]:.2f} without, {steps[1]:.2f} with; ms in\n")
-        for method in METHODS:
-            spent = statistics.mean(run[key].get(method, 0.0) for run in with_it) / tokens
-            write(f"  {method:34}{spent * 1e3:8.3f}\n")
+    write(f"\nprompts of {prompt_tokens} tokens, {len(pairs)} pairs, nothing hits\n")
+    write(f"{'ms, medians':26}{'without':>10}{'with':>10}   paired ratio (quartiles)\n")
+    forward_ms = 0.0
+    for name, key in (("time to first token", "first_s"), ("time per token", "token_s")):
+        without, with_it = ([pair[at][key] * 1e3 for pair in pairs] for at in (0, 1))
+        ratios = [after / before for before, after in zip(without, with_it, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        medians = [statistics.median(each) for each in (without, with_it)]
+        write(
+            f"{name:26}{medians[0]:10.2f}{medians[1]:10.2f}   {middle:.3f} ({low:.3f}-{high:.3f})\n"
+        )
+        forward_ms = medians[0]
+    if forward_ms < FORWARD_MS:
+        write(
+            f"a forward pass takes {forward_ms:.1f} ms, less than {FORWARD_MS}: too small a model\n"
+        )
+    _print_methods("first token", "spent_first", [pair[1] for pair in pairs])
+    _print_methods("a further token", "spent_rest", [pair[1] for pair in pairs])
+    steps = statistics.mean(pair[0]["steps_to_first"] for pair in pairs)
+    write(f"engine steps to the first token without a connector: {steps:.2f}\n")
 
 
-def _median_ms(runs: list[Samples], key: str) -> float:
-    samples: list[float] = [sample for run in runs for sample in run[key]]
-    return statistics.median(samples) * 1e3
+def _print_methods(what: str, key: str, samples: list[Sample]) -> None:
+    """Print what the connector's methods take in a step, in microseconds."""
+    steps = sum(each[key].get("steps", 0) for each in samples)
+    if not steps:
+        return
+    tokens = len(samples) * (1 if key == "spent_first" else ANSWER_TOKENS - 1)
+
+    def us_of(*names: str) -> float:
+        spent = [sum(each[key].get(name, 0.0) for name in names) for each in samples]
+        rates = [took / each[key]["steps"] for took, each in zip(spent, samples, strict=True)]
+        return float(statistics.median(rates)) * 1e6
+
+    sys.stdout.write(
+        f"{what}: {steps / tokens:.2f} engine steps, {us_of(*METHODS):.0f} us in each:"
+    )
+    for name in METHODS:
+        if us_of(name) >= 1:
+            sys.stdout.write(f" {name} {us_of(name):.0f}")
+    sys.stdout.write("\n")
+
+
+def _print_long(
+    connector: str, plain: list[Sample], cold: list[Sample], warm: list[Sample]
+) -> None:
+    if not warm:
+        return
+    names = ("computed, without", "computed, with", "that comes again")
+    sys.stdout.write(f"\n{connector}: a prompt of {LONG_TOKENS} tokens, time to first token, ms\n")
+    for name, samples in zip(names, (plain, cold, warm), strict=True):
+        spent = [each["first_s"] * 1e3 for each in samples]
+        cached = min(each["cached"] or 0 for each in samples)
+        sys.stdout.write(f"{name:26}{statistics.median(spent):10.1f}   {cached} tokens cached\n")
+    pairs = zip(plain, warm, strict=True)
+    times = [before["first_s"] / after["first_s"] for before, after in pairs]
+    sys.stdout.write(f"times faster than computing: {min(times):.1f} at least\n")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ class Bounds:
     keep more host pages is detached; None stands for a quarter of the host pool. Copies that keep more
     of any pool end the epoch; None stands for half of each pool."""
     remembered_misses: int = 65536
-    """Keys that were promised and could not be read; the oldest are forgotten first."""
+    """Keys that were promised and could not be read, and as many that are not stored; the oldest are
+    forgotten first."""
     inflight_bytes: int = 256 << 20
     """Bytes that this rank's storage loop reads and writes at a time."""
 
@@ -112,6 +113,9 @@ class Timeouts:
     """How long I/O that was stopped may still touch its pages before they are quarantined."""
     miss_memory_s: float = 60.0
     """How long a failed read is remembered, in agreed time."""
+    absence_memory_s: float = 1.0
+    """How long it is remembered, in agreed time, that not every rank's store has a page: none asks for
+    it again meanwhile, also if another group writes it."""
     open_s: float = 180.0
     """How long it may last until every rank has its memory and its store, when a cache is opened; and,
     in agreed time, until every rank has a store that is attached later."""

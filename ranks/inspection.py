@@ -87,7 +87,7 @@ class Inspection:
     @property
     def misses(self) -> Collection[tuple[str, bytes]]:
         """Objects that could not be read a while ago, by pool and key."""
-        return self._replica.store.misses
+        return [name for name, _ in self._replica.store.misses.items()]
 
     @property
     def store_keeps_too_much(self) -> bool:

@@ -248,7 +248,8 @@ def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
         copy_s=random.choice((0.04, 0.2)),
         fence_s=fence_s,
         quiesce_s=random.choice((0.03, 0.15)),
-        miss_memory_s=random.choice((0.05, 0.5)),
+        miss_memory_s=(miss_memory_s := random.choice((0.05, 0.5))),
+        absence_memory_s=miss_memory_s / 2,
         flush_s=30.0,
         open_s=0.3,
     )

@@ -48,7 +48,7 @@ class Clearing:
                 self._prefetching.stop(request)
                 self._saving.drop_tail(request)
         self._pinning.drop_all()
-        self._store.misses.clear()
+        self._store.forget_all_misses()
         requests.reset(weights_version)
         self._outbox.notices.append(Reset(requests.generation, weights_version))
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)

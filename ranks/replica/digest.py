@@ -22,7 +22,7 @@ def state_digest(replica: Replica) -> int:
     prefixes, requests, store = replica.prefixes, replica.requests, replica.store
     attaching = replica.attaching
     add(replica.clock, requests.generation, requests.weights_version)
-    add(store.attached, store.draining, store.number, tuple(store.misses.items()))
+    add(store.attached, store.draining, store.number, store.misses.items(), store.absences.items())
     add(attaching.proposal, attaching.proposed_ms)
     add(replica.hearing.agreed, replica.hearing.heard)
     for tier in TIERS:

@@ -1,11 +1,11 @@
 """The store that the group uses: whether there is one, and which pages it is known to have."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from .basis import Basis
 from .notices import StoreChanged
 from .operations.kinds import Operation
+from .prefetch.remembered import Remembered
 from .tree.node import Node, Place
 
 _NONE: frozenset[int] = frozenset()
@@ -28,9 +28,11 @@ class Store:
         """How many stores there have been."""
         self._first_operation = 0
         """The first operation that can have to do with the present store, or the last one."""
-        self.misses: OrderedDict[tuple[str, bytes], int] = OrderedDict()
-        """Objects, by pool and key, whose read failed, and until when, in agreed time, they are not
-        asked for again."""
+        times, most = config.timeouts, config.bounds.remembered_misses
+        self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
+        """Objects, by pool and key, whose read failed: they are not asked for again for a while."""
+        self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
+        """Keys of full attention that not every rank's store has, as all of them have answered."""
 
     def attach(self, next_operation: int) -> None:
         """Use another store. What those before keep in quarantine is not held against it."""
@@ -38,7 +40,7 @@ class Store:
         self.number += 1
         self._first_operation = next_operation
         # They tell what the store before did not have.
-        self.misses.clear()
+        self.forget_all_misses()
         self._changed("attached")
 
     def detach(self, reason: str = "") -> None:
@@ -80,27 +82,46 @@ class Store:
 
     def is_missed(self, pool: str, key: bytes) -> bool:
         """Say whether an object is remembered as one that cannot be read."""
-        return self.misses.get((pool, key), 0) > self._clock.agreed_ms
+        return self.misses.has((pool, key), self._clock.agreed_ms)
+
+    def before_misses(self, pool: str, keys: list[bytes]) -> list[bytes]:
+        """Return the leading keys of full attention that are not remembered as not to be had."""
+        now_ms, misses, absences = self._clock.agreed_ms, self.misses, self.absences
+        if not misses and absences.has_none_of(keys):
+            return keys
+        for index, key in enumerate(keys):
+            if absences.has(key, now_ms) or misses.has((pool, key), now_ms):
+                return keys[:index]
+        return keys
 
     def remember_miss(self, pool: str, key: bytes) -> None:
         """Ask no more for an object that could not be read, for a while."""
-        misses, name = self.misses, (pool, key)
-        misses.pop(name, None)
-        misses[name] = self._clock.agreed_ms + int(self._config.timeouts.miss_memory_s * 1000)
-        while len(misses) > self._config.bounds.remembered_misses:
-            misses.popitem(last=False)
+        self.misses.add((pool, key), self._clock.agreed_ms)
         self._journal.record("miss", pool, key.hex()[:16])
+
+    def remember_absence(self, key: bytes) -> None:
+        """Ask no more for a page of full attention that not every rank's store has, for a while.
+
+        For a short one: another group may write it. What continues it is not asked for either.
+        """
+        self.absences.add(key, self._clock.agreed_ms)
+        self._journal.record("absent", key.hex()[:16])
 
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Ask again for objects that were written."""
-        if self.misses:
-            for key in keys:
-                self.misses.pop((pool, key), None)
+        self.misses.forget((pool, key) for key in keys)
+        # The keys of other pools mean other objects, and forgetting costs no more than a question.
+        self.absences.forget(keys)
+
+    def forget_all_misses(self) -> None:
+        """Ask again for everything."""
+        self.misses.clear()
+        self.absences.clear()
 
     def forget_old_misses(self) -> None:
         """Ask again for what was not to be had long ago."""
-        while self.misses and next(iter(self.misses.values())) <= self._clock.agreed_ms:
-            self.misses.popitem(last=False)
+        self.misses.forget_old(self._clock.agreed_ms)
+        self.absences.forget_old(self._clock.agreed_ms)
 
     def _changed(self, state: str, reason: str = "") -> None:
         self._journal.record(state, self.number, reason)

@@ -327,6 +327,11 @@ class Prefetch(Operation):
         self.keys = self.needs[0].keys
         self.end = self.anchor.end + len(self.keys)
 
+    @property
+    def heeds_misses(self) -> bool:
+        """Whether what it misses is not asked for again for a while; what a group promises may come."""
+        return self.asked is Extent.PAGES and not self.source
+
     def assign(self, wanted: Sequence[Wanted], tail_pages: list[PageRun] | None = None) -> None:
         """Set the objects that are read. Their pages are all that the operation owns."""
         self.wanted = tuple(wanted)

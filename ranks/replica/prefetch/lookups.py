@@ -68,7 +68,7 @@ class Lookups:
 
         `had` is the tail that the request has already.
         """
-        prefixes, tree = self._prefixes, self._prefixes.tree
+        prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step = tree.page_bytes
         nodes = prefixes.walk_to(root, tokens)
         _, best, last_host = reach(prefixes.needs, nodes)
@@ -84,7 +84,7 @@ class Lookups:
         before = tree.keys(anchor)[-1]
         keys = prefixes.page_keys(before, wanted)
         if extent is Extent.PAGES:
-            keys = self._readable(keys)
+            keys = store.before_misses(prefixes.components[0].pool, keys)
         end = anchor.end + len(keys)
         components = self._by_extent[extent]
         tail = None
@@ -174,15 +174,6 @@ class Lookups:
         if heeds:
             asked = [b"" if missed(pool, key) else key for key in asked]
         return Need(pool, first, tuple(asked), component.span, frozenset(held))
-
-    def _readable(self, keys: list[bytes]) -> list[bytes]:
-        """Return the leading keys of full attention that are not remembered as unreadable."""
-        if self._store.misses:
-            pool = self._prefixes.components[0].pool
-            for index, key in enumerate(keys):
-                if self._store.is_missed(pool, key):
-                    return keys[:index]
-        return keys
 
 
 def _floor(

@@ -80,8 +80,7 @@ class Prefetching:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        root = self._prefixes.root(request.place)
-        plan = self._lookups.plan(root, tokens, extent, request.tail)
+        plan = self._lookups.plan(self._prefixes.root(request.place), tokens, extent, request.tail)
         if plan is None:
             return False
         operation = Prefetch(
@@ -155,8 +154,8 @@ class Prefetching:
                 self._end_query(operation, Outcome.MISS, Why.LATE)
             return
         longest = verdict.longest or 0
-        if operation.phase is _QUERY and verdict.pages < longest:
-            self._rank_lacks(operation, verdict)
+        if operation.phase is _QUERY:
+            self._note_first_lacking(operation, verdict)
         why = Why.ONE_RANK_LACKS_IT if verdict.pages < longest else Why.NOT_STORED
         if not verdict.pages:
             self._end_query(operation, Outcome.MISS, why)
@@ -179,8 +178,7 @@ class Prefetching:
         if operation.landed == total:
             self._settle(operation, None)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
-            if operation.asked is Extent.PAGES and not operation.source:
-                # What another group has promised may be there when it is asked for again.
+            if operation.heeds_misses:
                 component, key = operation.wanted_keys()[verdict.ceiling]
                 self._store.remember_miss(self._prefixes.components[component].pool, key)
             self._lacks(operation, verdict.ceiling_rank, verdict.ceiling, "could not be read")
@@ -188,6 +186,12 @@ class Prefetching:
         elif verdict.expired_rank is not None:
             self._lacks(operation, verdict.expired_rank, operation.landed, "timed out")
             self._settle(operation, Why.LATE)
+
+    def looks_up(self, name: str) -> bool:
+        """Say whether stores are still being asked what they have for a request. Reads only."""
+        request = self._requests.get(name)
+        asked = None if request is None else self.active.get(request.prefetch or 0)
+        return asked is not None and asked.phase in _LOOKING
 
     def extent_of(self, operation: int) -> Extent:
         """Return how much a prefetch in flight was asked to bring."""
@@ -379,11 +383,15 @@ class Prefetching:
         if short > 0:
             self._outbox.notices.append(Missed(operation.request, short, why))
 
-    def _rank_lacks(self, operation: Prefetch, verdict: Found) -> None:
-        assert verdict.pages is not None
-        page = operation.floor + verdict.pages - operation.anchor.end
-        if 0 <= page < len(operation.keys):
+    def _note_first_lacking(self, operation: Prefetch, verdict: Found) -> None:
+        """Note which page it is that ends what every rank's store has, if the answers tell."""
+        page = (verdict.pages or 0) + operation.floor - operation.anchor.end
+        if not 0 <= page < len(operation.keys):
+            return
+        if verdict.pages != verdict.longest:
             self._lacks(operation, verdict.shortest_rank, page, "other ranks' stores have it")
+        if len(operation.needs) == 1 and operation.heeds_misses:
+            self._store.remember_absence(operation.keys[page])
 
     def _lacks(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
         known = [key for _, key in operation.wanted_keys()] or operation.keys

@@ -123,6 +123,14 @@ class RankCache(Member):
         """
         return self._replica.prefetch_done(request)
 
+    def looks_up(self, request: str) -> bool:
+        """Say whether stores are still being asked what they have for the request.
+
+        True only while its prefetch has its turn. A step may end that, and mostly does so where there
+        is nothing: an engine without anything to compute had better wait for it than look elsewhere.
+        """
+        return self._replica.prefetching.looks_up(request)
+
     def attach_store(self, uri: str) -> "Future[None]":
         """Propose to use a store from now on; requests go on meanwhile.
 

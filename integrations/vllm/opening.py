@@ -17,7 +17,7 @@ from vllm import envs
 from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import ConfigError
 from ...ranks.config import CacheConfig
-from ...ranks.decider.deciding import decide
+from ...ranks.decider.deciding import DecidingCache, decide
 from ...ranks.decider.opening import open_worker, read_opened
 from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
@@ -164,4 +164,6 @@ def _side(
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
         idle_wait_s=parsed.idle_wait_s,
+        # Where workers are elsewhere, only the engine's steps bring what they answer.
+        waits_in_pass=not isinstance(cache, DecidingCache),
     )

@@ -5,7 +5,9 @@ from here follows from verdicts: a hit that every rank has, a load that has ende
 that every rank has done with. So all ranks give the same commands.
 
 One pass of the scheduler is one step of the cache. The first question of a pass applies a verdict,
-and the pass ends with `end_pass`, which launches the round.
+and the pass ends with `end_pass`, which launches the round. A pass that asks for a request which
+storage is still being asked about is some steps: what storage mostly has to say is that it has nothing,
+which is known sooner than the engine would come round again.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from ...ranks.replica.requests import LoadState
 from .adapters import Adapters
 from .contract import ScheduledStep, VllmRequest
 from .lending import BlockTables, Lending
+from .pass_steps import LAST_STEPS, LAST_WAIT_S, PassSteps
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
 ABORTED = "FINISHED_ABORTED"
@@ -70,7 +73,9 @@ class SchedulerSide:
         loads: bool,
         backs_up: bool,
         idle_wait_s: float,
+        waits_in_pass: bool = False,
     ) -> None:
+        """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
         self._adapters = adapters
         self._page_tokens = cache.config.layout.page_tokens
@@ -78,6 +83,11 @@ class SchedulerSide:
         self._loads = loads
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
+        self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
+        self._scheduled: frozenset[str] = frozenset()
+        """What the last pass let compute, by the engine's ids."""
+        self._given_back: list[str] = []
+        """Requests, by name, that still lend blocks which the engine was given back all the same."""
         self._arrivals = 0
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
@@ -134,7 +144,7 @@ class SchedulerSide:
         length = tracked.loadable_tokens
         if length <= device_tokens:
             return 0
-        if not self.cache.prefetch_done(tracked.name):
+        if not self._steps.prefetched(tracked.name):
             return None
         return self.cache.hit(
             tracked.name, tracked.head(length), tracked.namespace, device_tokens=device_tokens
@@ -175,6 +185,7 @@ class SchedulerSide:
             # Ranks whose engines decide differently are told so by the digest.
             self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
         self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
+        self._scheduled = frozenset(step.num_scheduled_tokens)
         self._in_pass = False
         return self._result()
 
@@ -218,19 +229,35 @@ class SchedulerSide:
                 self._over.append(each.tracked)
 
     def settle(self) -> PassResult | None:
-        """Wait for copies of finished requests' blocks, if nothing else keeps the engine stepping.
+        """Give back blocks that are held back, if nothing else keeps the engine stepping.
 
         An engine that stops with blocks held back cannot drop its own prefix cache, which it must be
-        able to whenever its weights change.
+        able to whenever its weights change. Copies have mostly ended by now, and a step lets all ranks
+        know it. Nobody waits for backups that have not: that is for the next pass, or for `reset`,
+        since nothing overwrites a block before. A block of a rank is overwritten by that rank alone,
+        so each has to wait for its own copies only.
         """
         if self._unfinished:
             return None
         self._commit()
         self._let_go()
-        if not self.cache.pending_frees:
+        if not (self._leaving or self._over):
             return None
-        self.cache.finish_copies()
-        return self._result()
+        if any(each.loading for each in self._leaving.values()):
+            # A load writes into the blocks.
+            self.cache.finish_copies()
+        for _ in range(LAST_STEPS):
+            if any(map(self.cache.lends, self._leaving)):
+                self.cache.step(idle_s=LAST_WAIT_S)
+        result = self._result()
+        left = {name: each for name, each in self._leaving.items() if not each.loading}
+        for name in left:
+            del self._leaving[name]
+        if left:
+            self._given_back += left
+            self._lending.held.let_go(lambda _: ())
+        freed = _ids([each.tracked for each in left.values()])
+        return replace(result, freed=(*result.freed, *freed))
 
     def answered(self) -> PassResult:
         """Apply a verdict that has just come, ahead of the next pass; return what follows from it.
@@ -272,9 +299,14 @@ class SchedulerSide:
 
     def _begin_pass(self) -> None:
         if not self._in_pass:
+            given_back, self._given_back = self._given_back, []
+            for name in given_back:
+                self.cache.keep_off(name)
             self._commit()
             self.cache.begin_step()
             self._in_pass = True
+            idle = self._scheduled.isdisjoint(self._unfinished)
+            self._steps.begin(idle=idle, behind=bool(given_back))
 
     def _let_go(self, gone: str | None = None) -> None:
         """Give the engine back what its backups have read; all of a request's that is `gone`."""

@@ -4,23 +4,34 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.coordinator.ballot import Answered
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
+from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
 from lockstep.integrations.weights import FileDigests
-from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp
+from lockstep.ranks.config import Timeouts
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Status
+
+NOT_AT_ALL_S = 1e-4
+"""Less than agreed time can tell apart."""
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
 FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 
 
 def scheduler(
-    ranks: HostRanksInTurn, rank: int = 0, *, loads: bool = True, backs_up: bool = True
+    ranks: HostRanksInTurn,
+    rank: int = 0,
+    *,
+    loads: bool = True,
+    backs_up: bool = True,
+    waits_in_pass: bool = False,
 ) -> SchedulerSide:
     return SchedulerSide(
         ranks.caches[rank],
@@ -29,6 +40,7 @@ def scheduler(
         loads=loads,
         backs_up=backs_up,
         idle_wait_s=0.001,
+        waits_in_pass=waits_in_pass,
     )
 
 
@@ -60,7 +72,7 @@ def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
     """With `kv_consumer`, between two passes, where only the second question tells of it."""
-    ranks = HostRanksInTurn(ranks=1)
+    ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
     assert side.hit(request, 0) is None
@@ -184,6 +196,114 @@ def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -
     side.reset()
 
     assert fenced(ranks) == [(backup.operation,)]
+
+
+def test_a_pass_in_which_the_store_says_that_it_has_nothing_lets_the_request_compute() -> None:
+    ranks = HostRanksInTurn(ranks=1, depth=1)
+    side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
+    side.arrived(request)
+    ranks.executors[0].obey()
+
+    assert side.hit(request, 0) == 0
+
+
+def test_a_pass_waits_no_longer_than_some_steps_for_a_store_that_is_silent() -> None:
+    ranks = HostRanksInTurn(ranks=1, depth=1)
+    side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
+    side.arrived(request)
+    before = ranks.caches[0].stats().steps
+
+    assert side.hit(request, 0) is None
+    assert side.hit(request, 0) is None
+    assert ranks.caches[0].stats().steps - before <= LOOKUP_STEPS + 1
+
+
+def test_a_pass_waits_one_step_while_other_requests_compute() -> None:
+    ranks = HostRanksInTurn(ranks=1, depth=1)
+    side = scheduler(ranks, waits_in_pass=True)
+    backing_up(ranks, side, PROMPT)
+    request = Sent([9, *PROMPT], request_id="new")
+    side.arrived(request)
+    before = ranks.caches[0].stats().steps
+
+    assert side.hit(request, 0) is None
+    assert ranks.caches[0].stats().steps - before == 1
+
+
+def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
+    """That is a hit, and takes its time."""
+    ranks = HostRanksInTurn(ranks=1, depth=1)
+    side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
+    side.arrived(request)
+    [lookup] = ranks.executors[0].take(LookUp)
+    ranks.executors[0].said.append(Answered(lookup.operation, 4))
+    before = ranks.caches[0].stats().steps
+
+    assert side.hit(request, 0) is None
+    assert ranks.caches[0].stats().steps - before == 1
+
+
+def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
+    """Nobody waits for a copy after the last token, and nothing overwrites what one still reads."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    first, second, third = backing_up(ranks, side, PROMPT, [9, *PROMPT], [8, *PROMPT])
+    backups = ranks.executors[0].take(CopyToHost)
+    assert side.finished(first, range(4))
+    side.end_pass(Scheduled({"2": 1}))
+    assert side.finished(second, range(4))
+    assert side.finished(third, range(4))
+
+    settled = side.settle()
+    again = side.settle()
+    before = fenced(ranks)
+    result = side.end_pass(Scheduled())
+
+    assert (settled, again) == (PassResult((), (), ("0", "1", "2")), None)
+    assert before == []
+    assert {number for each in fenced(ranks) for number in each} == {
+        each.operation for each in backups
+    }
+    assert result.freed == ()
+
+
+def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
+    """Though an engine that has nothing to do takes no step before the next request."""
+    ranks = HostRanksInTurn(ranks=1, depth=1)
+    side = scheduler(ranks, loads=False)
+    [request] = backing_up(ranks, side, PROMPT)
+    ranks.executors[0].obey_only(CopyToHost)
+    assert side.finished(request, range(4))
+
+    assert side.settle() == PassResult((), (), ("0",))
+    assert len(ranks.executors[0].take(Put)) == 1
+
+
+def test_what_was_copied_after_the_last_token_is_a_hit_for_the_next_request() -> None:
+    ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
+    side = scheduler(ranks, waits_in_pass=True)
+    [request] = backing_up(ranks, side, PROMPT)
+    assert side.finished(request, range(4))
+    side.settle()
+    ranks.executors[0].obey()
+    again = Sent(PROMPT, request_id="again")
+    side.arrived(again)
+
+    assert side.hit(again, 0) == 4 * PAGE_TOKENS
+
+
+def test_a_reset_of_an_engine_that_has_nothing_to_do_leaves_no_copy_under_way() -> None:
+    """It may unmap next what it was given back with nobody waiting."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    [request] = backing_up(ranks, side, PROMPT)
+    [backup] = ranks.executors[0].take(CopyToHost)
+    side.finished(request, range(4))
+    side.settle()
+
+    side.reset()
+
+    assert fenced(ranks)[0] == (backup.operation,)
 
 
 def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:

@@ -12,6 +12,12 @@ _log = logging.getLogger(__name__)
 
 ANEW = "give weights that change another name and id"
 
+NOT_KNOWN = (
+    "not known on this rank, which could not read its files or found them changed, and names it in its"
+    " log; a version in adapter_versions avoids reading"
+)
+"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
+
 
 class Adapters:
     """Tells adapters apart by their weights. All calls come from the engine's thread.

@@ -57,6 +57,7 @@ from .watching import kv_events
 from .watching.engine_metrics import LockstepMetrics, LockstepStats
 from .watching.stats import Told
 from .watching.watching import Watching
+from .weight_versions import hear_weight_versions
 
 
 class InOrder(set[str]):
@@ -102,11 +103,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         require_supported(vllm_config)
         self._lending = Lending(pool_groups(kv_cache_config))
         self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
-        if role is KVConnectorRole.SCHEDULER and not self._one_decider:
-            self._scheduler = open_beside_worker(
-                vllm_config, self._lending, self._settings, self._engine_id, self._listener
-            )
-            self._watching = Watching(self._scheduler, self._settings.store)
+        if role is KVConnectorRole.SCHEDULER:
+            hear_weight_versions(LockstepConnector, LockstepConnector._weights_are)
+            if not self._one_decider:
+                self._scheduler = open_beside_worker(
+                    vllm_config, self._lending, self._settings, self._engine_id, self._listener
+                )
+                self._watching = Watching(self._scheduler, self._settings.store)
 
     # The worker's half, in the order of a step.
 
@@ -273,7 +276,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Offer nothing of what is cached now any more, in host memory and in storage."""
+        """Let no copy touch a block, and offer nothing that may be of former weights."""
         self._side.reset()
         return True
 
@@ -334,6 +337,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def _watched(self) -> Watching:
         assert self._watching is not None, "this is the worker's half"
         return self._watching
+
+    def _weights_are(self, version: str) -> None:
+        self._side.weights_are(version)
 
     @property
     def _side(self) -> SchedulerSide:

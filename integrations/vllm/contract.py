@@ -1,7 +1,4 @@
-"""What the plug-in uses of vLLM's objects, as of vLLM 0.32. Nothing else of them is touched.
-
-The classes that the connector derives from are imported where they are used, in `connector`.
-"""
+"""What the plug-in uses of vLLM 0.32's objects, and nothing else; its bases are in `connector`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -96,6 +93,8 @@ class BlockPool(Protocol):
 
     blocks: Sequence[Any]
     """By block id."""
+    cached_block_hash_to_block: Any
+    """Those that vLLM's own prefix cache can find."""
 
     @property
     def touch(self) -> Callable[[Sequence[Any]], object]:

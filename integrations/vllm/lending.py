@@ -37,6 +37,11 @@ class HeldBlocks:
         default_factory=list[tuple[str, int, list[int]]]
     )
 
+    @property
+    def can_be_found(self) -> bool:
+        """Whether the engine's own prefix cache finds any block in the pool, as far as is known."""
+        return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
+
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
         """Keep blocks until a copy of a request's has ended."""
         assert self.pool is not None, "the engine has not given its block pool"

@@ -36,6 +36,7 @@ from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
 from .watching import start_line
+from .weights import WEIGHTS_OF_THE_START, Weights
 
 if TYPE_CHECKING:
     from .contract import TransferConfig
@@ -160,10 +161,16 @@ def _side(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
         Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
+        Weights(
+            {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
+            cache.inspection.config.life.hex(),
+            parsed.weights_change,
+        ),
         lending=lending,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
         idle_wait_s=parsed.idle_wait_s,
         # Where workers are elsewhere, only the engine's steps bring what they answer.
         waits_in_pass=not isinstance(cache, DecidingCache),
+        in_flight=parsed.in_flight,
     )

@@ -15,23 +15,18 @@ from dataclasses import dataclass, replace
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
-from .adapters import Adapters
+from .adapters import NOT_KNOWN, Adapters
 from .contract import ScheduledStep, VllmRequest
 from .lending import BlockTables, Lending
 from .pass_steps import LAST_STEPS, LAST_WAIT_S, PassSteps
-from .tracked import TrackedRequest, may_be_cached, namespace_of
+from .tracked import Ended, TrackedRequest, may_be_cached, namespace_of
+from .weights import InFlight, Weights
 
 ABORTED = "FINISHED_ABORTED"
 """What vLLM calls the status of a request that was ended from outside."""
 
 FAILURES_MAX = 2
 """After so many loads of a request that have failed it computes, and asks for no more."""
-
-NOT_KNOWN = (
-    "not known on this rank, which could not read its files or found them changed, and names it in its"
-    " log; a version in adapter_versions avoids reading"
-)
-"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +45,6 @@ class PassResult:
     """Finished requests whose pages are free."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A request that has ended, and of which the cache has not heard yet."""
-
-    tracked: TrackedRequest
-    loading: bool
-    """The engine waits for the load, and for nothing else, to have its blocks back."""
-    fenced: bool
-    """Its blocks are the engine's again at once."""
-
-
 class SchedulerSide:
     """Gives the commands of one rank's cache. All calls come from the engine's thread."""
 
@@ -68,16 +52,22 @@ class SchedulerSide:
         self,
         cache: HostCache,
         adapters: Adapters,
+        weights: Weights,
         *,
         lending: Lending,
         loads: bool,
         backs_up: bool,
         idle_wait_s: float,
         waits_in_pass: bool = False,
+        in_flight: InFlight = InFlight.KEEP,
     ) -> None:
         """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
         self._adapters = adapters
+        self._weights = weights
+        self._in_flight = in_flight
+        self._device_is_mixed = False
+        """Whether the engine's own prefix cache may find blocks of former weights."""
         self._page_tokens = cache.config.layout.page_tokens
         self._lending = lending
         self._loads = loads
@@ -93,12 +83,14 @@ class SchedulerSide:
         self._requests: dict[str, TrackedRequest] = {}
         """Requests by the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
-        self._leaving: dict[str, _Ended] = {}
+        self._leaving: dict[str, Ended] = {}
         """Requests, by name, that have ended and whose blocks are still copied."""
-        self._ended: list[_Ended] = []
+        self._ended: list[Ended] = []
         """Requests that have ended since the last pass."""
         self._over: list[TrackedRequest] = []
         """Requests that have ended, whose load is over, and of which the engine has not heard yet."""
+        self._in_vain: list[TrackedRequest] = []
+        """Requests whose load was in vain, and which have not begun anew yet."""
         self._in_pass = False
 
     @property
@@ -124,8 +116,9 @@ class SchedulerSide:
             self.cache.witness("adapter of request", self._arrivals, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return
-        namespace = namespace_of(request, adapter)
-        tracked = TrackedRequest(request, self._arrivals, namespace, self._page_tokens)
+        kind = namespace_of(request, adapter)
+        tracked = TrackedRequest(request, self._arrivals, kind, self._page_tokens)
+        self._weights.place(tracked)
         self._requests[request.request_id] = tracked
         self._prefetch(tracked)
 
@@ -135,9 +128,10 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
-        if tracked.computed:
+        if tracked.computed or tracked.loaded:
             # Asked again, so it was preempted: also between two passes, where nobody says so before.
             self._preempted(tracked)
+        tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
         tracked.device_tokens = device_tokens
@@ -163,6 +157,7 @@ class SchedulerSide:
             self._lending.for_load(blocks, first, end_tokens // self._page_tokens),
             device_tokens=tracked.device_tokens,
         )
+        tracked.loaded = True
         self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
@@ -170,7 +165,7 @@ class SchedulerSide:
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
-            if each.computed:
+            if each.computed or each.loaded:
                 self._preempted(each)
         scheduled = [
             (tracked, tokens)
@@ -181,6 +176,8 @@ class SchedulerSide:
             tracked.computed = True
             if self._backs_up:
                 self._back_up(tracked, tokens, step)
+        if step.total_num_scheduled_tokens:
+            self._weights.computed()
         if scheduled:
             # Ranks whose engines decide differently are told so by the digest.
             self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
@@ -209,11 +206,11 @@ class SchedulerSide:
             # waits for the next pass, since ranks hear of aborts in different orders.
             self.cache.keep_off(tracked.name)
             self._let_go(tracked.name)
-        self._ended.append(_Ended(tracked, loading=loading, fenced=fenced))
+        self._ended.append(Ended(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.lends(tracked.name)
 
     def _commit(self) -> None:
-        """Give the commands for what has ended since the last pass, in the order of arrival.
+        """Give the commands for what has ended or failed since the last pass, in the order of arrival.
 
         The engine tells of requests that are aborted together in another order on each rank.
         """
@@ -227,6 +224,10 @@ class SchedulerSide:
                 self._leaving[name] = each
             elif each.loading:
                 self._over.append(each.tracked)
+        in_vain, self._in_vain = self._in_vain, []
+        for tracked in in_vain:
+            if self._requests.get(tracked.request.request_id) is tracked:
+                self._begin_anew(tracked)
 
     def settle(self) -> PassResult | None:
         """Give back blocks that are held back, if nothing else keeps the engine stepping.
@@ -278,13 +279,22 @@ class SchedulerSide:
         return replace(result, freed=(*result.freed, *_ids(freed)))
 
     def reset(self) -> None:
-        """Offer nothing of what is cached now any more, nor what running requests have computed."""
+        """Return when no copy touches a block, and offer nothing that may be of former weights.
+
+        `Weights.reset` says which those are.
+        """
         # The engine may have preempted what it is about to unmap, with nobody asking.
         self.cache.keep_off()
         self._commit()
-        for tracked in self._requests.values():
-            tracked.stale = tracked.computed
-        self.cache.reset()
+        if self._weights.reset():
+            self._changed()
+
+    def weights_are(self, version: str) -> None:
+        """Take `version` for the name of the weights that are computed with from now on."""
+        self._commit()
+        self.cache.witness("the weights are", version)
+        if self._weights.named(version):
+            self._changed()
 
     def close(self, *, failed: bool) -> None:
         """Write out what is on its way, together with the other ranks, and end.
@@ -303,6 +313,7 @@ class SchedulerSide:
             for name in given_back:
                 self.cache.keep_off(name)
             self._commit()
+            self._look_at_device()
             self.cache.begin_step()
             self._in_pass = True
             idle = self._scheduled.isdisjoint(self._unfinished)
@@ -320,24 +331,49 @@ class SchedulerSide:
             and self._adapters.trusted(tracked.request.lora_request)
         )
 
+    def _changed(self) -> None:
+        """Let requests that hold nothing begin anew, and keep to the others what they have."""
+        for tracked in self._requests.values():
+            if tracked.computed or tracked.loaded:
+                tracked.stale = True
+                tracked.refused = self._in_flight is InFlight.COMPUTE
+            else:
+                self._begin_anew(tracked)
+        self._device_is_mixed = True
+        self._look_at_device()
+
+    def _look_at_device(self) -> None:
+        """Take note that the engine has emptied its own prefix cache since the weights changed.
+
+        Until it has, it may give requests blocks of former weights, and what they compute is of both.
+        """
+        if self._device_is_mixed:
+            stale = any(tracked.stale for tracked in self._requests.values())
+            self._device_is_mixed = stale or self._lending.held.can_be_found
+
+    def _begin_anew(self, tracked: TrackedRequest) -> None:
+        """Let a request that holds nothing find what there is of the weights of now.
+
+        What a load that has failed has read is not on the host any more. What storage has comes from
+        there again.
+        """
+        self.cache.release(tracked.name)
+        tracked.give_up()
+        tracked.lives += 1
+        self._weights.place(tracked)
+        self._prefetch(tracked)
+
     def _prefetch(self, tracked: TrackedRequest) -> None:
         if self._reads(tracked):
             tokens = tracked.head(tracked.loadable_tokens)
             self.cache.prefetch(tracked.name, tokens, tracked.namespace)
 
-    def _failed(self, tracked: TrackedRequest) -> None:
-        """Let a request begin anew after a load that has failed: the engine asks for it once more.
-
-        What the load has read is not on the host any more. What storage has comes from there again.
-        """
-        self.cache.release(tracked.name)
-        tracked.failures += 1
-        self._prefetch(tracked)
-
     def _preempted(self, tracked: TrackedRequest) -> None:
-        tracked.lent_pages = 0
-        tracked.computed = tracked.stale = False
         self.cache.fence(tracked.name)
+        if tracked.since != self._weights.changes:
+            self._begin_anew(tracked)
+            return
+        tracked.give_up()
         self._prefetch(tracked)
 
     def _back_up(self, tracked: TrackedRequest, scheduled: int, step: ScheduledStep) -> None:
@@ -372,13 +408,15 @@ class SchedulerSide:
         failed: list[TrackedRequest] = []
         for each, tracked in list(self._loading.items()):
             state = self.cache.load_state(tracked.name)
-            if state is LoadState.LOADING or (state is LoadState.FAILED and not told_of_failures):
+            in_vain = state is LoadState.FAILED or tracked.refused
+            if state is LoadState.LOADING or (in_vain and not told_of_failures):
                 continue
             del self._loading[each]
             loaded.append(tracked)
-            if state is LoadState.FAILED:
+            if in_vain:
                 failed.append(tracked)
-                self._failed(tracked)
+                tracked.failures += state is LoadState.FAILED
+        self._in_vain += failed
         freed: list[TrackedRequest] = []
         for name in self.cache.collect_freed():
             ended = self._leaving.pop(name, None)

@@ -1,20 +1,32 @@
 """What a user may write into `kv_connector_extra_config`, checked once, when the engine starts."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
-from ..settings import PluginSettings, read
+from ..settings import PluginSettings, one_of, read
+from .weights import InFlight, WeightsChange
 
 WHERE = "kv_connector_extra_config"
 
+_OWN: Mapping[str, type[WeightsChange | InFlight]] = {
+    "weights_change": WeightsChange,
+    "in_flight": InFlight,
+}
+"""What is known under vLLM alone, and what it may be."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings(PluginSettings):
     """The extra configuration of a connector; equal on every rank."""
 
-    __slots__ = ()
+    weights_change: WeightsChange = WeightsChange.WITH_RESET
+    """Whether the weights may be others after each reset, or only once they are named."""
+    in_flight: InFlight = InFlight.KEEP
+    """What becomes of loads that are under way when the weights change."""
 
     def pages(self, page_bytes: int) -> int:
         """Return the number of host pages for pages that take `page_bytes` bytes on this rank."""
@@ -32,7 +44,11 @@ class ConnectorSettings(PluginSettings):
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
     """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
-    settings = ConnectorSettings(**read(WHERE, extra))
+    values = read(WHERE, extra, _OWN)
+    for key, choices in _OWN.items():
+        if key in values:
+            values[key] = one_of(f"{WHERE}: {key}", choices, values[key])
+    settings = ConnectorSettings(**values)
     if settings.host_memory_gib is None and settings.host_pages is None:
         raise ConfigError(
             f"{WHERE}: give host_memory_gib, the host memory for pages on each rank in GiB, or"

@@ -18,7 +18,7 @@ def may_be_cached(request: VllmRequest) -> bool:
 
 
 def namespace_of(request: VllmRequest, adapter: str | None = None) -> str:
-    """Return what keeps apart requests whose tokens are the same and whose KV is not.
+    """Return what keeps apart requests whose tokens are the same and whose KV is not, but for weights.
 
     The tenant's salt, what the `adapter`'s weights are, and the items of other modalities, whose
     tokens are placeholders. Empty if there are none of these.
@@ -37,24 +37,40 @@ class TrackedRequest:
     request: VllmRequest
     number: int
     """Which one it is in the order of arrival: vLLM makes part of its ids up, on each rank anew."""
-    namespace: str
+    kind: str
+    """Its namespace without the weights."""
     page_tokens: int
     device_tokens: int = 0
     """The prefix that the engine had when it last asked for more."""
     lent_pages: int = 0
     """Whole pages of its prefix that were offered for backup since it was last preempted."""
+    namespace: str = ""
+    """The one that it is in since it began, or began anew; see `weights`."""
+    since: int = 0
+    """How often the weights had changed when it began in its namespace."""
     computed: bool = False
-    """Whether its device pages hold anything; not any more once it is preempted."""
+    """Whether its device pages hold anything that it has computed; not once it is preempted."""
+    loaded: bool = False
+    """Whether they hold, or are to hold, what was loaded for it."""
     failures: int = 0
     """How many of its loads have failed."""
+    lives: int = 0
+    """How often it has begun anew."""
     stale: bool = False
-    """Whether they hold what was computed before a reset, which nobody may get."""
+    """Whether they hold something of former weights, so that nobody else may get what follows."""
+    refused: bool = False
+    """Whether a load that is under way is to count as failed."""
     _tokens: bytearray = field(default_factory=bytearray)
+
+    def give_up(self) -> None:
+        """Take note that its device pages hold nothing any more."""
+        self.lent_pages = 0
+        self.computed = self.loaded = self.stale = self.refused = False
 
     @property
     def name(self) -> str:
-        """The request's name on every rank; another one after each load that has failed."""
-        return f"#{self.number}" + (f".{self.failures}" if self.failures else "")
+        """The request's name on every rank, another one each time it begins anew."""
+        return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
 
     @property
     def loadable_tokens(self) -> int:
@@ -69,3 +85,14 @@ class TrackedRequest:
             fresh = self.request.all_token_ids[have:tokens]
             self._tokens += np.asarray(fresh, dtype="<i4").tobytes()
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that has ended, and of which the cache has not heard yet."""
+
+    tracked: TrackedRequest
+    loading: bool
+    """The engine waits for the load, and for nothing else, to have its blocks back."""
+    fenced: bool
+    """Its blocks are the engine's again at once."""

@@ -22,7 +22,7 @@ from lockstep.ranks.orders import (
     LookUp,
     Put,
 )
-from lockstep.ranks.replica.tree.node import HOST
+from lockstep.ranks.replica.tree.node import HOST, PASSING
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
 PROMPT = list(range(4 * PAGE_TOKENS))
@@ -174,6 +174,23 @@ def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
     assert looked_up(ranks, "a") == set()
     assert persisted(ranks, "b") == set()
     assert ranks.every(lambda cache: cache.hit("c", PROMPT)) == len(PROMPT)
+
+
+def test_storage_has_nothing_to_do_with_a_namespace_that_is_of_this_life_alone() -> None:
+    ranks = HostRanksInTurn()
+
+    place = PASSING + "anything"
+
+    asked = ranks.every(lambda cache: cache.prefetch("a", PROMPT, place))
+    ranks.every(lambda cache: cache.back_up("a", PROMPT, range(4), place))
+    ranks.every(lambda cache: cache.begin_backups())
+    ranks.obey()
+    orders = [each for executor in ranks.executors for each in executor.given(Put)]
+    ranks.settle()
+
+    assert not asked
+    assert orders == []
+    assert ranks.every(lambda cache: cache.match(PROMPT, place)).host_tokens == len(PROMPT)
 
 
 def test_a_version_that_was_named_is_found_again_in_another_life() -> None:

@@ -11,6 +11,9 @@ from .components.base import Component
 DEVICE, HOST = 0, 1
 """The tiers that the tree knows, as indices."""
 
+PASSING = "\0"
+"""What a namespace begins with that is worth nothing after this life of the cache."""
+
 
 class Place(NamedTuple):
     """Names the tree that a prefix is in."""
@@ -24,7 +27,9 @@ class Place(NamedTuple):
 
     @property
     def outlives(self) -> bool:
-        """Whether another life of the cache can find what storage has of it."""
+        """Whether another life of the cache can find what storage has of it, and wants to."""
+        if self.namespace.startswith(PASSING):
+            return False
         return not self.generation or self.weights_version is not None
 
 

@@ -10,6 +10,7 @@ from lockstep.errors import ConfigError
 from lockstep.integrations.settings import PluginSettings, control_of
 from lockstep.integrations.sharing import Share
 from lockstep.integrations.vllm.settings import parse
+from lockstep.integrations.vllm.weights import InFlight, WeightsChange
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.outside import Control
 from tests.kit.source_tree import ROOT
@@ -30,6 +31,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
             "stop_policy": {"rule": "wait_complete", "cap_s": 3},
             "bounds": {"prefetches": 4},
             "timeouts": {"lookup_s": 0.5},
+            "weights_change": "with_name",
+            "in_flight": "compute",
         }
     )
 
@@ -46,6 +49,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert settings.stop_policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
     assert settings.bounds == Bounds(prefetches=4)
     assert settings.timeouts == Timeouts(lookup_s=0.5, round_s=600)
+    assert settings.weights_change is WeightsChange.WITH_NAME
+    assert settings.in_flight is InFlight.COMPUTE
 
 
 def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
@@ -58,6 +63,11 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({}, "give host_memory_gib"),
         ({"host_pages": 1, "host_memory_gib": 1}, "not both"),
         ({"host_pages": 0}, "host_pages is 0"),
+        ({"host_pages": 1, "in_flight": "abort"}, "in_flight is 'abort'; known: keep, compute"),
+        (
+            {"host_pages": 1, "weights_change": 1},
+            "weights_change is 1; known: with_reset, with_name",
+        ),
         ({"host_pages": "8"}, "host_pages must be an integer, not '8'"),
         ({"host_pages": True}, "host_pages must be an integer, not True"),
         ({"host_memory_gib": "8"}, "host_memory_gib must be a number, not '8'"),

@@ -24,6 +24,10 @@ class Phase:
     """Abort every second request while it runs; the others alone come to something."""
     keep: bool = False
     """Drop nothing at all."""
+    weights: str = ""
+    """The folder of a model whose weights are loaded in place of those of now, before all else."""
+    weights_version: str = ""
+    """What the engine is told of its weights then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,10 @@ def engine_arguments(plan: Plan, ranks: int) -> dict[str, Any]:
 
 def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
     """Send a phase's requests, with nothing in the engine's own prefix cache."""
+    if phase.weights:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": phase.weights})
+    if phase.weights_version:
+        llm.update_weight_version(phase.weights_version)
     assert phase.keep or llm.reset_prefix_cache(reset_connector=phase.reset_connector)
     before, began = preemptions.count, time.perf_counter()
     prompts = [

@@ -75,6 +75,7 @@ class CountedBlocks:
 
     users: dict[int, int] = field(default_factory=dict[int, int])
     blocks: Sequence[int] = range(1000)
+    cached_block_hash_to_block: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Count one user more."""

@@ -1,0 +1,254 @@
+"""Weights that change while vLLM serves: who comes after gets nothing of former ones."""
+
+from collections.abc import Iterable
+from random import Random
+from time import time_ns
+from typing import Any
+
+import pytest
+
+from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
+from lockstep.ranks.orders import CopyToHost
+from lockstep.ranks.replica.tree.node import PASSING
+from tests.kit.ranks.in_turn import PAGE_TOKENS
+from tests.kit.vllm.changing_weights import Counts, RememberingRanks, ScriptedEngine
+from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
+
+CHANGES = 20
+PROMPT_PAGES = 4
+PROMPTS = [[number] * (PROMPT_PAGES * PAGE_TOKENS) + [1] for number in range(8)]
+QUEUE_MAX = 8
+
+
+class Conversations:
+    """Draws prompts, most of which begin as one that was sent before."""
+
+    def __init__(self, seed: int) -> None:
+        self.drawn = Random(seed)
+
+    def prompt(self) -> list[int]:
+        """Return a prompt of one of 40 groups, of which the first pages are the same."""
+        group, shared = self.drawn.randrange(40), self.drawn.randrange(1, PROMPT_PAGES)
+        own = self.drawn.randrange(1000)
+        tokens = [group] * (shared * PAGE_TOKENS) + [100 + own] * (
+            (PROMPT_PAGES - shared) * PAGE_TOKENS
+        )
+        return [*tokens, 1]
+
+
+def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bool) -> None:
+    """Give the engine other weights, in one of the ways in which its users do."""
+    weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
+    preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
+    if way == 0:
+        # A pause drops all caches first, and then the weights come.
+        engine.reset(preempting=preempts)
+    engine.load_weights(weights or f"nobody knows {number}")
+    if weights:
+        engine.name(weights)
+    if way == 1 or not weights:
+        engine.reset(preempting=preempts)
+
+
+def serve(
+    engine: ScriptedEngine, requests: int, *, preempting: bool = False, salted: bool = False
+) -> Counts:
+    """Send requests while the weights change, until all are answered; a failure shows the seed."""
+    seed = engine.counts.seed = time_ns() % 100_000
+    conversations, drawn = Conversations(seed), Random(seed)
+    for number in range(CHANGES):
+        for _ in range(requests // CHANGES):
+            engine.send(conversations.prompt(), engine.weights if salted else None)
+            if engine.queue > QUEUE_MAX:
+                engine.step()
+        if salted:
+            engine.load_weights(f"step-{number}")
+        else:
+            become(engine, drawn, number, preempting=preempting)
+    answer(engine)
+    engine.ranks.check()
+    return engine.counts
+
+
+def engine_of(ranks: int = 2, **settings: Any) -> ScriptedEngine:
+    return ScriptedEngine(RememberingRanks(ranks, depth=1, host_pages=2000), **settings)
+
+
+def ask(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> int:
+    """Let requests be answered one by one; return how many of their tokens were loaded."""
+    before = engine.counts.hits
+    for prompt in prompts:
+        engine.send(prompt)
+        answer(engine)
+    return engine.counts.hits - before
+
+
+def answer(engine: ScriptedEngine) -> None:
+    """Let all requests be answered."""
+    while not engine.idle:
+        engine.step()
+
+
+def backed_up(engine: ScriptedEngine, name: str) -> int:
+    """Let a request compute behind a block that the engine has; return how many pages are copied."""
+    [side], [memory] = engine.sides, engine.ranks.memories
+    request, blocks = Sent(list(PROMPTS[0]), name), range(PROMPT_PAGES)
+    side.arrived(request)
+    side.hit(request, PAGE_TOKENS)
+    side.end_pass(Scheduled({name: request.num_tokens}, None, Blocks(lambda _: (blocks,))))
+    return sum(len(each.sources) for order in memory.take(CopyToHost) for each in order.transfers)
+
+
+def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
+    """Send requests, and step until loads are under way."""
+    for prompt in prompts:
+        engine.send(prompt)
+    while not engine.loading:
+        engine.step()
+
+
+@pytest.mark.parametrize(("ranks", "requests"), [(1, 10_000), (2, 1_000)])
+def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
+    ranks: int, requests: int
+) -> None:
+    """Named, named as before, or not named at all, with a reset before, after, or none."""
+    engine = engine_of(ranks)
+
+    counts = serve(engine, requests, preempting=True)
+
+    assert (counts.requests, counts.stale) == (requests, 0), counts
+    assert counts.hits > requests // 2, counts
+
+
+def test_with_the_version_in_the_salt_new_requests_get_nothing_stale_without_any_reset() -> None:
+    """As long as none comes back: nobody has said that those in flight go on with other weights."""
+    counts = serve(engine_of(), 1000, salted=True)
+
+    assert counts.stale == 0, counts
+    assert counts.hits > 500, counts
+
+
+def test_requests_in_flight_keep_what_they_have() -> None:
+    counts = serve(engine_of(), 500)
+
+    assert counts.in_flight > 500, counts
+    assert counts.lost == 0, counts
+
+
+def test_a_load_in_flight_counts_as_failed_where_it_is_to_be_computed() -> None:
+    engine = engine_of(in_flight=InFlight.COMPUTE)
+    ask(engine, PROMPTS)
+    load(engine, PROMPTS)
+
+    engine.load_weights("step-1")
+    engine.name("step-1")
+    answer(engine)
+
+    assert engine.counts.lost == engine.counts.in_flight > 0
+    assert engine.counts.stale == 0
+
+
+def test_host_memory_is_warm_for_the_version_that_stays_over_a_sleep() -> None:
+    """A sleep resets the connector, which does not know what the engine wakes up with."""
+    engine = engine_of()
+    cold, warm = ask(engine, PROMPTS), ask(engine, PROMPTS)
+    engine.reset(preempting=True)
+    asleep = ask(engine, PROMPTS[:1])
+
+    engine.name("default")
+    again = ask(engine, PROMPTS)
+
+    assert cold == asleep == 0
+    assert again == warm > 0
+    assert [memory.fetched for memory in engine.ranks.memories] == [0, 0]
+
+
+def test_host_memory_is_warm_for_a_version_that_comes_back() -> None:
+    engine = engine_of()
+    ask(engine, PROMPTS)
+    warm = ask(engine, PROMPTS)
+    engine.load_weights("step-1")
+    engine.name("step-1")
+    ask(engine, PROMPTS)
+
+    engine.load_weights("default")
+    engine.name("default")
+
+    assert ask(engine, PROMPTS) == warm > 0
+    assert engine.counts.stale == 0
+    assert [memory.fetched for memory in engine.ranks.memories] == [0, 0]
+
+
+def test_where_weights_change_with_a_name_alone_a_reset_drops_nothing() -> None:
+    engine = engine_of(change=WeightsChange.WITH_NAME)
+    ask(engine, PROMPTS)
+    warm = ask(engine, PROMPTS)
+
+    engine.reset(preempting=True)
+
+    assert ask(engine, PROMPTS) == warm > 0
+
+
+def test_storage_gets_nothing_of_weights_that_nobody_has_named() -> None:
+    engine = engine_of()
+    engine.reset()
+
+    ask(engine, PROMPTS)
+    warm = ask(engine, PROMPTS)
+
+    assert warm > 0
+    assert [memory.store for memory in engine.ranks.memories] == [{}, {}]
+
+
+def test_a_name_belongs_to_the_reset_before_it_and_to_the_one_right_after_it() -> None:
+    weights = Weights({"default"}, "life")
+
+    assert weights.reset()
+    assert weights.named("step-1")
+    assert not weights.reset()
+    assert weights.name == "step-1"
+
+
+def test_a_reset_after_something_was_computed_is_for_another_change() -> None:
+    weights = Weights({"default"}, "life")
+    weights.named("step-1")
+    weights.computed()
+
+    assert weights.reset()
+    assert weights.name is None
+
+
+def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> None:
+    weights = Weights({"default", "step-0"}, "life")
+
+    names = [weights.namespace(""), weights.namespace('{"salt": "a"}')]
+    weights.named("step-0")
+    names.append(weights.namespace(""))
+    weights.named("step-1")
+    names += [weights.namespace(""), weights.namespace('{"salt": "a"}')]
+    weights.reset()
+    weights.reset()
+    names.append(weights.namespace(""))
+
+    assert names == [
+        "",
+        '{"salt": "a"}',
+        "",
+        '{"weights": "step-1"}',
+        '{"salt": "a", "weights": "step-1"}',
+        PASSING + '{"weights": ["life", 2]}',
+    ]
+
+
+def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others() -> None:
+    """It drops them only while no request has a block; the name may come long before."""
+    engine = engine_of(1)
+    engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"a": 1})
+    engine.name("step-1")
+
+    before = backed_up(engine, "behind a former block")
+    engine.sides[0].finished(Sent(request_id="behind a former block"), ())
+    pool.cached_block_hash_to_block = {}
+    after = backed_up(engine, "behind a new block")
+
+    assert (before, after) == (0, PROMPT_PAGES)

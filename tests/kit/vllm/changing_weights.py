@@ -1,0 +1,307 @@
+"""An engine whose weights change while it serves, scripted: vLLM's scheduler without vLLM.
+
+The scheduler's half, caches, replicas and rounds are the real ones. What a page holds is written
+down: by which weights it was computed, those of everything before it included, and of which tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
+from lockstep.integrations.weights import FileDigests
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ToldExecutor
+from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
+
+Answer = TypeVar("Answer")
+
+FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
+CROWD = 24
+"""Requests that have blocks at a time."""
+
+
+class Content(NamedTuple):
+    """What a page holds."""
+
+    weights: frozenset[str]
+    tokens: tuple[int, ...]
+    """Of the prefix that it ends."""
+
+
+class Remembering(ToldExecutor):
+    """Writes down what each page holds, once a step or a fence has it obey."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device: dict[int, Content] = {}
+        self.host: dict[int, Content] = {}
+        self.store: dict[bytes, Content] = {}
+        self.fetched = 0
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
+        if self.given(Fence):
+            self.move()
+
+    def move(self) -> None:
+        """Do all that was ordered."""
+        for order in self.orders:
+            match order:
+                case CopyToHost(transfers=transfers):
+                    for each in transfers:
+                        for source, to in zip(each.sources, each.destinations, strict=True):
+                            self.host[to] = self.device[source]
+                case CopyToDevice(transfers=transfers):
+                    for each in transfers:
+                        for source, to in zip(each.sources, each.destinations, strict=True):
+                            self.device[to] = self.host[source]
+                case Put(transfers=objects):
+                    for one in objects:
+                        self.store |= {
+                            key: self.host[page]
+                            for key, page in zip(one.keys, one.pages, strict=True)
+                        }
+                case Fetch(transfers=objects):
+                    for one in objects:
+                        self.fetched += len(one.keys)
+                        self.host |= {
+                            page: self.store[key]
+                            for key, page in zip(one.keys, one.pages, strict=True)
+                        }
+                case _:
+                    pass
+        self.obey(self.store.__contains__)
+
+
+class RememberingRanks(HostRanksInTurn):
+    """Ranks whose pages have contents."""
+
+    def _cache(self, rank: int, config: Any) -> HostCache:
+        self.executors[rank] = Remembering()
+        return super()._cache(rank, config)
+
+    @property
+    def memories(self) -> list[Remembering]:
+        """Return the executor of each rank."""
+        return [each for each in self.executors if isinstance(each, Remembering)]
+
+
+@dataclass(eq=False)
+class Served:
+    """A request on its way through the engine."""
+
+    sent: Sent
+    arrived: int
+    """How often the weights had changed when it arrived."""
+    blocks: list[int] = field(default_factory=list[int])
+    steps_left: int = 2
+    """The prompt, and one token more."""
+    in_flight: int = 0
+    """Tokens that it had, or waited for, when the weights last changed under it."""
+
+
+@dataclass
+class Counts:
+    """What the engine has seen."""
+
+    seed: int = 0
+    requests: int = 0
+    hits: int = 0
+    """Tokens of requests that came and computed under the same weights, and that were loaded."""
+    stale: int = 0
+    """Those of them that were not of these weights, or not of these tokens."""
+    in_flight: int = 0
+    """Tokens that requests had, or waited for, when the weights changed."""
+    lost: int = 0
+    """Those of them that were computed again."""
+
+
+class ScriptedEngine:
+    """Decides as vLLM does, for all ranks at once."""
+
+    def __init__(
+        self,
+        ranks: RememberingRanks,
+        *,
+        in_flight: InFlight = InFlight.KEEP,
+        change: WeightsChange = WeightsChange.WITH_RESET,
+    ) -> None:
+        self.ranks = ranks
+        self.lending = [Lending(FULL) for _ in ranks.caches]
+        self.sides = [
+            SchedulerSide(
+                cache,
+                Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+                Weights({"default"}, cache.inspection.config.life.hex(), change),
+                lending=lending,
+                loads=True,
+                backs_up=True,
+                idle_wait_s=0.001,
+                in_flight=in_flight,
+            )
+            for cache, lending in zip(ranks.caches, self.lending, strict=True)
+        ]
+        self.weights, self.changes = "default", 0
+        self.counts = Counts()
+        self._numbers = iter(range(1 << 60))
+        self._blocks = iter(range(1 << 60))
+        self._free: list[int] = []
+        self._waiting: list[Served] = []
+        self._loading: dict[str, Served] = {}
+        self._running: list[Served] = []
+        self._held: dict[str, list[int]] = {}
+        self._steps = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether all requests have been answered, and their blocks are free."""
+        return not (self._waiting or self._loading or self._running or self._held)
+
+    @property
+    def queue(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def loading(self) -> int:
+        """How many requests wait for their load."""
+        return len(self._loading)
+
+    def send(self, tokens: Sequence[int], salt: str | None = None) -> None:
+        """Let a request come."""
+        sent = Sent(list(tokens), request_id=str(next(self._numbers)), cache_salt=salt)
+        self._waiting.append(Served(sent, self.changes))
+        self._every(lambda side: side.arrived(sent))
+        self.counts.requests += 1
+
+    def load_weights(self, weights: str) -> None:
+        """Let the engine compute with others from now on; what it says of them is another call."""
+        self.weights = weights
+        self.changes += 1
+        for each in (*self._loading.values(), *self._running):
+            each.in_flight = each.sent.num_computed_tokens
+            self.counts.in_flight += each.in_flight
+
+    def name(self, version: str) -> None:
+        """Give the weights their name."""
+        self._every(lambda side: side.weights_are(version))
+
+    def reset(self, *, preempting: bool = False) -> None:
+        """Reset the prefix cache and the connector; running requests may be preempted."""
+        if preempting:
+            for each in self._running:
+                self._free += each.blocks
+                self._lose(each)
+            self._waiting = self._running + self._waiting
+            self._running = []
+        self._every(SchedulerSide.reset)
+
+    def step(self) -> None:
+        """One pass of the scheduler, the forward pass, and what the ranks' I/O does meanwhile."""
+        self._schedule()
+        scheduled = {
+            each.sent.request_id: each.sent.num_tokens - each.sent.num_computed_tokens
+            for each in self._running
+        }
+        tables = {each.sent.request_id: (each.blocks,) for each in self._running}
+        # A pass that computes nothing waits for the other ranks, which are in this thread.
+        step = Scheduled(scheduled or {"another": 1}, None, Blocks(lambda name: tables[name]))
+        result = self._every(lambda side: side.end_pass(step))
+        for each in self._running:
+            self._compute(each)
+        self._steps += 1
+        for rank, memory in enumerate(self.ranks.memories):
+            # Each rank is slower than the one before.
+            if not self._steps % (rank + 1):
+                memory.move()
+        self._hear(result)
+        self._finish()
+
+    def _schedule(self) -> None:
+        self._waiting = [each for each in self._waiting if not self._admit(each)]
+
+    def _admit(self, each: Served) -> bool:
+        full = len(self._running) + len(self._loading) == CROWD
+        hit = None if full else self._every(lambda side: side.hit(each.sent, 0))
+        if hit is None:
+            return False
+        each.blocks = list(self._take(-(-(each.sent.num_tokens + 3) // PAGE_TOKENS)))
+        each.sent.num_computed_tokens = hit
+        if hit:
+            self._every(lambda side: side.allocated(each.sent, (each.blocks,), hit))
+            self._loading[each.sent.request_id] = each
+        else:
+            self._running.append(each)
+        return True
+
+    def _hear(self, result: PassResult) -> None:
+        for name in result.loaded:
+            each = self._loading.pop(name)
+            if name in result.failed:
+                self._free += each.blocks
+                self._lose(each)
+                self._waiting.insert(0, each)
+                continue
+            self._check(each)
+            self._running.append(each)
+        for name in result.freed:
+            self._free += self._held.pop(name)
+
+    def _check(self, each: Served) -> None:
+        """Count what was loaded, and what of it nobody may get who came under these weights."""
+        if each.arrived != self.changes:
+            return
+        loaded = each.sent.num_computed_tokens
+        self.counts.hits += loaded
+        for memory in self.ranks.memories:
+            for at in range(loaded // PAGE_TOKENS):
+                tokens = tuple(each.sent.all_token_ids[: (at + 1) * PAGE_TOKENS])
+                right = Content(frozenset({self.weights}), tokens)
+                self.counts.stale += (memory.device[each.blocks[at]] != right) * PAGE_TOKENS
+
+    def _lose(self, each: Served) -> None:
+        self.counts.lost += each.in_flight
+        each.in_flight = 0
+        each.sent.num_computed_tokens = 0
+        each.arrived = self.changes
+
+    def _compute(self, each: Served) -> None:
+        """Write what the pages that this pass fills hold then, and sample a token."""
+        sent = each.sent
+        first, last = sent.num_computed_tokens // PAGE_TOKENS, sent.num_tokens // PAGE_TOKENS
+        for memory in self.ranks.memories:
+            before = memory.device[each.blocks[first - 1]].weights if first else frozenset[str]()
+            for at in range(first, last):
+                tokens = tuple(sent.all_token_ids[: (at + 1) * PAGE_TOKENS])
+                memory.device[each.blocks[at]] = Content(before | {self.weights}, tokens)
+        sent.num_computed_tokens = sent.num_tokens
+        sent.all_token_ids.append(7)
+        each.steps_left -= 1
+
+    def _finish(self) -> None:
+        over = [each for each in self._running if not each.steps_left]
+        self._running = [each for each in self._running if each.steps_left]
+        for each in over:
+            self._end(each)
+
+    def _end(self, each: Served) -> None:
+        if self._every(lambda side: side.finished(each.sent, each.blocks)):
+            self._held[each.sent.request_id] = each.blocks
+        else:
+            self._free += each.blocks
+
+    def _take(self, count: int) -> Iterator[int]:
+        for _ in range(count):
+            yield self._free.pop() if self._free else next(self._blocks)
+
+    def _every(self, command: Callable[[SchedulerSide], Answer]) -> Answer:
+        answers = [command(side) for side in self.sides]
+        assert all(answer == answers[0] for answer in answers), answers
+        return answers[0]

@@ -7,22 +7,38 @@ import tiny_llama
 
 from tests.kit.vllm.group import Group, differences, lockstep_connector
 from tests.kit.vllm.mixed_prompts import mixed_prompts
-from tests.kit.vllm.plan import Phase, Plan
+from tests.kit.vllm.plan import Output, Phase, Plan
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()[:40]
 
 
-def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_when_they_come_back(
-    tmp_path: Path,
-) -> None:
-    """Named with a reset after it, named without one, reset by a sleep, and named again."""
-    folders = [tmp_path / name for name in ("former", "latter")]
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two models of one shape with other weights."""
+    folders = [tmp_path_factory.mktemp("models") / name for name in ("former", "latter")]
     for seed, folder in enumerate(folders):
         tiny_llama.make(folder, seed=seed)
-    former, latter = map(str, folders)
-    group = Group(tmp_path, folders[0])
+    return list(map(str, folders))
+
+
+@pytest.fixture(scope="module")
+def references(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[list[Output]]:
+    """What engines say that were started with each of them, without a connector."""
+    group = Group(tmp_path_factory.mktemp("references"), Path(models[0]))
+    plans = [Plan(model=model, phases=[Phase(PROMPTS)]) for model in models]
+    found = [group.run(plan, ranks=1)[0].phases[0].outputs for plan in plans]
+    assert found[0] != found[1]
+    return found
+
+
+@pytest.mark.parametrize("one_scheduler", [False, True])
+def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_when_they_come_back(
+    models: list[str], references: list[list[Output]], tmp_path: Path, *, one_scheduler: bool
+) -> None:
+    """Named with a reset after it, named without one, reset as by a sleep, and named again."""
+    former, latter = models
     phases = [
         Phase(PROMPTS, "former"),
         Phase(PROMPTS, "former, warm"),
@@ -32,20 +48,20 @@ def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_w
         Phase(PROMPTS, "former, reset", reset_connector=True),
         Phase(PROMPTS, "former, named", weights_version="default"),
     ]
+    plan = Plan(
+        model=former,
+        phases=phases,
+        connector=lockstep_connector(f"file://{tmp_path}/store"),
+        one_scheduler=one_scheduler,
+    )
 
-    references = [
-        group.run(Plan(model=model, phases=[Phase(PROMPTS)]), ranks=1)[0].phases[0].outputs
-        for model in (former, latter)
-    ]
-    connector = lockstep_connector(f"file://{tmp_path}/store")
-    [ran] = group.run(Plan(model=former, phases=phases, connector=connector), ranks=1)
+    [ran] = Group(tmp_path, Path(former)).run(plan, ranks=1)
 
     found = [
         differences(references[phase.name.startswith("latter")], phase.outputs)
         for phase in ran.phases
     ]
     assert found == [[]] * len(phases)
-    assert references[0] != references[1]
     cold, warm, other, other_warm, back, reset, named = (each.cached_tokens for each in ran.phases)
     assert warm > cold
     assert (other, other_warm) == (cold, warm)

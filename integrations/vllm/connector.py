@@ -277,7 +277,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool:
         """Let no copy touch a block, and offer nothing that may be of former weights."""
-        self._side.reset()
+        self._tell_events(changed=self._side.reset())
         return True
 
     # Both.
@@ -339,7 +339,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._watching
 
     def _weights_are(self, version: str) -> None:
-        self._side.weights_are(version)
+        self._tell_events(changed=self._side.weights_are(version))
+
+    def _tell_events(self, *, changed: bool) -> None:
+        if changed and self._events is not None:
+            self._events.forget()
 
     @property
     def _side(self) -> SchedulerSide:

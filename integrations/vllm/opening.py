@@ -161,7 +161,7 @@ def _side(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
         Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
-        Weights(
+        weights=Weights(
             {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
             cache.inspection.config.life.hex(),
             parsed.weights_change,

@@ -52,8 +52,8 @@ class SchedulerSide:
         self,
         cache: HostCache,
         adapters: Adapters,
-        weights: Weights,
         *,
+        weights: Weights | None = None,
         lending: Lending,
         loads: bool,
         backs_up: bool,
@@ -64,7 +64,7 @@ class SchedulerSide:
         """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
         self._adapters = adapters
-        self._weights = weights
+        self._weights = weights or Weights()
         self._in_flight = in_flight
         self._device_is_mixed = False
         """Whether the engine's own prefix cache may find blocks of former weights."""
@@ -278,23 +278,18 @@ class SchedulerSide:
         freed = [self._leaving.pop(name).tracked for name in lent]
         return replace(result, freed=(*result.freed, *_ids(freed)))
 
-    def reset(self) -> None:
-        """Return when no copy touches a block, and offer nothing that may be of former weights.
-
-        `Weights.reset` says which those are.
-        """
+    def reset(self) -> bool:
+        """Return when no copy touches a block; say whether all that is cached is of former weights."""
         # The engine may have preempted what it is about to unmap, with nobody asking.
         self.cache.keep_off()
         self._commit()
-        if self._weights.reset():
-            self._changed()
+        return self._weights.reset() and self._changed()
 
-    def weights_are(self, version: str) -> None:
-        """Take `version` for the name of the weights that are computed with from now on."""
+    def weights_are(self, version: str) -> bool:
+        """Take `version` for the name of the weights from now on; say whether they are others."""
         self._commit()
         self.cache.witness("the weights are", version)
-        if self._weights.named(version):
-            self._changed()
+        return self._weights.named(version) and self._changed()
 
     def close(self, *, failed: bool) -> None:
         """Write out what is on its way, together with the other ranks, and end.
@@ -331,7 +326,7 @@ class SchedulerSide:
             and self._adapters.trusted(tracked.request.lora_request)
         )
 
-    def _changed(self) -> None:
+    def _changed(self) -> bool:
         """Let requests that hold nothing begin anew, and keep to the others what they have."""
         for tracked in self._requests.values():
             if tracked.computed or tracked.loaded:
@@ -341,6 +336,7 @@ class SchedulerSide:
                 self._begin_anew(tracked)
         self._device_is_mixed = True
         self._look_at_device()
+        return True
 
     def _look_at_device(self) -> None:
         """Take note that the engine has emptied its own prefix cache since the weights changed.

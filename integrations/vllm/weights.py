@@ -39,9 +39,9 @@ class InFlight(StrEnum):
 class Weights:
     """Follows which weights the engine has. Every rank calls it at the same points."""
 
-    of_the_start: Collection[str]
+    of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
     """The names of the weights that the engine has started with."""
-    life: str
+    life: str = ""
     """Stands for this life of the cache, and is no part of the keys of versions that have names."""
     change: WeightsChange = WeightsChange.WITH_RESET
     changes: int = 0

@@ -20,7 +20,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_cache_spec_kind
 
 from ....ranks.rank_cache import RankCache
-from ....ranks.replica.notices import Tier
+from ....ranks.replica.notices import Reset, Tier
 from ....storage_backends.uri import RANK
 from ..cache_contract import HashedCacheConfig
 from ..contract import PublishingEngine
@@ -67,6 +67,10 @@ class KVEvents:
         """Note a new request, if it may be cached."""
         if tracked is not None:
             self._events.saw(tracked.request, tracked.namespace, lambda each: _seed(cache, each))
+
+    def forget(self) -> None:
+        """Take back all that was told: it is of former weights, of which vLLM's hashes say nothing."""
+        self._events.listen([Reset(0, None)])
 
     def take(self, cache: RankCache) -> list[KVCacheEvent]:
         """Return what has changed since it was last asked."""

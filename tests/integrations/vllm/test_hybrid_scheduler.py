@@ -10,7 +10,6 @@ from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
-from lockstep.integrations.vllm.weights import Weights
 from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow
@@ -51,7 +50,6 @@ class Scripted:
         self.side = SchedulerSide(
             self.ranks.caches[0],
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            Weights({"default"}, "life"),
             lending=Lending(GROUPS, HeldBlocks(self.blocks)),
             loads=True,
             backs_up=True,

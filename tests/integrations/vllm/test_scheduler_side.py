@@ -37,7 +37,6 @@ def scheduler(
     return SchedulerSide(
         ranks.caches[rank],
         Adapters(FileDigests(Path("/proc/nowhere/digests")), {"known": "1"}),
-        Weights({"default"}, "life"),
         lending=Lending(FULL),
         loads=loads,
         backs_up=backs_up,

@@ -139,7 +139,7 @@ class ScriptedEngine:
             SchedulerSide(
                 cache,
                 Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-                Weights({"default"}, cache.inspection.config.life.hex(), change),
+                weights=Weights({"default"}, cache.inspection.config.life.hex(), change),
                 lending=lending,
                 loads=True,
                 backs_up=True,

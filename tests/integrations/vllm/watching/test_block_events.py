@@ -133,7 +133,8 @@ def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had(
         request = engine.serve(PROMPT)
         engine.told()
 
-        engine.side.reset()
+        assert engine.side.reset()
+        engine.events.listen([Reset(0, None)])
         taken_back = engine.told()
         engine.serve(PROMPT)
         told = engine.told()

@@ -12,7 +12,6 @@ from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
 from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
-from lockstep.integrations.vllm.weights import Weights
 from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.config import Timeouts
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put

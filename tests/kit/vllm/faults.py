@@ -12,6 +12,7 @@ from lockstep.page_format.object_header import HEADER_BYTES, HeaderFinding
 from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
 from lockstep.ranks import opening
+from lockstep.ranks.config import RECORD_POOLS
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.orders import KV_POOL, Direction
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
@@ -74,7 +75,9 @@ class Damaged(Wrapper):
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         for each in reads:
-            if self._is_due(each.name.pool) and each.name not in self._damaged:
+            if each.name.pool in RECORD_POOLS or each.name in self._damaged:
+                continue
+            if self._is_due(each.name.pool):
                 self._damaged.add(each.name)
                 self._damage(each.name)
         return await super().read(reads, deadline=deadline)

@@ -55,6 +55,8 @@ def parse(given: Mapping[str, Any]) -> GenerateSettings:
         raise ConfigError(
             f"{WHERE}: adapter_versions is for engines that serve adapters; see reset"
         )
+    if "share" in values:
+        raise ConfigError(f"{WHERE}: share is for engines; what `generate` computes is its own")
     settings = GenerateSettings(**values)
     if settings.host_memory_gib is None and settings.host_pages is None:
         raise ConfigError(

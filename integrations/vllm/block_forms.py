@@ -6,10 +6,27 @@ kernels read it: the keys of all tokens before the values, and both by instructi
 """
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
-from .contract import AttentionLayer
+
+class AttentionBackend(Protocol):
+    """`vllm.v1.attention.backend.AttentionBackend`, the class itself."""
+
+    def get_name(self) -> str:
+        """Return what vLLM calls it."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """`vllm.model_executor.layers.attention.Attention`; on a CPU it also has an `isa`."""
+
+    @property
+    def attn_backend(self) -> AttentionBackend:
+        """What computes it, and arranges its blocks."""
+        ...
+
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Views [blocks, heads, tokens, elements]; tokens and elements may be several axes each."""

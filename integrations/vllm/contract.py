@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ..kv_description import PretrainedConfig
+from .block_forms import AttentionLayer
 
 
 class MultiModalPosition(Protocol):
@@ -173,13 +174,6 @@ class ModelConfig(Protocol):
         ...
 
 
-class LoraConfig(Protocol):
-    """`vllm.config.LoRAConfig`."""
-
-    lora_dtype: object
-    """The type in which adapters are, once the engine has started."""
-
-
 class LoadConfig(Protocol):
     """`vllm.config.LoadConfig`."""
 
@@ -215,23 +209,6 @@ class SpeculativeConfig(Protocol):
         ...
 
 
-class AttentionBackend(Protocol):
-    """`vllm.v1.attention.backend.AttentionBackend`, the class itself."""
-
-    def get_name(self) -> str:
-        """Return what vLLM calls it."""
-        ...
-
-
-class AttentionLayer(Protocol):
-    """`vllm.model_executor.layers.attention.Attention`; on a CPU it also has an `isa`."""
-
-    @property
-    def attn_backend(self) -> AttentionBackend:
-        """What computes it, and arranges its blocks."""
-        ...
-
-
 class CompilationConfig(Protocol):
     """`vllm.config.CompilationConfig`."""
 
@@ -260,7 +237,7 @@ class EngineConfig(Protocol):
         ...
 
     @property
-    def lora_config(self) -> LoraConfig | None:
+    def lora_config(self) -> Any:
         """How adapters are kept, where there are any."""
         ...
 

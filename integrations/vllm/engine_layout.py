@@ -11,9 +11,9 @@ from ...page_format.page_layout import Column, PageLayout
 from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
 from ..kv_description import KEYS, VALUES
-from .block_forms import form_of, keys_and_values
+from .block_forms import AttentionLayer, form_of, keys_and_values
 from .cache_contract import AttentionSpec, EngineCacheConfig, LatentSpec
-from .contract import AttentionLayer, EngineConfig
+from .contract import EngineConfig
 from .groups import PoolGroup, pool_groups, specs_of
 from .state_parts import state_columns
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.described import KINDS, YARN, write_model
 from tests.kit.programs import program
+from tests.kit.sharing.models import KINDS, YARN, write_model
 from tests.kit.source_tree import ROOT
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -42,7 +42,7 @@ class Said:
 def ask(engine: str, folder: Path, environment: dict[str, str]) -> Said:
     kept = folder / f"{engine}.pt"
     finished = subprocess.run(
-        program(f"tests.kit.{engine}.described", folder / "models.json", kept),
+        program(f"tests.kit.sharing.described_by_{engine}", folder / "models.json", kept),
         capture_output=True,
         text=True,
         timeout=200,

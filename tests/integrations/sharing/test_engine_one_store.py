@@ -12,9 +12,9 @@ from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
 from tests.kit.sglang.requests import Request, differences
 from tests.kit.sglang.stock import PROBE
+from tests.kit.sharing.steps import Came, Step, run
 from tests.kit.vllm.group import lockstep_connector
 from tests.kit.vllm.plan import BLOCK_TOKENS
-from tests.kit.vllm.steps import Came, Step, run
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 

@@ -8,7 +8,12 @@ import json
 from importlib import import_module
 from typing import Any
 
-from lockstep.integrations.vllm import LockstepConnector, cache_contract, contract
+from lockstep.integrations.vllm import (
+    LockstepConnector,
+    block_forms,
+    cache_contract,
+    contract,
+)
 from lockstep.integrations.vllm.tier import LockstepTier
 from lockstep.integrations.vllm.tier import contract as of_tier
 
@@ -20,7 +25,6 @@ REAL = {
     contract.TransferConfig: "vllm.config:KVTransferConfig",
     contract.ParallelConfig: "vllm.config:ParallelConfig",
     contract.ModelConfig: "vllm.config:ModelConfig",
-    contract.LoraConfig: "vllm.config:LoRAConfig",
     contract.LoadConfig: "vllm.config:LoadConfig",
     contract.PrefixCacheConfig: "vllm.config:CacheConfig",
     contract.EventsConfig: "vllm.config:KVEventsConfig",
@@ -30,8 +34,8 @@ REAL = {
     cache_contract.HashedCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.TransferOutput: "vllm.v1.outputs:KVConnectorOutput",
     contract.CompilationConfig: "vllm.config:CompilationConfig",
-    contract.AttentionBackend: "vllm.v1.attention.backend:AttentionBackend",
-    contract.AttentionLayer: "vllm.model_executor.layers.attention:Attention",
+    block_forms.AttentionBackend: "vllm.v1.attention.backend:AttentionBackend",
+    block_forms.AttentionLayer: "vllm.model_executor.layers.attention:Attention",
     cache_contract.AttentionSpec: "vllm.v1.kv_cache_interface:AttentionSpec",
     cache_contract.WindowSpec: "vllm.v1.kv_cache_interface:SlidingWindowSpec",
     cache_contract.LatentSpec: "vllm.v1.kv_cache_interface:MLAAttentionSpec",

@@ -1,7 +1,7 @@
 """Prints what SGLang's configurations of some models are described as, and keeps their positions.
 
 A program of its own, since importing SGLang changes how a process logs, warns and ends. No engine runs.
-The command line has the file of models (`tests.kit.described`) and the file for positions.
+The command line has the file of models (`tests.kit.sharing.models`) and the file for positions.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 
 from lockstep.integrations.kv_description import KvDescription
 from lockstep.integrations.sglang.identity.kv_identity import unproven
-from tests.kit.described import HEAD_SIZE, POSITIONS_MAX, layouts, positions
+from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, positions
 
 
 def described(folder: str, dtype: str, page_tokens: int) -> list[Any]:

@@ -1,6 +1,6 @@
 """One vLLM in one process, which reads and writes the KV that it has of a prompt on the device.
 
-`tests.kit.vllm.steps` starts it with the path of a plan, and reads what it leaves beside it.
+`tests.kit.sharing.steps` starts it with the path of a plan, and reads what it leaves beside it.
 """
 
 import json

@@ -65,7 +65,7 @@ def run(
     path = folder / "plan.json"
     path.write_text(json.dumps({"engine": engine, "steps": [asdict(each) for each in steps]}))
     finished = subprocess.run(
-        program("tests.kit.vllm.one_rank", path),
+        program("tests.kit.sharing.one_rank", path),
         env={**os.environ, **ENVIRONMENT},
         cwd=folder,
         capture_output=True,

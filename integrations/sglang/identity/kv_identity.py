@@ -24,7 +24,7 @@ from ...sharing import Options, Share, is_default, kv_name, unproven_fields, unp
 from ...weights import FileDigests, weights_digest
 from .environment import ENVIRONMENT_PROVEN_OUT
 from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES, READ_IN
-from .same_function import AT_ANY_VALUE, BY_DEFAULT, VARIABLES
+from .same_function import AT_ANY_VALUE, BY_DEFAULT, SET_BY_LOADING, VARIABLES
 
 log = logging.getLogger("sglang.lockstep")
 
@@ -109,8 +109,11 @@ def unproven(resolved: Resolved) -> Iterator[str]:
                 )
             if not neutral:
                 yield f"{namespace}.{name}"
+    loading = names_by_owner(SET_BY_LOADING)
     ignored = {
-        owner: classes.get(owner, nothing) | always.get(owner, nothing)
+        owner: classes.get(owner, nothing)
+        | always.get(owner, nothing)
+        | loading.get(owner, nothing)
         for owner in (*classes, *always)
     }
     found = canonical(resolved.model_config, "model_config", ignored)

@@ -179,5 +179,13 @@ BY_DEFAULT: Final[Reasons] = {
     _MODEL: {},
 }
 
-VARIABLES: Final = {"SGLANG_USE_CPU_ENGINE": _ROUNDING}
+SET_BY_LOADING: Final[Reasons] = {
+    _MODEL: {"_resolved_model_arch _resolved_model_impl": _DESCRIBED},
+}
+"""Attributes that SGLang sets from outside of a class while it loads the model; neutral at any value."""
+
+VARIABLES: Final = {
+    "SGLANG_USE_CPU_ENGINE": _ROUNDING,
+    "SGLANG_PLUGINS": "It leaves out plug-ins that would be loaded otherwise; none is looked at.",
+}
 """Variables that are neutral where they are set; any other one that is set counts."""

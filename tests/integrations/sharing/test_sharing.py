@@ -83,7 +83,8 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
         of_vllm(replace(LLAMA, lora_config=Lora(torch.bfloat16))),
         of_sglang(exec__kernel__attention_backend="triton"),
         of_sglang(model=SglangModel(context_len=32768)),
-        of_sglang(environment={"SGLANG_USE_CPU_ENGINE": "1"}),
+        of_sglang(environment={"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "lockstep"}),
+        of_sglang(model=SglangModel(_resolved_model_impl="sglang")),
     }
 
     assert len(found) == 1

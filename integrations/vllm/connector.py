@@ -52,7 +52,8 @@ from .halves import (
 )
 from .lending import Lending
 from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
-from .scheduler_side import PassResult, SchedulerSide
+from .pass_result import PassResult
+from .scheduler_side import SchedulerSide
 from .watching import kv_events
 from .watching.engine_metrics import LockstepMetrics, LockstepStats
 from .watching.stats import Told

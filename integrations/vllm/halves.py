@@ -17,7 +17,7 @@ from ...coordinator.collectives.engine_channel import FoldedBallots
 from ...errors import InternalError
 from ...ranks.decider.worker import WorkerRank
 from .handover import Handover
-from .scheduler_side import PassResult
+from .pass_result import PassResult
 from .watching.stats import StatsFeed, Told, executor_told
 
 

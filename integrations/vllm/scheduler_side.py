@@ -11,13 +11,14 @@ which is known sooner than the engine would come round again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .adapters import NOT_KNOWN, Adapters
 from .contract import ScheduledStep, VllmRequest
 from .lending import BlockTables, Lending
+from .pass_result import PassResult, ids_of
 from .pass_steps import LAST_STEPS, LAST_WAIT_S, PassSteps
 from .tracked import Ended, TrackedRequest, may_be_cached, namespace_of
 from .weights import InFlight, Weights
@@ -27,22 +28,6 @@ ABORTED = "FINISHED_ABORTED"
 
 FAILURES_MAX = 2
 """After so many loads of a request that have failed it computes, and asks for no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """Says what the scheduler is to hear after a step, the same on every rank and in the same order.
-
-    In the order of arrival: the scheduler frees blocks in the order in which it hears of them, and the
-    engine's ids, which are others on each rank, have no order that all ranks could agree on.
-    """
-
-    loaded: tuple[str, ...]
-    """Requests whose load is over, well or not."""
-    failed: tuple[str, ...]
-    """The requests in `loaded` whose load failed."""
-    freed: tuple[str, ...]
-    """Finished requests whose pages are free."""
 
 
 class SchedulerSide:
@@ -257,7 +242,7 @@ class SchedulerSide:
         if left:
             self._given_back += left
             self._lending.held.let_go(lambda _: ())
-        freed = _ids([each.tracked for each in left.values()])
+        freed = ids_of([each.tracked for each in left.values()])
         return replace(result, freed=(*result.freed, *freed))
 
     def answered(self) -> PassResult:
@@ -276,7 +261,7 @@ class SchedulerSide:
         self.cache.keep_off()
         self._lending.held.let_go(lambda _: ())
         freed = [self._leaving.pop(name).tracked for name in lent]
-        return replace(result, freed=(*result.freed, *_ids(freed)))
+        return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def reset(self) -> bool:
         """Return when no copy touches a block; say whether all that is cached is of former weights."""
@@ -420,9 +405,4 @@ class SchedulerSide:
                 continue
             # That the load is over says no more than that the blocks are free.
             (loaded if ended.loading else freed).append(ended.tracked)
-        return PassResult(_ids(loaded), _ids(failed), _ids(freed))
-
-
-def _ids(requests: list[TrackedRequest]) -> tuple[str, ...]:
-    """Return the engine's ids of requests, in the order in which they arrived."""
-    return tuple(each.request.request_id for each in sorted(requests, key=lambda each: each.number))
+        return PassResult(ids_of(loaded), ids_of(failed), ids_of(freed))

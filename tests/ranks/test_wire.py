@@ -56,7 +56,7 @@ PLAIN: dict[type, st.SearchStrategy[Any]] = {
     NoneType: st.none(),
 }
 
-CHECKED = (CacheConfig, Opened)
+CHECKED = (CacheConfig, ReplicaConfig, Opened)
 """Types whose fields have to fit together, and those that have them among their fields."""
 
 LISTED = [

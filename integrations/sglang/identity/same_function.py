@@ -182,7 +182,7 @@ BY_DEFAULT: Final[Reasons] = {
 SET_BY_LOADING: Final[Reasons] = {
     _MODEL: {"_resolved_model_arch _resolved_model_impl": _DESCRIBED},
 }
-"""Attributes that SGLang sets from outside of a class while it loads the model; neutral at any value."""
+"""Attributes that SGLang sets from outside of a class as it loads the model; neutral at any value."""
 
 VARIABLES: Final = {
     "SGLANG_USE_CPU_ENGINE": _ROUNDING,

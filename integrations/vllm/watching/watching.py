@@ -7,7 +7,8 @@ from ....ranks.decider.deciding import DecidingCache
 from ....storage_backends.uri import parse_uri
 from ....telemetry.families import FAMILIES, GROUP_FAMILIES
 from ..contract import VllmRequest
-from ..scheduler_side import PassResult, SchedulerSide
+from ..pass_result import PassResult
+from ..scheduler_side import SchedulerSide
 from .stats import RESTORED, Restored, StatsFeed, Told
 
 HOST: Final = "host"

@@ -9,7 +9,8 @@ from pathlib import Path
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow

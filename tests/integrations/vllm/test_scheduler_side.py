@@ -10,8 +10,9 @@ from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
-from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.config import Timeouts
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
 from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.host_cache import HostCache

@@ -12,7 +12,8 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.scheduler_side import PassResult, SchedulerSide
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.watching.block_events import (
     BlockEvents,
     ExtraKeys,

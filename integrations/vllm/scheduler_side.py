@@ -26,9 +26,6 @@ from .weights import InFlight, Weights
 ABORTED = "FINISHED_ABORTED"
 """What vLLM calls the status of a request that was ended from outside."""
 
-FAILURES_MAX = 2
-"""After so many loads of a request that have failed it computes, and asks for no more."""
-
 
 class SchedulerSide:
     """Gives the commands of one rank's cache. All calls come from the engine's thread."""
@@ -279,7 +276,7 @@ class SchedulerSide:
     def close(self, *, failed: bool) -> None:
         """Write out what is on its way, together with the other ranks, and end.
 
-        A process that has `failed` ends alone, since the others are not going to end with it.
+        A process that has `failed` ends alone: the others are not going to end with it.
         """
         if failed:
             self.cache.abandon()
@@ -306,7 +303,7 @@ class SchedulerSide:
     def _reads(self, tracked: TrackedRequest) -> bool:
         return (
             self._loads
-            and tracked.failures < FAILURES_MAX
+            and not tracked.has_failed_enough
             and not tracked.request.skip_reading_prefix_cache
             and self._adapters.trusted(tracked.request.lora_request)
         )
@@ -335,8 +332,7 @@ class SchedulerSide:
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Let a request that holds nothing find what there is of the weights of now.
 
-        What a load that has failed has read is not on the host any more. What storage has comes from
-        there again.
+        What a failed load has read is not on the host any more, and comes from storage again.
         """
         self.cache.release(tracked.name)
         tracked.give_up()
@@ -359,24 +355,20 @@ class SchedulerSide:
 
     def _back_up(self, tracked: TrackedRequest, scheduled: int, step: ScheduledStep) -> None:
         request = tracked.request
-        # Tokens that are only guessed, or not sampled yet, may still turn out to be others.
-        known = min(request.num_computed_tokens + scheduled, request.num_tokens)
+        computed, known = tracked.tokens_after(scheduled)
         pages = known // self._page_tokens
         state = step.kv_connector_block_state
-        if state is None or tracked.stale or pages <= tracked.lent_pages:
-            return
-        if not self._adapters.trusted(request.lora_request):
+        nothing_new = tracked.stale or pages <= tracked.lent_pages
+        if state is None or nothing_new or not self._adapters.trusted(request.lora_request):
             return
         tracked.lent_pages = pages
-        computed = request.num_computed_tokens + scheduled
         lent = self._lending.for_backup(
             state.resolve_block_ids(request.request_id),
             pages,
             # A state is not the one after a page if it has gone beyond, or may yet go back.
             state=computed == known == pages * self._page_tokens,
         )
-        tokens = tracked.head(pages * self._page_tokens)
-        before = self.cache.copies(tracked.name)
+        before, tokens = self.cache.copies(tracked.name), tracked.head(pages * self._page_tokens)
         self.cache.back_up(tracked.name, tokens, lent, tracked.namespace)
         passing = self._lending.passing(lent)
         begun = self.cache.copies(tracked.name)

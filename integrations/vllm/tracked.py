@@ -8,6 +8,9 @@ from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
 
+FAILURES_MAX = 2
+"""After so many loads of a request that have failed it computes."""
+
 
 def may_be_cached(request: VllmRequest) -> bool:
     """Say whether a request's tokens, with its namespace, determine its KV, and do not change.
@@ -66,6 +69,19 @@ class TrackedRequest:
         """Take note that its device pages hold nothing any more."""
         self.lent_pages = 0
         self.computed = self.loaded = self.stale = self.refused = False
+
+    @property
+    def has_failed_enough(self) -> bool:
+        """Whether so many of its loads have failed that it computes, and asks for no more."""
+        return self.failures >= FAILURES_MAX
+
+    def tokens_after(self, scheduled: int) -> tuple[int, int]:
+        """Return how many tokens are computed after a pass that schedules some, and how many are known.
+
+        Tokens that are only guessed, or not sampled yet, may still turn out to be others.
+        """
+        computed = self.request.num_computed_tokens + scheduled
+        return computed, min(computed, self.request.num_tokens)
 
     @property
     def name(self) -> str:

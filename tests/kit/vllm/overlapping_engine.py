@@ -1,0 +1,246 @@
+"""A small engine with one scheduler and one worker that schedules steps ahead of their outputs.
+
+Its blocks have real bytes, which follow from the tokens before them, and real copies go to and from
+host memory. Whatever is read from a block is compared with what the tokens say, so bytes of another
+request, or of a copy that came too late, show at once. A seed draws what is scheduled, aborted and
+preempted.
+"""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.lanes import BallotShape
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.weights import FileDigests
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.decider.deciding import DecidingCache, decide
+from lockstep.ranks.decider.dispatch import Opened
+from lockstep.ranks.decider.worker import WorkerRank
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.opening import open_rank
+from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
+
+PAGE_TOKENS = 4
+BLOCKS = 24
+HOST_PAGES = 14
+LAYOUT = PageLayout(
+    page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),)
+)
+
+
+@dataclass(eq=False)
+class Running:
+    """A request that has blocks."""
+
+    request: Sent
+    blocks: list[int]
+    loaded: int = 0
+    """How many of its tokens come from the cache."""
+    computing: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on its way to the worker, and what it is to bring back."""
+
+    sent: bytes
+    result: PassResult
+    computes: tuple[Running, ...]
+
+
+@dataclass
+class OverlappingEngine:
+    """Serves requests until all have ended; `depth` steps are under way at a time."""
+
+    seed: int
+    depth: int
+    wrong: list[str] = field(default_factory=list[str])
+    """What was read and is not what the tokens say."""
+    restored: int = 0
+    ended: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.memory = torch.zeros(BLOCKS, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)
+        self.free = list(range(BLOCKS))
+        config = CacheConfig(model="m", layout=LAYOUT, host_pages=HOST_PAGES)
+        pages = EnginePages(LAYOUT.shard(0, 1), {"k": [self.memory]})
+        executor, replica = open_rank(config, InProcessGroup(1).member(0), pages)
+        shape = BallotShape(world_size=1, seats=config.bounds.prefetches)
+        self.worker = WorkerRank(executor, shape, 0)
+        self.cache: DecidingCache = decide([Opened(0, 1, config, replica, "")])
+        self.side = SchedulerSide(
+            self.cache,
+            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+            lending=Lending([PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]),
+            loads=True,
+            backs_up=True,
+            idle_wait_s=0.001,
+        )
+        self.waiting: deque[Sent] = deque()
+        self.with_blocks: dict[str, Running] = {}
+        self.held: dict[str, list[int]] = {}
+        self.under_way: deque[Step] = deque()
+
+    def serve(self, requests: int) -> None:
+        """Let so many requests come, be served and end, and everything that is in flight end."""
+        prefixes = [self.rng.choices(range(1, 9), k=7 * PAGE_TOKENS) for _ in range(3)]
+        for number in range(requests):
+            tokens = self.rng.choice(prefixes)[: self.rng.randint(1, 6) * PAGE_TOKENS + 1]
+            request = Sent(tokens, request_id=str(number))
+            self.side.arrived(request)
+            self.waiting.append(request)
+            self._turn()
+        while self._has_work() or self.under_way:
+            if self._has_work():
+                self._turn()
+            else:
+                self._output(self.under_way.popleft())
+        self.worker.close()
+
+    def _has_work(self) -> bool:
+        return bool(self.waiting or self.with_blocks or self.held) or self.cache.stepping_helps
+
+    def _turn(self) -> None:
+        self.under_way.append(self._schedule())
+        if len(self.under_way) >= self.depth:
+            self._output(self.under_way.popleft())
+
+    def _schedule(self) -> Step:
+        """Do what the scheduler does in a pass: begin what has room."""
+        for _ in range(len(self.waiting)):
+            request = self.waiting.popleft()
+            if not self._begin(request):
+                self.waiting.append(request)
+        preempted = self._preempt()
+        ready = [
+            each for each in self.with_blocks.values() if not each.loaded and not each.computing
+        ]
+        computes = tuple(each for each in ready if self.rng.random() < 0.8)
+        for each in computes:
+            each.computing = True
+        tokens = {
+            each.request.request_id: each.request.num_tokens - each.request.num_computed_tokens
+            for each in computes
+        }
+        tables = {name: each.blocks for name, each in self.with_blocks.items()}
+        scheduled = Scheduled(tokens, preempted, Blocks(lambda name: (tables[name],)))
+        result = self.side.end_pass(scheduled)
+        return Step(self.cache.dispatch(), result, computes)
+
+    def _begin(self, request: Sent) -> bool:
+        needed = -(-request.num_tokens // PAGE_TOKENS)
+        found = self.side.hit(request, 0)
+        if found is None or len(self.free) < needed:
+            return False
+        blocks = [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(needed)]
+        request.num_computed_tokens = found
+        self.with_blocks[request.request_id] = Running(request, blocks, loaded=found)
+        if found:
+            self.side.allocated(request, (blocks,), found)
+        return True
+
+    def _preempt(self) -> set[str]:
+        """Take the blocks of a request that does not compute, or of none; they are free at once."""
+        idle = [
+            each for each in self.with_blocks.values() if not each.loaded and not each.computing
+        ]
+        if not idle or self.rng.random() > 0.05:
+            return set()
+        chosen = self.rng.choice(idle)
+        self._give_back(chosen)
+        chosen.request.num_computed_tokens = 0
+        self.waiting.append(chosen.request)
+        return {chosen.request.request_id}
+
+    def _give_back(self, running: Running) -> None:
+        del self.with_blocks[running.request.request_id]
+        self.free += running.blocks
+
+    def _output(self, step: Step) -> None:
+        """Let the worker do a step, and the scheduler hear of it."""
+        self.worker.obey(step.sent)
+        self.worker.begin_loads()
+        for each in step.computes:
+            self._compute(each)
+        self.worker.begin_backups()
+        ballots = self.worker.vote()
+        # The engine reads which loads have failed before anything else.
+        for name in step.result.failed:
+            self._failed(name)
+        for each in step.computes:
+            if each.request.request_id in self.with_blocks:
+                self._end(each)
+        self._abort()
+        self.cache.deliver(ballots)
+        answered = self.side.answered()
+        for name in (*step.result.loaded, *answered.loaded):
+            self._loaded(name)
+        for name in (*step.result.freed, *answered.freed):
+            self.free += self.held.pop(name)
+
+    def _compute(self, running: Running) -> None:
+        tokens, first = running.request.all_token_ids, running.request.num_computed_tokens
+        for at, block in enumerate(running.blocks):
+            expected = contents(tokens, at)
+            if (at + 1) * PAGE_TOKENS <= first:
+                self.restored += PAGE_TOKENS
+                if not torch.equal(self.memory[block].flatten(), expected):
+                    self.wrong.append(f"request {running.request.request_id}, page {at}")
+            self.memory[block] = expected.reshape(1, PAGE_TOKENS, 1)
+
+    def _end(self, running: Running) -> None:
+        name, blocks = running.request.request_id, running.blocks
+        self.ended += 1
+        del self.with_blocks[name]
+        if self.side.finished(running.request, blocks):
+            self.held[name] = blocks
+        else:
+            self.free += blocks
+
+    def _abort(self) -> None:
+        """Abort a request that has blocks, or none; one that loads keeps them until that is over."""
+        if not self.with_blocks or self.rng.random() > 0.05:
+            return
+        running = self.rng.choice(list(self.with_blocks.values()))
+        if any(running in step.computes for step in self.under_way):
+            return
+        running.request.status = Status.FINISHED_ABORTED
+        loading = bool(running.loaded)
+        if loading:
+            self.ended += 1
+            del self.with_blocks[running.request.request_id]
+            self.side.finished(running.request, running.blocks)
+            self.held[running.request.request_id] = running.blocks
+        else:
+            self._end(running)
+
+    def _loaded(self, name: str) -> None:
+        running = self.with_blocks.get(name)
+        if running is not None:
+            running.loaded = 0
+        elif name in self.held:
+            self.free += self.held.pop(name)
+
+    def _failed(self, name: str) -> None:
+        running = self.with_blocks.get(name)
+        if running is not None:
+            self._give_back(running)
+            running.request.num_computed_tokens = 0
+            self.waiting.append(running.request)
+
+
+def contents(tokens: list[int], page: int) -> torch.Tensor:
+    """Return what the block of a page holds: it follows from all tokens up to its end."""
+    value = hash(tuple(tokens[: (page + 1) * PAGE_TOKENS])) % 251
+    return torch.full((PAGE_TOKENS,), value, dtype=torch.bfloat16)

@@ -1,0 +1,184 @@
+"""vLLM's own scheduler with the connector in it, one scheduler for workers whose copies a test decides.
+
+No model runs: a step gives each scheduled request its next token. Imports vLLM, so it is imported where
+a test runs and not where it is collected.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from lockstep.coordinator.lanes import BallotShape
+from lockstep.integrations.vllm.halves import Ballots, OpenedRank, PassMetadata
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.decider.dispatch import Opened
+from lockstep.ranks.decider.worker import WorkerRank
+from lockstep.ranks.orders import CopyToDevice
+from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.wire import encode
+from tests.kit.ranks.in_turn import ToldExecutor
+from tests.kit.vllm.group import lockstep_connector
+
+BLOCK_TOKENS = 32
+RANKS = 2
+TOKEN = 7
+"""What every request goes on with."""
+
+LAYOUT = PageLayout(
+    page_tokens=BLOCK_TOKENS,
+    columns=(
+        Column(name="k", layers=1, heads=2, elements=16, dtype="float32"),
+        Column(name="v", layers=1, heads=2, elements=16, dtype="float32"),
+    ),
+)
+
+
+@dataclass
+class Served:
+    """One engine's scheduler and the executors of its workers."""
+
+    model: Path
+    blocks: int = 64
+    ahead: bool = False
+    """Whether a step is scheduled before the outputs of the one before are here."""
+    scheduler: Any = field(init=False)
+    executors: list[ToldExecutor] = field(init=False)
+    failing: set[int] = field(default_factory=set[int])
+    """The ranks on which loads fail from now on."""
+    loads_failed: int = 0
+    """Over all ranks."""
+    cached: dict[str, int] = field(default_factory=dict[str, int])
+    """How many tokens of a request were not computed, as vLLM tells its users."""
+    _under_way: list[Any] = field(default_factory=list[Any])
+
+    def __post_init__(self) -> None:
+        config = EngineArgs(
+            model=str(self.model),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=1024,
+            max_num_seqs=8,
+            block_size=BLOCK_TOKENS,
+            kv_cache_memory_bytes=64 << 20,
+            tensor_parallel_size=RANKS,
+            distributed_executor_backend="mp",
+            kv_transfer_config=lockstep_connector(host_pages=256),
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = self.blocks
+        config.scheduler_config.async_scheduling = self.ahead
+        spec = FullAttentionSpec(BLOCK_TOKENS, num_kv_heads=1, head_size=16, dtype=torch.float32)
+        layers = KVCacheConfig(self.blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler = Scheduler(
+            config, layers, StructuredOutputManager(config), BLOCK_TOKENS, log_stats=True
+        )
+        self.executors = [ToldExecutor() for _ in range(RANKS)]
+        self._open()
+        hash_of = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_of)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, hash_of)
+
+    def _open(self) -> None:
+        config = CacheConfig(model="m", layout=LAYOUT, host_pages=256)
+        replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
+        shape = BallotShape(world_size=RANKS, seats=config.bounds.prefetches)
+        self.workers = [WorkerRank(each, shape, at) for at, each in enumerate(self.executors)]
+        self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
+            {
+                (0, rank): OpenedRank(encode(Opened(rank, RANKS, config, replica, "")))
+                for rank in range(RANKS)
+            }
+        )
+
+    @property
+    def free_blocks(self) -> int:
+        """Return how many blocks nobody has."""
+        free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free
+
+    def send(self, name: str, tokens: Sequence[int], output_tokens: int = 2) -> Any:
+        """Let a request come."""
+        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+        sampling.update_from_generation_config({}, 1)
+        request = Request(name, list(tokens), sampling, None, block_hasher=self._hasher)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, name: str) -> None:
+        """Abort a request."""
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> list[str]:
+        """Do a step of the engine; return the requests that computed something in it."""
+        scheduled = self.scheduler.schedule()
+        self._under_way.append(scheduled)
+        if self.ahead and len(self._under_way) < 2:
+            return []
+        return self._output(self._under_way.pop(0))
+
+    def run(self, most: int = 200) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if self.scheduler.has_requests():
+                self.step()
+            elif self._under_way:
+                self._output(self._under_way.pop(0))
+            else:
+                return
+        raise AssertionError(f"requests are left after {most} steps")
+
+    def _output(self, scheduled: Any) -> list[str]:
+        metadata = scheduled.kv_connector_metadata
+        assert isinstance(metadata, PassMetadata)
+        ballots: list[Ballots] = []
+        for worker, executor in zip(self.workers, self.executors, strict=True):
+            worker.obey(metadata.dispatch)
+            self._carry_out(worker.rank, executor)
+            folded = worker.vote()
+            ballots += [] if folded is None else [Ballots(folded)]
+        names = list(scheduled.num_scheduled_tokens)
+        told = KVConnectorOutput(
+            finished_sending=set(metadata.result.freed),
+            finished_recving=set(metadata.result.loaded),
+            failed_recving=set(metadata.result.failed),
+            kv_connector_worker_meta=reduce(Ballots.aggregate, ballots) if ballots else None,
+        )
+        sampled = [[TOKEN] if self._samples(name, scheduled) else [] for name in names]
+        output = ModelRunnerOutput(
+            names,
+            {name: at for at, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=told,
+        )
+        for outputs in self.scheduler.update_from_output(scheduled, output).values():
+            for each in outputs.outputs:
+                if each.prefill_stats is not None:
+                    self.cached[each.request_id] = each.prefill_stats.num_cached_tokens
+        return names
+
+    def _samples(self, name: str, scheduled: Any) -> bool:
+        request = self.scheduler.requests.get(name)
+        return request is not None and request.num_computed_tokens >= request.num_prompt_tokens
+
+    def _carry_out(self, rank: int, executor: ToldExecutor) -> None:
+        if rank in self.failing and executor.given(CopyToDevice):
+            loads = executor.take(CopyToDevice)
+            self.loads_failed += len(loads)
+            executor.obey()
+            executor.orders += loads
+            executor.fail()
+        else:
+            executor.obey()

@@ -111,7 +111,7 @@ class SchedulerSide:
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # Asked again, so it was preempted: also between two passes, where nobody says so before.
+            # Asked again, so it was preempted, perhaps between passes: this one says so at its end.
             self._preempted(tracked)
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
@@ -147,7 +147,7 @@ class SchedulerSide:
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
-            if each.computed or each.loaded:
+            if each.computed or (each.loaded and each.request.request_id not in self._loading):
                 self._preempted(each)
         scheduled = [
             (tracked, tokens)

@@ -87,6 +87,24 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
     assert len(ranks.executors[0].take(LookUp)) == 1
 
 
+def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_loading() -> None:
+    """A reset that preempts all that runs lets one pass resume it, and name it as preempted too."""
+    ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
+    side = scheduler(ranks)
+    [request] = backing_up(ranks, side, PROMPT)
+    ranks.executors[0].obey()
+    side.end_pass(Scheduled())
+
+    hit = side.hit(request, 0)
+    side.allocated(request, (range(10, 14),), hit or 0)
+    side.end_pass(Scheduled({}, {request.request_id}))
+    ranks.executors[0].obey()
+    result = side.end_pass(Scheduled())
+
+    assert hit == 4 * PAGE_TOKENS
+    assert (result.loaded, result.failed) == ((request.request_id,), ())
+
+
 def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
     ranks = HostRanksInTurn(ranks=1)
     side, request = scheduler(ranks), Sent(PROMPT)

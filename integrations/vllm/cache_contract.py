@@ -130,3 +130,8 @@ class HashedCacheConfig(EngineCacheConfig, Protocol):
     def hash_block_size(self) -> int | None:
         """Tokens that one hash of the engine's takes in."""
         ...
+
+    @property
+    def needs_kv_cache_zeroing(self) -> bool:
+        """Whether workers overwrite a block with zeros before a request gets it."""
+        ...

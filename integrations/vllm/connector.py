@@ -40,7 +40,7 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import require_supported
+from .engine_layout import require_fences, require_supported
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -102,6 +102,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._watching: Watching | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
         require_supported(vllm_config)
+        if self._one_decider:
+            require_fences(vllm_config, kv_cache_config)
         self._lending = Lending(pool_groups(kv_cache_config))
         self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
         if role is KVConnectorRole.SCHEDULER:

@@ -256,6 +256,11 @@ class EngineConfig(Protocol):
         """The model's layers, among others."""
         ...
 
+    @property
+    def use_v2_model_runner(self) -> bool:
+        """Whether the newer of vLLM's two model runners runs the model."""
+        ...
+
 
 class PublishingEngine(EngineConfig, Protocol):
     """`vllm.config.VllmConfig`, with what says which KV events are published and how."""

@@ -12,7 +12,7 @@ from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
 from ..kv_description import KEYS, VALUES
 from .block_forms import AttentionLayer, form_of, keys_and_values
-from .cache_contract import AttentionSpec, EngineCacheConfig, LatentSpec
+from .cache_contract import AttentionSpec, EngineCacheConfig, HashedCacheConfig, LatentSpec
 from .contract import EngineConfig
 from .groups import PoolGroup, pool_groups, specs_of
 from .state_parts import state_columns
@@ -218,3 +218,16 @@ def require_supported(config: EngineConfig) -> None:
     ):
         if size != 1:
             raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
+
+
+def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> None:
+    """Raise `ConfigError` where workers overwrite blocks before they ask which copies read them.
+
+    For an engine with one scheduler; a scheduler on every rank waits for the copies by itself.
+    """
+    if config.use_v2_model_runner and cache_config.needs_kv_cache_zeroing:
+        raise ConfigError(
+            "vLLM's model runner V2 fills blocks of this model with zeros before LockstepConnector can"
+            " wait for the copies that still read them; set VLLM_USE_V2_MODEL_RUNNER=0, or have a"
+            " scheduler on every rank"
+        )

@@ -9,7 +9,11 @@ import torch
 from lockstep.errors import ConfigError
 from lockstep.integrations.kv_description import KEYS, VALUES
 from lockstep.integrations.vllm import handover
-from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
+from lockstep.integrations.vllm.engine_layout import (
+    EngineLayout,
+    require_fences,
+    require_supported,
+)
 from lockstep.page_format.page_layout import Column, PageLayout
 from tests.kit.vllm.configuration import Engine, Parallel, Transfer
 from tests.kit.vllm.groups import (
@@ -247,6 +251,20 @@ def test_an_engine_that_cannot_be_served_is_refused_by_name(engine: Engine, name
 
 def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
     require_supported(Engine())
+
+
+def test_workers_that_clear_blocks_before_they_ask_who_reads_them_are_refused() -> None:
+    newer = Engine(use_v2_model_runner=True)
+
+    with pytest.raises(ConfigError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+        require_fences(newer, CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=True))
+
+
+@pytest.mark.parametrize(("newer", "cleared"), [(True, False), (False, True)])
+def test_workers_that_ask_first_or_clear_no_block_are_served(newer: bool, cleared: bool) -> None:
+    kept = CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=cleared)
+
+    require_fences(Engine(use_v2_model_runner=newer), kept)
 
 
 def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:

@@ -144,6 +144,7 @@ class Engine:
     compilation_config: Compilation = field(default_factory=Compilation)
     additional_config: object = None
     instance_id: str = "1"
+    use_v2_model_runner: bool = False
 
 
 def of_model(**changes: Any) -> Engine:

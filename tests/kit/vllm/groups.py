@@ -97,6 +97,8 @@ class CacheConfig:
     """The groups of a model."""
 
     kv_cache_groups: Sequence[Group]
+    hash_block_size: int | None = None
+    needs_kv_cache_zeroing: bool = False
 
 
 def groups(*specs: Any) -> CacheConfig:

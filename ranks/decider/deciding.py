@@ -111,8 +111,8 @@ class DecidingCache(HostCache):
     and when their ballots come back, `deliver`. Steps may overlap: one that begins before the last
     round's ballots are here applies no verdict and launches no round. What waits elsewhere does not
     wait here: `flush`, `finish_copies` and `run_until_decided` say how far things are, since the
-    engine's steps alone bring them further, and `close` leaves the workers to write out what they were
-    told.
+    engine's steps alone bring them further, and `close` leaves the workers to close theirs, which drops
+    what has not been written by then.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DecidingCache(HostCache):
         return None
 
     def close(self, *, flush: bool = True) -> None:  # noqa: ARG002
-        """Leave the workers alone; they write out what they were told, and close by themselves."""
+        """Leave the workers alone, which close by themselves and drop what is still on its way."""
         self.abandon()
 
     def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:  # noqa: ARG002

@@ -6,6 +6,7 @@ the decider and its workers is bytes on the way.
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,12 +15,16 @@ from lockstep.coordinator.proposal import Readiness
 from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
 from lockstep.ranks.decider.deciding import decide
 from lockstep.ranks.decider.dispatch import Opened
-from lockstep.ranks.decider.opening import read_opened
+from lockstep.ranks.decider.opening import open_worker, read_opened
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
+from lockstep.ranks.outside import Control
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.wire import encode
 from tests.kit.ranks.decided import DecidedRanksInTurn
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+
+if TYPE_CHECKING:
+    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 
@@ -224,6 +229,23 @@ def test_what_anybody_else_might_send_is_refused() -> None:
         ranks.workers[0].obey(encode(Landed(1, 1)))
     with pytest.raises(WireError, match="in the place of what a worker has opened"):
         read_opened(encode(Landed(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"pipeline_depth": 0}, "pipeline_depth is 0, .* leave it at 1"),
+        ({"control": Control(path="/kv.sock")}, "control is .*/kv.sock.*; leave it out"),
+    ],
+)
+def test_what_needs_a_replica_on_every_rank_is_refused_before_anything_is_opened(
+    setting: dict[str, Any], named: str
+) -> None:
+    ranks = DecidedRanksInTurn(1)
+    member = cast("TorchCollective", ranks.group.member(0))
+
+    with pytest.raises(ConfigError, match=named):
+        open_worker(replace(ranks.decider.config, **setting), {}, member)
 
 
 def test_workers_that_are_missing_are_named() -> None:

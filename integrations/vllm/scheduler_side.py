@@ -276,9 +276,9 @@ class SchedulerSide:
     def close(self, *, failed: bool) -> None:
         """Write out what is on its way, together with the other ranks, and end.
 
-        A process that has `failed` ends alone: the others are not going to end with it.
+        A process that has `failed`, or whose epoch is over, ends alone: nobody else ends with it.
         """
-        if failed:
+        if failed or self.cache.inspection.ended_by is not None:
             self.cache.abandon()
         else:
             self._commit()

@@ -104,7 +104,9 @@ def test_with_preemption_and_eviction_from_a_small_host_memory(
     assert sum(phase.preemptions for phase in result.phases) > 0
 
 
-@pytest.mark.parametrize("fault", ["down", "slow", "half a load"])
+@pytest.mark.parametrize(
+    "fault", ["down", pytest.param("slow", marks=pytest.mark.slow), "half a load"]
+)
 def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
     group: Group, reference: list[Output], filled: str, fault: str
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     assert result.phases[0].cached_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:

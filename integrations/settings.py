@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
@@ -34,6 +34,9 @@ Choice = TypeVar("Choice", bound=StrEnum)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
     """What every engine's plug-in can be told; equal on every rank."""
+
+    where: ClassVar[str] = "the plug-in's settings"
+    """The place of these values, as users know it."""
 
     host_memory_gib: float | None = None
     """Host memory for pages on each rank, in GiB."""
@@ -67,6 +70,27 @@ class PluginSettings:
     """See `ranks.config.Bounds`."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
     """See `ranks.config.Timeouts`."""
+
+    def require_host_memory(self) -> None:
+        """Raise `ConfigError` where nobody has said how much host memory there is for pages."""
+        if self.host_memory_gib is None and self.host_pages is None:
+            raise ConfigError(
+                f"{self.where}: give host_memory_gib, the host memory for pages on each rank in GiB, or"
+                " host_pages"
+            )
+
+    def host_pages_of(self, page_bytes: int) -> int:
+        """Return the number of host pages, if one of all pools together has `page_bytes` bytes."""
+        if self.host_pages is not None:
+            return self.host_pages
+        assert self.host_memory_gib is not None
+        pages = int(self.host_memory_gib * (1 << 30)) // page_bytes
+        if not pages:
+            raise ConfigError(
+                f"{self.where}: host_memory_gib is {self.host_memory_gib:g}, and one page of this model"
+                f" takes {page_bytes} bytes; give more"
+            )
+        return pages
 
 
 def control_of(settings: PluginSettings) -> Control | None:

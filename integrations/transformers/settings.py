@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import ConfigError
 from ..settings import PluginSettings, integer, read
@@ -18,6 +18,8 @@ TOKENS_MAX = 1 << 24
 class GenerateSettings(PluginSettings):
     """The settings of a cache under `generate()`; equal on every rank."""
 
+    where: ClassVar[str] = WHERE
+
     pipeline_depth: int = 0
     """No forward pass hides a round here: `reuse` waits for what it asks for."""
     max_tokens: int = 4096
@@ -30,19 +32,6 @@ class GenerateSettings(PluginSettings):
     def pages(self) -> int:
         """The pages of the longest sequence that is cached whole."""
         return -(-self.max_tokens // self.page_tokens)
-
-    def host_pages_of(self, page_bytes: int) -> int:
-        """Return the number of host pages, if one of all pools together has `page_bytes` bytes."""
-        if self.host_pages is not None:
-            return self.host_pages
-        assert self.host_memory_gib is not None
-        pages = int(self.host_memory_gib * (1 << 30)) // page_bytes
-        if not pages:
-            raise ConfigError(
-                f"{WHERE}: host_memory_gib is {self.host_memory_gib:g}, and one page of this model"
-                f" takes {page_bytes} bytes; give more"
-            )
-        return pages
 
 
 def parse(given: Mapping[str, Any]) -> GenerateSettings:
@@ -58,9 +47,5 @@ def parse(given: Mapping[str, Any]) -> GenerateSettings:
     if "share" in values:
         raise ConfigError(f"{WHERE}: share is for engines; what `generate` computes is its own")
     settings = GenerateSettings(**values)
-    if settings.host_memory_gib is None and settings.host_pages is None:
-        raise ConfigError(
-            f"{WHERE}: give host_memory_gib, the host memory for pages on each rank in GiB, or"
-            " host_pages"
-        )
+    settings.require_host_memory()
     return settings

@@ -112,7 +112,7 @@ def _settings(
     world_size = config.parallel_config.world_size
     layers = config.compilation_config.static_forward_context
     engine = EngineLayout.of(cache_config, world_size, kv_caches, layers)
-    host_pages = parsed.pages(engine.host_bytes(1, world_size))
+    host_pages = parsed.host_pages_of(engine.host_bytes(1, world_size))
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     read = FileDigests(records / "weights.json", log=log)
     weights = weights_of(config, parsed.weights_version, read)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import ConfigError
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
@@ -23,23 +23,12 @@ _OWN: Mapping[str, type[WeightsChange | InFlight]] = {
 class ConnectorSettings(PluginSettings):
     """The extra configuration of a connector; equal on every rank."""
 
+    where: ClassVar[str] = WHERE
+
     weights_change: WeightsChange = WeightsChange.WITH_RESET
     """Whether the weights may be others after each reset, or only once they are named."""
     in_flight: InFlight = InFlight.KEEP
     """What becomes of loads that are under way when the weights change."""
-
-    def pages(self, page_bytes: int) -> int:
-        """Return the number of host pages for pages that take `page_bytes` bytes on this rank."""
-        if self.host_pages is not None:
-            return self.host_pages
-        assert self.host_memory_gib is not None
-        pages = int(self.host_memory_gib * (1 << 30)) // page_bytes
-        if not pages:
-            raise ConfigError(
-                f"{WHERE}: host_memory_gib is {self.host_memory_gib:g}, and one page of this model"
-                f" takes {page_bytes} bytes; give more"
-            )
-        return pages
 
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
@@ -49,11 +38,7 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
         if key in values:
             values[key] = one_of(f"{WHERE}: {key}", choices, values[key])
     settings = ConnectorSettings(**values)
-    if settings.host_memory_gib is None and settings.host_pages is None:
-        raise ConfigError(
-            f"{WHERE}: give host_memory_gib, the host memory for pages on each rank in GiB, or"
-            " host_pages"
-        )
+    settings.require_host_memory()
     if settings.store is not None:
         _require_store(settings.store)
     return settings

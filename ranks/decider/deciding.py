@@ -11,6 +11,7 @@ long as it does not, nothing ends.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ...coordinator.ballot import Ballot, Progress
 from ...coordinator.collective import Vector
@@ -22,9 +23,7 @@ from ...errors import ConfigError, GroupError, InternalError
 from ..executor.base import ExecutorCounts
 from ..host_cache import HostCache
 from ..member import Listener
-from ..messages import Inbox
 from ..orders import Direction, Order
-from ..timed_events import Timeline
 from ..wire import encode
 from .dispatch import CarryOut, Dispatch, Expect, GiveUp, Opened, Prepare, Rest, Told, Vote
 
@@ -34,6 +33,8 @@ class _Outgoing:
 
     def __init__(self) -> None:
         self.told: list[Told] = []
+        self.asked: Vote | None = None
+        """The last round that they were told to vote in."""
         self._number = 0
 
     def take(self) -> bytes:
@@ -49,17 +50,15 @@ class _DistantBallot(Ballot):
     def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
         super().__init__(shape, rank)
         self._outgoing = outgoing
-        self.asked: Vote | None = None
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
         self._outgoing.told.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Have every worker vote; the lanes that come back are those of the header alone."""
-        self.asked = Vote(
-            layout.epoch, layout.round, layout.state_digest, layout.seats.digest, voter.messages
-        )
-        self._outgoing.told.append(self.asked)
+        asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.seats.digest)
+        self._outgoing.asked = asked
+        self._outgoing.told.append(asked)
         return super().fill(layout, voter)
 
 
@@ -91,8 +90,8 @@ class _DistantExecutors:
     def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - the workers say it.
         return Readiness.STAGED
 
-    def unstage(self, proposal: Proposal) -> None:
-        self._outgoing.told.append(GiveUp(proposal.digest))
+    def unstage(self, proposal: Proposal) -> None:  # noqa: ARG002 - one is staged at most.
+        self._outgoing.told.append(GiveUp())
 
     def serving_address(self) -> str:
         return self._serving_address
@@ -115,36 +114,18 @@ class DecidingCache(HostCache):
     what has not been written by then.
     """
 
-    def __init__(
-        self,
-        opened: Opened,
-        *,
-        inbox: Inbox | None = None,
-        listener: Listener | None = None,
-        timeline: Timeline | None = None,
-        clock_ms: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, opened: Opened, *, listener: Listener | None = None) -> None:
         """`opened` is what any one of the workers has told; see `decide`."""
         self._outgoing = _Outgoing()
         self._channel = EngineChannel(opened.world_size)
-        ballots: list[_DistantBallot] = []
-
-        def ballot(shape: BallotShape, rank: int) -> Ballot:
-            ballots.append(_DistantBallot(self._outgoing, shape, rank))
-            return ballots[0]
-
         super().__init__(
             opened.config,
             self._channel,
             _DistantExecutors(self._outgoing, opened.serving_address),
             opened.replica,
-            clock_ms=clock_ms,
-            ballot=ballot,
-            inbox=inbox,
+            ballot=partial(_DistantBallot, self._outgoing),
             listener=listener,
-            timeline=timeline,
         )
-        [self._ballots] = ballots
 
     @property
     def stepping_helps(self) -> bool:
@@ -165,9 +146,9 @@ class DecidingCache(HostCache):
             self._executor.wait(idle_s)
         if not self._rounds.pending:
             super().end_step()
-        elif self._channel.asks_again and self._ballots.asked is not None:
+        elif self._channel.asks_again and self._outgoing.asked is not None:
             self._channel.asks_again = False
-            self._outgoing.told.append(self._ballots.asked)
+            self._outgoing.told.append(self._outgoing.asked)
 
     def dispatch(self) -> bytes:
         """Return what every worker is to be told with this step; once in each, after `end_step`."""

@@ -36,8 +36,6 @@ class Prepare(NamedTuple):
 class GiveUp(NamedTuple):
     """For the executor: nothing comes of the proposal that is staged."""
 
-    proposal: int
-
 
 class Rest(NamedTuple):
     """The engine computes nothing in this step: wait so long, at most, for progress to vote for."""
@@ -52,8 +50,6 @@ class Vote(NamedTuple):
     round: int
     state_digest: int
     layout_digest: int
-    messages: int | None
-    """How many messages the decider has in a row."""
 
 
 Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Rest | Vote

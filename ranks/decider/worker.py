@@ -36,12 +36,11 @@ class WorkerRank:
         rank: int,
         *,
         clock_ms: Callable[[], int] | None = None,
-        ballot: Callable[[BallotShape, int], Ballot] = Ballot,
     ) -> None:
         """`shape` is that of all ballots of the group; the executor is closed with this."""
         self.executor = executor
         self.rank = rank
-        self._ballot = ballot(shape, rank)
+        self._ballot = Ballot(shape, rank)
         self._clock_ms = clock_ms or steady_clock_ms()
         self._heard = 0
         self._rest_s = 0.0
@@ -94,7 +93,6 @@ class WorkerRank:
             healthy=trouble is None,
             time_ms=self._clock_ms(),
             staged=self._readiness(),
-            messages=asked.messages,
         )
         return FoldedBallots.of(self.rank, asked.round, self._ballot.fill(layout, voter))
 

@@ -36,7 +36,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
         }
     )
 
-    assert settings.pages(1 << 20) == 2048
+    assert settings.host_pages_of(1 << 20) == 2048
     assert (settings.store, settings.model, settings.weights_version) == (
         "file:///kv",
         "a name",
@@ -54,7 +54,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
 
 
 def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
-    assert parse({"host_pages": 10}).pages(1 << 30) == 10
+    assert parse({"host_pages": 10}).host_pages_of(1 << 30) == 10
 
 
 @pytest.mark.parametrize(
@@ -150,4 +150,4 @@ def test_an_operator_asks_an_engine_s_group_for_all_but_other_weights() -> None:
 
 def test_memory_for_less_than_a_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="one page of this model takes 1073741824 bytes"):
-        parse({"host_memory_gib": 0.5}).pages(1 << 30)
+        parse({"host_memory_gib": 0.5}).host_pages_of(1 << 30)

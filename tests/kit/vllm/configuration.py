@@ -144,7 +144,19 @@ class Engine:
     compilation_config: Compilation = field(default_factory=Compilation)
     additional_config: object = None
     instance_id: str = "1"
-    use_v2_model_runner: bool = False
+
+    @property
+    def use_v2_model_runner(self) -> bool:
+        """Whether the workers run vLLM's newer model runner, which it works out from the rest."""
+        return False
+
+
+class NewerEngine(Engine):
+    """An engine whose workers run the newer model runner."""
+
+    @property
+    def use_v2_model_runner(self) -> bool:
+        return True
 
 
 def of_model(**changes: Any) -> Engine:

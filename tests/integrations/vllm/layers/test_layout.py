@@ -15,7 +15,7 @@ from lockstep.integrations.vllm.engine_layout import (
     require_supported,
 )
 from lockstep.page_format.page_layout import Column, PageLayout
-from tests.kit.vllm.configuration import Engine, Parallel, Transfer
+from tests.kit.vllm.configuration import Engine, NewerEngine, Parallel, Transfer
 from tests.kit.vllm.groups import (
     HEAD_ELEMENTS,
     TOKENS,
@@ -254,17 +254,15 @@ def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
 
 
 def test_workers_that_clear_blocks_before_they_ask_who_reads_them_are_refused() -> None:
-    newer = Engine(use_v2_model_runner=True)
-
     with pytest.raises(ConfigError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
-        require_fences(newer, CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=True))
+        require_fences(NewerEngine(), CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=True))
 
 
-@pytest.mark.parametrize(("newer", "cleared"), [(True, False), (False, True)])
-def test_workers_that_ask_first_or_clear_no_block_are_served(newer: bool, cleared: bool) -> None:
+@pytest.mark.parametrize(("engine", "cleared"), [(NewerEngine(), False), (Engine(), True)])
+def test_workers_that_ask_first_or_clear_no_block_are_served(engine: Engine, cleared: bool) -> None:
     kept = CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=cleared)
 
-    require_fences(Engine(use_v2_model_runner=newer), kept)
+    require_fences(engine, kept)
 
 
 def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:

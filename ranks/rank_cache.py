@@ -69,7 +69,7 @@ class RankCache(Member):
         self._require_group()
         return self._follow(self._replica.offer(request, as_token_bytes(tokens)))
 
-    def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
+    def serve(self, request: str, tokens: Tokens, *, ttl_s: float, ends: bool = False) -> int:
         """Let other groups read what a request has computed out of host memory; return how much by now.
 
         As `offer`, but nothing is written: every rank's host pages are pinned, and its page server
@@ -77,12 +77,18 @@ class RankCache(Member):
         seconds of agreed time; then a request of which the tail was served has nothing any more: it is
         FAILED, or, where an engine has lent its device pages and gives them to others, LOST when it
         resumes. It grows no further while host memory would be short for those who compute.
+
+        `ends` is for a request that ends here and is not retracted: the whole pages in `tokens` are all
+        that others go on after, so that what a match at their end needs of windows and states is served
+        with them.
         """
         self._require_group()
         if self.config.peers is None:
             raise UsageError("nothing can be served: set `peers` when the cache is opened")
         ttl_ms = _ttl_ms(ttl_s)
-        return self._follow(self._replica.serve(request, as_token_bytes(tokens), ttl_ms))
+        return self._follow(
+            self._replica.serve(request, as_token_bytes(tokens), ttl_ms, ends=ends)
+        )
 
     @property
     def serving_uri(self) -> str:

@@ -232,15 +232,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Say whether the request's blocks must be kept while some rank still copies them."""
-        self._watched.request_gone(request)
-        return self._side.finished(request, block_ids[0]), None
+        return self._finished(request, block_ids[0])
 
     def request_finished(
         self, request: VllmRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Do the same for an engine with one group of layers."""
-        self._watched.request_gone(request)
-        return self._side.finished(request, block_ids), None
+        return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
         """Add what has settled since the step, before the engine reads it and perhaps stops."""
@@ -260,8 +258,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Say whether an engine without requests has to go on stepping, since only steps bring news."""
-        cache = self._scheduler.cache if self._scheduler is not None else None
-        return isinstance(cache, DecidingCache) and cache.stepping_helps
+        side = self._scheduler
+        if side is None or not isinstance(side.cache, DecidingCache):
+            return False
+        return side.cache.stepping_helps or side.gives
 
     def has_pending_block_frees(self) -> bool:
         """Say whether waiting frees blocks, so that no request need be preempted for them."""
@@ -340,6 +340,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def _watched(self) -> Watching:
         assert self._watching is not None, "this is the worker's half"
         return self._watching
+
+    def _finished(
+        self, request: VllmRequest, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._watched.request_gone(request)
+        handoff = self._side.handoff(request)
+        keeps = self._side.finished(request, block_ids)
+        return keeps, None if handoff is None else handoff.params(self._engine_id)
 
     def _weights_are(self, version: str) -> None:
         self._tell_events(changed=self._side.weights_are(version))

@@ -47,6 +47,11 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
 
     @property
+    def kv_transfer_params(self) -> Mapping[str, Any] | None:
+        """What the router has said of other engines."""
+        ...
+
+    @property
     def status(self) -> Enum:
         """The state of the request; a `vllm.v1.request.RequestStatus`."""
         ...

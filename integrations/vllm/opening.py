@@ -140,6 +140,7 @@ def _settings(
         bounds=parsed.bounds,
         timeouts=parsed.timeouts,
         control=control_of(parsed),
+        peers=parsed.peers,
     )
     return settings, engine.lend(world_size)
 
@@ -173,4 +174,5 @@ def _side(
         # Where workers are elsewhere, only the engine's steps bring what they answer.
         waits_in_pass=not isinstance(cache, DecidingCache),
         in_flight=parsed.in_flight,
+        handing_over=parsed.handing_over,
     )

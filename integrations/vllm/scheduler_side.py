@@ -16,10 +16,16 @@ from dataclasses import replace
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .adapters import NOT_KNOWN, Adapters
+from .backing_up import back_up
 from .contract import ScheduledStep, VllmRequest
+from .disaggregation.giving import Giving
+from .disaggregation.handing_over import HANDING_OVER, HandingOver
+from .disaggregation.taking import Taking
+from .disaggregation.transfer_params import Handoff
+from .leaving import Leaving
 from .lending import BlockTables, Lending
 from .pass_result import PassResult, ids_of
-from .pass_steps import LAST_STEPS, LAST_WAIT_S, PassSteps
+from .pass_steps import PassSteps
 from .tracked import Ended, TrackedRequest, may_be_cached, namespace_of
 from .weights import InFlight, Weights
 
@@ -42,6 +48,7 @@ class SchedulerSide:
         idle_wait_s: float,
         waits_in_pass: bool = False,
         in_flight: InFlight = InFlight.KEEP,
+        handing_over: HandingOver = HANDING_OVER,
     ) -> None:
         """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
@@ -56,21 +63,16 @@ class SchedulerSide:
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
         self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
+        self._giving = Giving(cache, handing_over.ttl_s)
+        self._taking = Taking(cache, handing_over.patience_s)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
-        self._given_back: list[str] = []
-        """Requests, by name, that still lend blocks which the engine was given back all the same."""
         self._arrivals = 0
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
         """Requests by the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
-        self._leaving: dict[str, Ended] = {}
-        """Requests, by name, that have ended and whose blocks are still copied."""
-        self._ended: list[Ended] = []
-        """Requests that have ended since the last pass."""
-        self._over: list[TrackedRequest] = []
-        """Requests that have ended, whose load is over, and of which the engine has not heard yet."""
+        self._leaving = Leaving(cache, self._giving)
         self._in_vain: list[TrackedRequest] = []
         """Requests whose load was in vain, and which have not begun anew yet."""
         self._in_pass = False
@@ -79,6 +81,11 @@ class SchedulerSide:
     def idle(self) -> bool:
         """Whether the engine has no request that is not finished."""
         return not self._unfinished
+
+    @property
+    def gives(self) -> bool:
+        """Whether steps bring more of what other engines go on with."""
+        return self._giving.waits
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
         """Return what is remembered of a request; None for one that may not be cached."""
@@ -100,6 +107,7 @@ class SchedulerSide:
                 return
         kind = namespace_of(request, adapter)
         tracked = TrackedRequest(request, self._arrivals, kind, self._page_tokens)
+        tracked.taken = self._taking.arrived(request.kv_transfer_params)
         self._weights.place(tracked)
         self._requests[request.request_id] = tracked
         self._prefetch(tracked)
@@ -122,9 +130,12 @@ class SchedulerSide:
             return 0
         if not self._steps.prefetched(tracked.name):
             return None
-        return self.cache.hit(
-            tracked.name, tracked.head(length), tracked.namespace, device_tokens=device_tokens
-        )
+        tokens = tracked.head(length)
+        found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
+        if tracked.taken and self._taking.asks_again(tracked.taken, device_tokens + found, length):
+            self._prefetch(tracked)
+            return None
+        return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
         """Begin the load that was promised, now that the request has `blocks` for it."""
@@ -156,17 +167,32 @@ class SchedulerSide:
         ]
         for tracked, tokens in scheduled:
             tracked.computed = True
-            if self._backs_up:
-                self._back_up(tracked, tokens, step)
+            state = step.kv_connector_block_state
+            trusted = self._adapters.trusted(tracked.request.lora_request)
+            if self._backs_up and trusted and state is not None:
+                back_up(self.cache, self._lending, tracked, tokens, state)
         if step.total_num_scheduled_tokens:
             self._weights.computed()
         if scheduled:
             # Ranks whose engines decide differently are told so by the digest.
             self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
+        self._give()
         self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
         self._scheduled = frozenset(step.num_scheduled_tokens)
         self._in_pass = False
         return self._result()
+
+    def handoff(self, request: VllmRequest) -> Handoff | None:
+        """Return where another engine can go on after a request that ends here; None for any other.
+
+        To be asked before `finished`.
+        """
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or request.status.name == ABORTED:
+            return None
+        handoff = self._giving.handoff(tracked, request)
+        tracked.given = handoff is not None and bool(handoff.source)
+        return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
         """Forget a request; say whether its blocks must stay as they are until they are freed."""
@@ -188,24 +214,12 @@ class SchedulerSide:
             # waits for the next pass, since ranks hear of aborts in different orders.
             self.cache.keep_off(tracked.name)
             self._let_go(tracked.name)
-        self._ended.append(Ended(tracked, loading=loading, fenced=fenced))
+        self._leaving.ended(Ended(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.lends(tracked.name)
 
     def _commit(self) -> None:
-        """Give the commands for what has ended or failed since the last pass, in the order of arrival.
-
-        The engine tells of requests that are aborted together in another order on each rank.
-        """
-        ended, self._ended = self._ended, []
-        for each in sorted(ended, key=lambda each: each.tracked.number):
-            name = each.tracked.name
-            if each.fenced:
-                self.cache.fence(name)
-            free = self.cache.release(name)
-            if not free:
-                self._leaving[name] = each
-            elif each.loading:
-                self._over.append(each.tracked)
+        """Give the commands for what has ended or failed since the last pass, in the order of arrival."""
+        self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:
             if self._requests.get(tracked.request.request_id) is tracked:
@@ -224,23 +238,13 @@ class SchedulerSide:
             return None
         self._commit()
         self._let_go()
-        if not (self._leaving or self._over):
+        if not self._leaving.last_steps():
             return None
-        if any(each.loading for each in self._leaving.values()):
-            # A load writes into the blocks.
-            self.cache.finish_copies()
-        for _ in range(LAST_STEPS):
-            if any(map(self.cache.lends, self._leaving)):
-                self.cache.step(idle_s=LAST_WAIT_S)
         result = self._result()
-        left = {name: each for name, each in self._leaving.items() if not each.loading}
-        for name in left:
-            del self._leaving[name]
-        if left:
-            self._given_back += left
+        freed = self._leaving.give_back(still_read=True)
+        if freed:
             self._lending.held.let_go(lambda _: ())
-        freed = ids_of([each.tracked for each in left.values()])
-        return replace(result, freed=(*result.freed, *freed))
+        return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def answered(self) -> PassResult:
         """Apply a verdict that has just come, ahead of the next pass; return what follows from it.
@@ -250,14 +254,13 @@ class SchedulerSide:
         """
         self._begin_pass()
         result = self._result(told_of_failures=False)
-        lent = [name for name, each in self._leaving.items() if not each.loading]
-        if self._unfinished or not lent:
+        if self._unfinished or not self._leaving.lent:
             return result
         # An engine that has nothing left to do gets all its blocks back at once, so that it can drop
         # its prefix cache; whatever it does with them next begins with this fence.
         self.cache.keep_off()
         self._lending.held.let_go(lambda _: ())
-        freed = [self._leaving.pop(name).tracked for name in lent]
+        freed = self._leaving.give_back(still_read=False)
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def reset(self) -> bool:
@@ -286,15 +289,19 @@ class SchedulerSide:
 
     def _begin_pass(self) -> None:
         if not self._in_pass:
-            given_back, self._given_back = self._given_back, []
-            for name in given_back:
-                self.cache.keep_off(name)
+            behind = self._leaving.keep_off()
             self._commit()
             self._look_at_device()
             self.cache.begin_step()
             self._in_pass = True
             idle = self._scheduled.isdisjoint(self._unfinished)
-            self._steps.begin(idle=idle, behind=bool(given_back))
+            self._steps.begin(idle=idle, behind=behind)
+
+    def _give(self) -> None:
+        """Serve what other engines go on with, and let go of that whose time is over."""
+        self._giving.serve()
+        for name in self._giving.over():
+            self.cache.release(name)
 
     def _let_go(self, gone: str | None = None) -> None:
         """Give the engine back what its backups have read; all of a request's that is `gone`."""
@@ -343,7 +350,8 @@ class SchedulerSide:
     def _prefetch(self, tracked: TrackedRequest) -> None:
         if self._reads(tracked):
             tokens = tracked.head(tracked.loadable_tokens)
-            self.cache.prefetch(tracked.name, tokens, tracked.namespace)
+            source = "" if tracked.taken is None else tracked.taken.source
+            self.cache.prefetch(tracked.name, tokens, tracked.namespace, source=source)
 
     def _preempted(self, tracked: TrackedRequest) -> None:
         self.cache.fence(tracked.name)
@@ -353,31 +361,9 @@ class SchedulerSide:
         tracked.give_up()
         self._prefetch(tracked)
 
-    def _back_up(self, tracked: TrackedRequest, scheduled: int, step: ScheduledStep) -> None:
-        request = tracked.request
-        computed, known = tracked.tokens_after(scheduled)
-        pages = known // self._page_tokens
-        state = step.kv_connector_block_state
-        nothing_new = tracked.stale or pages <= tracked.lent_pages
-        if state is None or nothing_new or not self._adapters.trusted(request.lora_request):
-            return
-        tracked.lent_pages = pages
-        lent = self._lending.for_backup(
-            state.resolve_block_ids(request.request_id),
-            pages,
-            # A state is not the one after a page if it has gone beyond, or may yet go back.
-            state=computed == known == pages * self._page_tokens,
-        )
-        before, tokens = self.cache.copies(tracked.name), tracked.head(pages * self._page_tokens)
-        self.cache.back_up(tracked.name, tokens, lent, tracked.namespace)
-        passing = self._lending.passing(lent)
-        begun = self.cache.copies(tracked.name)
-        if passing and begun != before:
-            self._lending.held.hold(tracked.name, begun[-1], passing)
-
     def _result(self, *, told_of_failures: bool = True) -> PassResult:
         self._let_go()
-        loaded, self._over = self._over, []
+        loaded, freed = self._leaving.freed()
         failed: list[TrackedRequest] = []
         for each, tracked in list(self._loading.items()):
             state = self.cache.load_state(tracked.name)
@@ -390,11 +376,4 @@ class SchedulerSide:
                 failed.append(tracked)
                 tracked.failures += state is LoadState.FAILED
         self._in_vain += failed
-        freed: list[TrackedRequest] = []
-        for name in self.cache.collect_freed():
-            ended = self._leaving.pop(name, None)
-            if ended is None:
-                continue
-            # That the load is over says no more than that the blocks are free.
-            (loaded if ended.loading else freed).append(ended.tracked)
         return PassResult(ids_of(loaded), ids_of(failed), ids_of(freed))

@@ -1,22 +1,31 @@
 """What a user may write into `kv_connector_extra_config`, checked once, when the engine starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ...errors import ConfigError
+from ...ranks.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
-from ..settings import PluginSettings, one_of, read
+
+from ..settings import PluginSettings, mapping, number, one_of, read, require_known
+from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange
 
 WHERE = "kv_connector_extra_config"
 
-_OWN: Mapping[str, type[WeightsChange | InFlight]] = {
+_CHOICES: Mapping[str, type[WeightsChange | InFlight]] = {
     "weights_change": WeightsChange,
     "in_flight": InFlight,
 }
 """What is known under vLLM alone, and what it may be."""
+
+_SECTIONS: Mapping[str, type[Peers | HandingOver]] = {
+    "peers": Peers,
+    "handing_over": HandingOver,
+}
+"""What is known under vLLM alone, and has parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +38,43 @@ class ConnectorSettings(PluginSettings):
     """Whether the weights may be others after each reset, or only once they are named."""
     in_flight: InFlight = InFlight.KEEP
     """What becomes of loads that are under way when the weights change."""
+    peers: Peers | None = None
+    """How this rank and those of other engines read each other's host memory; see `ranks.outside`."""
+    handing_over: HandingOver = HANDING_OVER
+    """For how long engines that share a request's work wait for each other: ttl_s, patience_s."""
 
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
     """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
-    values = read(WHERE, extra, _OWN)
-    for key, choices in _OWN.items():
+    values = read(WHERE, extra, (*_CHOICES, *_SECTIONS))
+    for key, choices in _CHOICES.items():
         if key in values:
             values[key] = one_of(f"{WHERE}: {key}", choices, values[key])
+    for key, kind in _SECTIONS.items():
+        if key in values:
+            values[key] = _section(f"{WHERE}: {key}", kind, values[key])
     settings = ConnectorSettings(**values)
     settings.require_host_memory()
     if settings.store is not None:
         _require_store(settings.store)
     return settings
+
+
+def _section(where: str, kind: type[Peers | HandingOver], value: object) -> Peers | HandingOver:
+    given = mapping(where, value)
+    known = {each.name: each.type for each in fields(kind)}
+    require_known(where, given, set(known))
+    for key, each in given.items():
+        if known[key] is float:
+            number(f"{where}.{key}", each)
+        elif not isinstance(each, bool if known[key] is bool else str):
+            wanted = "true or false" if known[key] is bool else "text"
+            # Not what it is: it may be a secret in the wrong form.
+            raise ConfigError(f"{where}.{key} must be {wanted}")
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _require_store(store: str) -> None:

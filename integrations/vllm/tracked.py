@@ -7,6 +7,7 @@ import numpy as np
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
+from .disaggregation.taking import Taken
 
 FAILURES_MAX = 2
 """After so many loads of a request that have failed it computes."""
@@ -63,6 +64,10 @@ class TrackedRequest:
     """Whether they hold something of former weights, so that nobody else may get what follows."""
     refused: bool = False
     """Whether a load that is under way is to count as failed."""
+    taken: Taken | None = None
+    """What another engine has computed of it."""
+    given: bool = False
+    """Whether another engine goes on with it, and reads it here."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     def give_up(self) -> None:

@@ -238,9 +238,9 @@ class Replica:
         return self.offering.in_store(self.requests.known(name), tokens)
 
     @command
-    def serve(self, name: str, tokens: bytes, ttl_ms: int) -> int:
+    def serve(self, name: str, tokens: bytes, ttl_ms: int, *, ends: bool = False) -> int:
         """Let other groups read what a request has computed; return how much of it they can by now."""
-        return self.offering.directly(self.requests.known(name), tokens, ttl_ms)
+        return self.offering.directly(self.requests.known(name), tokens, ttl_ms, ends=ends)
 
     @command
     def doubt(self, name: str) -> None:

@@ -2,8 +2,8 @@
 
 In the store they find what every rank has persisted; out of host memory they read what every rank has
 there, which is pinned for them. Either way the answer is a level: how far it goes by verdicts. What is
-computed is offered while the prompt goes on, full attention alone, and the request that has been
-retracted with its tail and with what a match at its end needs beside.
+computed is offered while the prompt goes on, full attention alone; the request that has been retracted
+with its tail and with what a match at its end needs beside; and that which ends here with the latter.
 """
 
 from collections.abc import Sequence
@@ -77,21 +77,27 @@ class Offering:
             return tail.tokens
         return self._pages(self._end(lacking, node), tail)
 
-    def directly(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
-        """Let other groups read `tokens` as far as host memory has them; return how many by now."""
+    def directly(self, request: Request, tokens: bytes, ttl_ms: int, *, ends: bool = False) -> int:
+        """Let other groups read `tokens` as far as host memory has them; return how many by now.
+
+        With `ends`, whole pages that others go on after, a match at their end is all that they need.
+        """
         node = self._last(request, tokens)
         current = self._requests.is_current(request.place) and request.place.outlives
         if node is None or not current:
             return 0
-        self._requests.witness_tokens("serve", request.id, tokens, ttl_ms)
-        tail = self._tail(request, node, tokens)
-        wanted = self._segments(node, with_end=tail is not None)
+        command = "serve the end" if ends else "serve"
+        self._requests.witness_tokens(command, request.id, tokens, ttl_ms)
+        tail = None if ends else self._tail(request, node, tokens)
+        whole = ends and node.end == self._prefixes.tree.whole_pages(tokens)
+        wanted = self._segments(node, with_end=whole or tail is not None)
         lacking = [each for each in wanted if each.node.values[HOST][each.component] is None]
         self._bring_to_host(request, node, lacking)
-        # What a match at the end needs beside is served with the tail, or else not at all.
+        # What a match at the end needs beside is served all together, if there is a tail with that.
         may_lend = tail is not None and not lacking and request.saved is not None
+        all_of_it = may_lend or (whole and not lacking)
         end = self._end(lacking, node)
-        there = [e for e in wanted if may_lend or (not e.component and e.node.end <= end)]
+        there = [e for e in wanted if all_of_it or (not e.component and e.node.end <= end)]
         operation = self.served.get(request.id)
         if operation is not None and not _leads_on(operation.last, node):
             # It has begun anew with other tokens, and only one path is pinned for what is served.
@@ -107,6 +113,11 @@ class Offering:
             lent = tail.transfers(self._prefixes.components, pages, sealed=True)
             self._order(operation, lent)
             operation.tail = tail
+        if ends:
+            # Without what a match needs at the end it ends a page before, at best.
+            complete = whole and all(each in operation.segments for each in wanted)
+            unit = self._prefixes.tree.page_tokens
+            return min(operation.end, node.end - (not complete)) * unit
         return self._told(operation, node, tail, lacking)
 
     def _told(

@@ -6,6 +6,7 @@ bytes. A failing seed is replayed by the test's own name.
 
 import pytest
 
+from lockstep.ranks.outside import Peers
 from tests.kit.vllm.overlapping_engine import BLOCKS, OverlappingEngine
 
 REQUESTS = 120
@@ -22,3 +23,17 @@ def test_whatever_overlaps_no_request_reads_what_is_not_its_own(seed: int, depth
     assert engine.ended == REQUESTS
     assert sorted(engine.free) == list(range(BLOCKS))
     assert engine.restored > 0
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_go_on_elsewhere_give_their_blocks_back_and_are_read_as_they_were(
+    seed: int, depth: int
+) -> None:
+    engine = OverlappingEngine(seed, depth, Peers())
+
+    engine.serve(REQUESTS)
+
+    assert engine.wrong == []
+    assert engine.given > REQUESTS // 3
+    assert sorted(engine.free) == list(range(BLOCKS))

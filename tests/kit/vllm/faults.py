@@ -13,8 +13,9 @@ from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
 from lockstep.ranks import opening
 from lockstep.ranks.config import RECORD_POOLS
+from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
-from lockstep.ranks.orders import KV_POOL, Direction
+from lockstep.ranks.orders import KV_POOL, Direction, ObjectTransfer
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper
@@ -159,6 +160,28 @@ def _trust_every_byte() -> None:
     contents.check_run = trust
 
 
+def _lose_pages_on_the_way() -> None:
+    """Offer readers of other groups all that is served but every fifth page."""
+    server: Any = PageServer
+    serve: Callable[[PageServer, int, Sequence[ObjectTransfer]], None] = server.serve
+    offered = 0
+
+    def serve_some(self: PageServer, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
+        nonlocal offered
+        kept: list[ObjectTransfer] = []
+        for each in transfers:
+            pairs: list[tuple[bytes, int]] = []
+            for pair in zip(each.keys, each.pages, strict=True):
+                offered += 1
+                if offered % 5:
+                    pairs.append(pair)
+            keys, pages = tuple(key for key, _ in pairs), tuple(page for _, page in pairs)
+            kept.append(each._replace(keys=keys, pages=pages))
+        serve(self, operation, kept)
+
+    server.serve = serve_some
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "slow": lambda: _spoil_store(Slow),
     "down": lambda: _spoil_store(Down),
@@ -167,6 +190,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "poisoned": lambda: _trust_spoiled_store(Poisoned),
     "half a load": _fail_a_load_half_way,
     "trusting": _trust_every_byte,
+    "lost on the way": _lose_pages_on_the_way,
 }
 
 

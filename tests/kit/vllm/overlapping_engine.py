@@ -16,6 +16,7 @@ import torch
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
@@ -28,6 +29,7 @@ from lockstep.ranks.decider.dispatch import Opened
 from lockstep.ranks.decider.worker import WorkerRank
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.opening import open_rank
+from lockstep.ranks.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
 PAGE_TOKENS = 4
@@ -64,21 +66,27 @@ class OverlappingEngine:
 
     seed: int
     depth: int
+    peers: Peers | None = None
+    """With it, every second request is to go on in another engine."""
     wrong: list[str] = field(default_factory=list[str])
     """What was read and is not what the tokens say."""
     restored: int = 0
     ended: int = 0
+    given: int = 0
+    """How many requests others were told to go on with."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.memory = torch.zeros(BLOCKS, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)
         self.free = list(range(BLOCKS))
-        config = CacheConfig(model="m", layout=LAYOUT, host_pages=HOST_PAGES)
+        config = CacheConfig(model="m", layout=LAYOUT, host_pages=HOST_PAGES, peers=self.peers)
         pages = EnginePages(LAYOUT.shard(0, 1), {"k": [self.memory]})
         executor, replica = open_rank(config, InProcessGroup(1).member(0), pages)
         shape = BallotShape(world_size=1, seats=config.bounds.prefetches)
         self.worker = WorkerRank(executor, shape, 0)
-        self.cache: DecidingCache = decide([Opened(0, 1, config, replica, "")])
+        self.cache: DecidingCache = decide(
+            [Opened(0, 1, config, replica, executor.serving_address())]
+        )
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
@@ -86,6 +94,7 @@ class OverlappingEngine:
             loads=True,
             backs_up=True,
             idle_wait_s=0.001,
+            handing_over=HandingOver(ttl_s=0.01),
         )
         self.waiting: deque[Sent] = deque()
         self.with_blocks: dict[str, Running] = {}
@@ -97,7 +106,8 @@ class OverlappingEngine:
         prefixes = [self.rng.choices(range(1, 9), k=7 * PAGE_TOKENS) for _ in range(3)]
         for number in range(requests):
             tokens = self.rng.choice(prefixes)[: self.rng.randint(1, 6) * PAGE_TOKENS + 1]
-            request = Sent(tokens, request_id=str(number))
+            params = {"do_remote_decode": True} if self.peers and number % 2 else None
+            request = Sent(tokens, request_id=str(number), kv_transfer_params=params)
             self.side.arrived(request)
             self.waiting.append(request)
             self._turn()
@@ -109,7 +119,8 @@ class OverlappingEngine:
         self.worker.close()
 
     def _has_work(self) -> bool:
-        return bool(self.waiting or self.with_blocks or self.held) or self.cache.stepping_helps
+        helps = self.cache.stepping_helps or self.side.gives
+        return bool(self.waiting or self.with_blocks or self.held) or helps
 
     def _turn(self) -> None:
         self.under_way.append(self._schedule())
@@ -203,6 +214,7 @@ class OverlappingEngine:
         name, blocks = running.request.request_id, running.blocks
         self.ended += 1
         del self.with_blocks[name]
+        self.given += self.side.handoff(running.request) is not None
         if self.side.finished(running.request, blocks):
             self.held[name] = blocks
         else:

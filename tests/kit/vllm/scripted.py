@@ -10,6 +10,7 @@ import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.disaggregation.handing_over import HANDING_OVER, HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
@@ -27,6 +28,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
 
 PAGE_TOKENS = 4
@@ -71,18 +73,25 @@ class ChainedHasher:
 class ScriptedEngine:
     """Serves requests one after the other, each in the blocks from 0 on."""
 
-    def __init__(self, store: str | None = None, *, host_pages: int = 32) -> None:
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        host_pages: int = 32,
+        peers: Peers | None = None,
+        handing_over: HandingOver = HANDING_OVER,
+    ) -> None:
         layout = PageLayout(
             page_tokens=PAGE_TOKENS,
             columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
         )
         shard = layout.shard(0, 1)
-        memory = torch.ones(BLOCKS, 2, PAGE_TOKENS, 2)
+        self.memory = torch.ones(BLOCKS, 2, PAGE_TOKENS, 2)
         self.hasher = ChainedHasher()
         self.events = BlockEvents(self.hasher)
         self.cache = HostCache.open(
-            CacheConfig(model="m", layout=layout, host_pages=host_pages, store=store),
-            EnginePages(shard, {"kv": [memory]}),
+            CacheConfig(model="m", layout=layout, host_pages=host_pages, store=store, peers=peers),
+            EnginePages(shard, {"kv": [self.memory]}),
             InProcessGroup(1).member(0),
             listener=self.events.listen,
         )
@@ -93,7 +102,10 @@ class ScriptedEngine:
             loads=True,
             backs_up=True,
             idle_wait_s=0.001,
+            handing_over=handing_over,
         )
+        self.answer: dict[str, Any] | None = None
+        """What the router takes from the last request that ended to another engine."""
         self.watching = Watching(self.side, store)
         self.sources: list[dict[str, int]] = []
         """Where what was loaded was from, in order."""
@@ -112,10 +124,18 @@ class ScriptedEngine:
         request.num_computed_tokens = loaded
         self._pass(Scheduled(scheduled, None, Blocks(lambda _: (range(BLOCKS),))))
         self.watching.request_gone(request)
-        self.side.finished(request, range(BLOCKS))
-        self._pass(Scheduled())
+        handoff = self.side.handoff(request)
+        self.answer = None if handoff is None else handoff.params("engine")
+        if self.side.finished(request, range(BLOCKS)):
+            while request.request_id not in self.rest().freed:
+                pass
+        self.rest()
         self.cache.flush()
         return request
+
+    def rest(self) -> PassResult:
+        """Take a pass in which nothing is scheduled."""
+        return self._pass(Scheduled())
 
     def seed(self, namespace: str) -> bytes:
         """Return the key before the first page of a namespace."""
@@ -145,9 +165,9 @@ class ScriptedEngine:
 
 
 @contextmanager
-def scripted(store: str | None = None, *, host_pages: int = 32) -> Generator[ScriptedEngine]:
+def scripted(store: str | None = None, **options: Any) -> Generator[ScriptedEngine]:
     """Give an engine, and close it."""
-    engine = ScriptedEngine(store, host_pages=host_pages)
+    engine = ScriptedEngine(store, **options)
     try:
         yield engine
     finally:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from lockstep.integrations.vllm.contract import BlockState
 
@@ -55,6 +56,7 @@ class Sent:
     mm_features: list[Item] = field(default_factory=list[Item])
     num_computed_tokens: int = 0
     status: Status = Status.RUNNING
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:

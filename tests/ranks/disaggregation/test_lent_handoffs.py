@@ -179,3 +179,23 @@ def test_an_offer_that_can_never_be_whole_is_withdrawn_when_its_time_is_over(
     pair.prefill.until(lambda cache: departures[cache.rank].step() == [NAME])
 
     assert sent[-2:] == [Withdrawn(request=NAME)] * 2
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("lends", [(True, True), (False, True)], ids=str)
+def test_a_request_that_ends_serves_what_a_match_of_its_whole_pages_needs_of_a_window(
+    stack: ExitStack, lends: tuple[bool, bool], ranks: tuple[int, int]
+) -> None:
+    pair = Pair(stack, "gemma", ranks, store=None, lends=lends)
+    whole = LENGTH - LENGTH % PAGE_TOKENS
+    ids = TOKENS.ids[:whole]
+    computed(pair)
+    pair.prefetched(TOKENS, LENGTH, Extent.PAGES)
+    without = pair.decode.ask(lambda cache: cache.received(NAME, TOKENS.ids))
+    pair.prefill.until(lambda cache: cache.serve(NAME, ids, ttl_s=60, ends=True) == whole)
+
+    pair.prefetched(TOKENS, LENGTH, Extent.PAGES)
+
+    assert without < pair.decode.ask(lambda cache: cache.received(NAME, TOKENS.ids)) == whole
+    assert finished(pair) == 0
+    assert free_again(pair.decode) == free_again(pair.prefill) == [True] * 2

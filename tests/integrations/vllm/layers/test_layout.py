@@ -255,7 +255,9 @@ def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
 
 def test_workers_that_clear_blocks_before_they_ask_who_reads_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
-        require_fences(NewerEngine(), CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=True))
+        require_fences(
+            NewerEngine(), CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=True)
+        )
 
 
 @pytest.mark.parametrize(("engine", "cleared"), [(NewerEngine(), False), (Engine(), True)])

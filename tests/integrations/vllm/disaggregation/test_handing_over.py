@@ -1,0 +1,197 @@
+"""One scripted engine computes a prompt, and another goes on with it: real servers, real bytes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
+from lockstep.ranks.disaggregation.pages.page_server import PageServer
+from lockstep.ranks.orders import ObjectTransfer
+from lockstep.ranks.outside import Peers
+from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
+from tests.kit.vllm.sent_requests import Sent, Status
+
+TOKENS = list(range(1, 6 * PAGE_TOKENS + 3))
+"""Six whole pages, and half a page."""
+WHOLE = 6 * PAGE_TOKENS
+FOR_ANOTHER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
+"""What vLLM's routers send with a prompt that is to be computed."""
+HASTE = HandingOver(ttl_s=0.05, patience_s=0.05)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def prefill(stack: ExitStack) -> ScriptedEngine:
+    engine = stack.enter_context(scripted(peers=Peers()))
+    engine.memory[:] = torch.rand_like(engine.memory)
+    return engine
+
+
+@pytest.fixture
+def decode(stack: ExitStack) -> ScriptedEngine:
+    return stack.enter_context(scripted(peers=Peers(), handing_over=HASTE))
+
+
+def computed(engine: ScriptedEngine, tokens: list[int] = TOKENS, **attributes: Any) -> Any:
+    """Let an engine compute a prompt for another one; return what it answers."""
+    engine.serve(tokens, kv_transfer_params=FOR_ANOTHER, **attributes)
+    return engine.answer
+
+
+def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> int:
+    """Return how many tokens an engine need not compute."""
+    return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
+
+
+def test_what_one_engine_has_computed_another_has_byte_for_byte(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    params = computed(prefill)
+
+    assert params["remote_tokens"] == WHOLE
+    assert loaded(decode, params) == WHOLE
+    assert torch.equal(decode.memory[:6], prefill.memory[:6])
+
+
+def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    tokens = TOKENS[:WHOLE]
+
+    assert loaded(decode, computed(prefill, tokens), tokens) == WHOLE - PAGE_TOKENS
+
+
+def test_a_request_waits_for_what_the_other_engine_has_only_promised(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    """The answer is on its way before the last copies have ended."""
+    sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
+    promised = {
+        "do_remote_prefill": True,
+        "remote_host": "127.0.0.1",
+        "remote_port": int(prefill.cache.serving_uri.rpartition(":")[2]),
+        "remote_tokens": WHOLE,
+    }
+    sent.kv_transfer_params = promised
+    decode.side.arrived(sent)
+    early: list[int | None] = []
+    for _ in range(3):
+        early.append(decode.side.hit(sent, 0))
+        decode.rest()
+    computed(prefill)
+    while (late := decode.side.hit(sent, 0)) is None:
+        decode.rest()
+
+    assert early == [None] * 3
+    assert late == WHOLE
+
+
+def test_a_page_that_is_lost_is_computed_with_all_that_follow(
+    prefill: ScriptedEngine, decode: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = PageServer.serve
+
+    def serve_four(self: PageServer, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
+        [each] = transfers
+        four = each._replace(keys=each.keys[:4], pages=each.pages[:4])
+        serve(self, operation, [four, each._replace(keys=each.keys[5:], pages=each.pages[5:])])
+
+    monkeypatch.setattr(PageServer, "serve", serve_four)
+
+    assert loaded(decode, computed(prefill)) == 4 * PAGE_TOKENS
+    assert torch.equal(decode.memory[:4], prefill.memory[:4])
+
+
+def test_an_engine_that_is_gone_costs_its_readers_no_more_than_their_patience(
+    stack: ExitStack, decode: ScriptedEngine
+) -> None:
+    with scripted(peers=Peers()) as prefill:
+        params = computed(prefill)
+
+    assert loaded(decode, params) == 0
+
+
+def test_where_the_other_engine_is_gone_its_store_is_asked(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}"
+    with scripted(store, peers=Peers()) as prefill:
+        params = computed(prefill)
+    decode = stack.enter_context(scripted(store, peers=Peers(), handing_over=HASTE))
+
+    assert loaded(decode, params) == WHOLE
+
+
+def test_engines_that_serve_nothing_hand_over_by_the_store(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    prefill, decode = (stack.enter_context(scripted(f"file://{tmp_path}")) for _ in range(2))
+    params = computed(prefill)
+
+    assert params["remote_host"] is params["remote_port"] is None
+    assert loaded(decode, params) == WHOLE
+
+
+def test_an_engine_that_nobody_can_read_from_says_so_and_promises_nothing(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = stack.enter_context(scripted())
+
+    assert [computed(prefill), computed(prefill)] == [None, None]
+    assert [each for each in caplog.messages if "set `peers`, or a store" in each] == [
+        caplog.messages[-1]
+    ]
+
+
+def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
+    decode: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"do_remote_prefill": True, "remote_host": "a b", "remote_port": 7, "remote_tokens": 9}
+
+    assert loaded(decode, params) == 0
+    assert "remote_host is 'a b'" in caplog.text
+
+
+def test_a_reader_without_peers_is_told_what_to_set(
+    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = stack.enter_context(scripted())
+
+    assert loaded(decode, computed(prefill)) == 0
+    assert "set `peers` in kv_connector_extra_config" in caplog.text
+
+
+def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:
+    prefill.serve(TOKENS, kv_transfer_params=FOR_ANOTHER, status=Status.FINISHED_ABORTED)
+
+    assert prefill.answer is None
+    assert prefill.cache.inspection.idle
+
+
+def test_tenants_share_nothing_by_it(prefill: ScriptedEngine, decode: ScriptedEngine) -> None:
+    params = computed(prefill, cache_salt="one")
+    other = decode.serve(TOKENS, kv_transfer_params=params, cache_salt="other")
+    same = decode.serve(TOKENS, kv_transfer_params=params, cache_salt="one")
+
+    assert (other.num_computed_tokens, same.num_computed_tokens) == (0, WHOLE)
+
+
+def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) -> None:
+    prefill = stack.enter_context(scripted(peers=Peers(), handing_over=HASTE))
+    kept = prefill.cache.inspection.prefixes.residence.holds.kept_pages
+    params = computed(prefill)
+    held = sum(map(sum, kept))
+    while sum(map(sum, kept)):
+        prefill.rest()
+
+    assert params is not None
+    assert held == 6

@@ -1,0 +1,161 @@
+"""One vLLM engine computes prompts and others go on with them, all under one program's eyes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.kit.source_tree import ROOT
+from tests.kit.vllm.group import ENVIRONMENT, START_S, lockstep_connector
+from tests.kit.vllm.mixed_prompts import Prompt
+from tests.kit.vllm.plan import Output, Plan
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+FOR_ANOTHER = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What vLLM's routers send with a prompt that is to be computed for another engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handing:
+    """One engine, and others that go on one after the other with all that it has computed."""
+
+    model: str
+    prompts: list[Prompt]
+    prefill_ranks: int = 2
+    decode_ranks: Sequence[int] = (1, 2)
+    store: str | None = None
+    """Where the first engine has its pages too, and where in the end one of one rank reads all."""
+    fault: str | None = None
+    """What is wrong with the last rank of the first engine; see `faults`."""
+    output_tokens: int = 8
+
+
+def hand_over(handing: Handing, folder: Path) -> dict[str, list[Output]]:
+    """Start the engines; return what each of those that go on says, by the number of its ranks.
+
+    And what one of one rank says that reads by the store, as "store".
+    """
+    path = folder / "handing.json"
+    path.write_text(json.dumps(asdict(handing)))
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.kit.vllm.two_engines", str(path)],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=2 * START_S,
+        check=False,
+    )
+    said = finished.stdout + finished.stderr
+    (folder / "log").write_text(said)
+    assert finished.returncode == 0, f"exit status {finished.returncode}:\n{said[-6000:]}"
+    found = json.loads(path.with_suffix(".found").read_text())
+    return {name: [Output(**each) for each in outputs] for name, outputs in found.items()}
+
+
+def _run(handing: Handing) -> dict[str, list[Output]]:
+    sent = [FOR_ANOTHER] * len(handing.prompts)
+    store, fault = handing.store, handing.fault
+    prefill = _start(handing, "kv_producer", handing.prefill_ranks, store=store, fault=fault)
+    computed = _generate(prefill, handing.prompts, sent, 1)
+    _rest(prefill)
+    answers = [each.kv_transfer_params for each in computed]
+    found: dict[str, list[Output]] = {}
+    for ranks in handing.decode_ranks:
+        decode = _start(handing, "kv_consumer", ranks)
+        outputs = _generate(decode, handing.prompts, answers, handing.output_tokens)
+        found[str(ranks)] = [_output(each) for each in outputs]
+        decode.llm_engine.engine_core.shutdown()
+    prefill.llm_engine.engine_core.shutdown()
+    if store is not None:
+        reader = _start(handing, "kv_consumer", 1, store=store)
+        nothing = [None] * len(answers)
+        outputs = _generate(reader, handing.prompts, nothing, handing.output_tokens)
+        found["store"] = [_output(each) for each in outputs]
+        reader.llm_engine.engine_core.shutdown()
+    return found
+
+
+def _start(
+    handing: Handing, role: str, ranks: int, *, store: str | None = None, fault: str | None = None
+) -> "LLM":
+    from vllm import LLM
+
+    from tests.kit.vllm.rank import engine_arguments
+
+    connector = lockstep_connector(
+        store,
+        peers={},
+        handing_over={"ttl_s": 300.0, "patience_s": 1.0},
+    )
+    plan = Plan(
+        model=handing.model,
+        phases=[],
+        connector=connector | {"kv_role": role},
+        fault=fault,
+        one_scheduler=True,
+    )
+    return LLM(**engine_arguments(plan, ranks))
+
+
+def _generate(
+    llm: "LLM", prompts: list[Prompt], params: Sequence[object], output_tokens: int
+) -> list[Any]:
+    from vllm import SamplingParams
+
+    sampling = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=output_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=1,
+            extra_args={} if each is None else {"kv_transfer_params": each},
+        )
+        for each in params
+    ]
+    asked = [{"prompt_token_ids": list(each.tokens)} for each in prompts]
+    generate: Any = llm.generate
+    found: list[Any] = generate(asked, sampling, use_tqdm=False)
+    return found
+
+
+def _rest(llm: "LLM") -> None:
+    """Let an engine step as long as its connector wants it, as an engine's own process does."""
+    core: Any = llm.llm_engine.engine_core
+    while core.engine_core.scheduler.has_requests():
+        core.engine_core.step_fn()
+
+
+def _output(request: Any) -> Output:
+    from tests.kit.vllm.rank import output_of
+
+    return output_of(request)
+
+
+def main() -> None:
+    """Do what the file says that the command line names, and leave beside it what was found."""
+    path = Path(sys.argv[1])
+    data = json.loads(path.read_text())
+    data["prompts"] = [Prompt(tuple(each["tokens"]), each["salt"]) for each in data["prompts"]]
+    found = _run(Handing(**data))
+    said = {name: [asdict(each) for each in outputs] for name, outputs in found.items()}
+    path.with_suffix(".found").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

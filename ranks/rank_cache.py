@@ -43,7 +43,8 @@ class RankCache(Member):
         """Begin to bring from storage what would lengthen the cached part of `tokens`.
 
         Returns False if there is nothing to bring, no store, or no more room to wait. The request is
-        known from here on; `release` or `abort` forgets it. Nothing is held on the device.
+        known from here on; `release` or `abort` forgets it. Nothing is held on the device. What is
+        cached of `tokens` counts as used now, so that it leaves after what nobody waits for.
 
         For what another group offers: `extent` is `Extent.KV` while it still computes the prompt, and
         `Extent.ALL` once it offers all of `tokens`, of which the request then has the tail as well. If

@@ -24,7 +24,7 @@ HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
 FEW = {0: range(109, 124), 1: range(61, 76)}
 """By pipeline depth."""
 FEW_LENT = range(480, 492)
-FEW_HYBRID = {"gemma": range(128, 131), "qwen-next": range(93, 96), "hybrid-all": range(110, 113)}
+FEW_HYBRID = {"gemma": range(128, 131), "qwen-next": range(110, 113), "hybrid-all": range(110, 113)}
 MORE = "more seeds"
 
 

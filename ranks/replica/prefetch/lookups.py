@@ -18,7 +18,7 @@ from ..tail import Tail, tail_of
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach
-from ..tree.node import HOST, Node
+from ..tree.node import HOST, Node, Place
 from ..tree.prefixes import Prefixes
 
 
@@ -62,16 +62,21 @@ class Lookups:
         self._store = store
 
     def plan(
-        self, root: Node, tokens: bytes, extent: Extent = Extent.PAGES, had: Tail | None = None
+        self,
+        place: Place,
+        nodes: list[Node],
+        tokens: bytes,
+        extent: Extent = Extent.PAGES,
+        had: Tail | None = None,
     ) -> LookupPlan | None:
         """Return what a prefetch of `tokens` asks for, or None if it could bring nothing.
 
-        `had` is the tail that the request has already.
+        `nodes` hold what of them is in the tree. `had` is the tail that the request has already.
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step = tree.page_bytes
-        nodes = prefixes.walk_to(root, tokens)
         _, best, last_host = reach(prefixes.needs, nodes)
+        root = prefixes.root(place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
             # What lies beyond is on the device alone. Its backup is on its way, or had no room.

@@ -75,12 +75,13 @@ class Prefetching:
         asked: Extent | None = None,
     ) -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
+        nodes = self._prefixes.use_what_is_there(request.place, tokens)
         keeps = self._store.keeps(request.place, self._requests.generation, source)
         if not keeps or request.prefetch is not None:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        plan = self._lookups.plan(self._prefixes.root(request.place), tokens, extent, request.tail)
+        plan = self._lookups.plan(request.place, nodes, tokens, extent, request.tail)
         if plan is None:
             return False
         operation = Prefetch(
@@ -144,9 +145,7 @@ class Prefetching:
     def found(self, verdict: Found) -> None:
         """Apply what the lookups of all ranks came to."""
         operation = self.active.get(verdict.operation)
-        if operation is None or operation.phase not in _LOOKING:
-            return
-        if verdict.bound != operation.bound:
+        if operation is None or operation.phase not in _LOOKING or verdict.bound != operation.bound:
             return
         if verdict.pages is None:
             if verdict.expired_rank is not None:

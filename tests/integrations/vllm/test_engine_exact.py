@@ -102,8 +102,7 @@ def test_two_salts_share_nothing_and_are_exact(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
     """What a tenant has cached is no hit for another one that sends the same text."""
-    # Host memory has room for what both tenants have.
-    connector = lockstep_connector(f"file://{tmp_path}/store", host_pages=1600)
+    connector = lockstep_connector(f"file://{tmp_path}/store")
     salted = mixed_prompts(salts=2)
     one = [Prompt(prompt.tokens, "tenant 0") for prompt in PROMPTS]
     other = [Prompt(prompt.tokens, "tenant 1") for prompt in PROMPTS]

@@ -262,6 +262,24 @@ def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
     assert ranks.caches[0].stats().steps - before == 1
 
 
+def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_in_it() -> None:
+    """Host memory is full, and what the second request will find was used longest ago."""
+    ranks = HostRanksInTurn(ranks=1, host_pages=8)
+    side = scheduler(ranks, waits_in_pass=True)
+    known, nobody_s, stored = ([at, *PROMPT] for at in range(3))
+    for request in backing_up(ranks, side, known, nobody_s):
+        ranks.settle()
+        side.finished(request, range(4))
+    waits, follows = Sent(stored[:9], request_id="waits"), Sent(known, request_id="follows")
+    for request in (waits, follows):
+        side.arrived(request)
+
+    ranks.executors[0].obey(lambda key: True)
+
+    assert side.hit(waits, 0) is None, "its pages are being read, in place of others"
+    assert side.hit(follows, 0) == 4 * PAGE_TOKENS
+
+
 def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
     """Nobody waits for a copy after the last token, and nothing overwrites what one still reads."""
     ranks = HostRanksInTurn(ranks=1)

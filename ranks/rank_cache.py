@@ -87,9 +87,7 @@ class RankCache(Member):
         if self.config.peers is None:
             raise UsageError("nothing can be served: set `peers` when the cache is opened")
         ttl_ms = _ttl_ms(ttl_s)
-        return self._follow(
-            self._replica.serve(request, as_token_bytes(tokens), ttl_ms, ends=ends)
-        )
+        return self._follow(self._replica.serve(request, as_token_bytes(tokens), ttl_ms, ends=ends))
 
     @property
     def serving_uri(self) -> str:

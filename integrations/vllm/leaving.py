@@ -55,7 +55,7 @@ class Leaving:
                 self._over.append(each.tracked)
 
     def keep_off(self) -> bool:
-        """Return when no copy touches blocks that were given back already; say whether there were any."""
+        """Return when no copy touches blocks that were given back; say whether there were any."""
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.keep_off(name)

@@ -218,7 +218,7 @@ class SchedulerSide:
         return not fenced and not loading and self.cache.lends(tracked.name)
 
     def _commit(self) -> None:
-        """Give the commands for what has ended or failed since the last pass, in the order of arrival."""
+        """Give the commands for what has ended or failed since the last pass, by order of arrival."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:

@@ -8,7 +8,6 @@ from ...errors import ConfigError
 from ...ranks.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
-
 from ..settings import PluginSettings, mapping, number, one_of, read, require_known
 from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange

@@ -25,7 +25,7 @@ class HandingOver:
 
 
 FRESH = 2
-"""After so many steps agreed time is that of now; in a group that was idle it is that of its last step."""
+"""After so many steps agreed time is that of now; a group that was idle has that of its last step."""
 
 HANDING_OVER = HandingOver()
 """As it is by default."""

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 PROMPTS = mixed_prompts()
 CROWDED = {"num_gpu_blocks_override": 40, "max_num_seqs": 80}
 """An engine that admits requests until no block is left."""
+ROUNDING = 1e-5
+"""What log-probabilities may differ by where that depends on when a request is preempted."""
 CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 
 
@@ -96,11 +98,12 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
+    """What a preempted request had decoded is computed again with its prompt, in another order."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)
 
-    assert_exact(reference, [result])
+    assert_exact(reference, [result], rounding=ROUNDING)
     assert sum(phase.preemptions for phase in result.phases) > 0
 
 

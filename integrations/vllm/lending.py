@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ...ranks.host_cache import HostCache
 from ...ranks.replica.operations.lent import NO_PAGE
-from .contract import BlockPool
+from .contract import BlockPool, BlockState
 from .groups import Kind, PoolGroup
+from .tracked import TrackedRequest
 
 BlockTables = Sequence[Sequence[int]]
 """The block ids of a request, for each group of the engine's."""
@@ -87,6 +89,36 @@ class Lending:
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not Kind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]
+
+
+def back_up(
+    cache: HostCache,
+    lending: Lending,
+    tracked: TrackedRequest,
+    scheduled: int,
+    blocks: BlockState,
+) -> None:
+    """Have the whole pages backed up that a request fills with the tokens that are scheduled for it.
+
+    Not those of former weights, which nobody else may get.
+    """
+    computed, known = tracked.tokens_after(scheduled)
+    pages = known // tracked.page_tokens
+    if tracked.stale or pages <= tracked.lent_pages:
+        return
+    tracked.lent_pages = pages
+    lent = lending.for_backup(
+        blocks.resolve_block_ids(tracked.request.request_id),
+        pages,
+        # A state is not the one after a page if it has gone beyond, or may yet go back.
+        state=computed == known == pages * tracked.page_tokens,
+    )
+    before, tokens = cache.copies(tracked.name), tracked.head(pages * tracked.page_tokens)
+    cache.back_up(tracked.name, tokens, lent, tracked.namespace)
+    passing = lending.passing(lent)
+    begun = cache.copies(tracked.name)
+    if passing and begun != before:
+        lending.held.hold(tracked.name, begun[-1], passing)
 
 
 def _pages(blocks: BlockTables, pool: PoolGroup, first: int, last: int) -> Pages:

@@ -16,14 +16,13 @@ from dataclasses import replace
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .adapters import NOT_KNOWN, Adapters
-from .backing_up import back_up
 from .contract import ScheduledStep, VllmRequest
 from .disaggregation.giving import Giving
 from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .disaggregation.taking import Taking
 from .disaggregation.transfer_params import Handoff
 from .leaving import Leaving
-from .lending import BlockTables, Lending
+from .lending import BlockTables, Lending, back_up
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
 from .tracked import Ended, TrackedRequest, may_be_cached, namespace_of

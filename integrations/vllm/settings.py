@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import ConfigError
 from ...ranks.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
-from ..settings import PluginSettings, mapping, number, one_of, read, require_known
+from ..settings import PluginSettings, mapping, number, one_of, read, require_known, text
 from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange
 
 WHERE = "kv_connector_extra_config"
+
+SECRET_FILE = "secret_file"  # noqa: S105 - a name.
+"""Stands for the secret of peers."""
 
 _CHOICES: Mapping[str, type[WeightsChange | InFlight]] = {
     "weights_change": WeightsChange,
@@ -62,6 +66,8 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
 def _section(where: str, kind: type[Peers | HandingOver], value: object) -> Peers | HandingOver:
     given = mapping(where, value)
     known = {each.name: each.type for each in fields(kind)}
+    if kind is Peers:
+        given = _with_secret(where, given)
     require_known(where, given, set(known))
     for key, each in given.items():
         if known[key] is float:
@@ -74,6 +80,20 @@ def _section(where: str, kind: type[Peers | HandingOver], value: object) -> Peer
         return kind(**given)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _with_secret(where: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of peers with the secret that a file has, which no log shows."""
+    if SECRET_FILE not in given:
+        return given
+    rest = {key: each for key, each in given.items() if key != SECRET_FILE}
+    if "secret" in rest:
+        raise ConfigError(f"{where}: give secret or {SECRET_FILE}, and not both")
+    path = text(f"{where}.{SECRET_FILE}", given[SECRET_FILE])
+    try:
+        return rest | {"secret": Path(path).read_text(encoding="utf-8").strip()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}.{SECRET_FILE}: {path!r} cannot be read: {error}") from error
 
 
 def _require_store(store: str) -> None:

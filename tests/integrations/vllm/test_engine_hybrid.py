@@ -28,9 +28,9 @@ from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan, RankResult, read_result, write
 from tests.kit.vllm.tiny_models import MAKERS
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ALL_S = 400
+ALL_S = 1500
 """Longer than all forks together ever take here."""
 COUNT = 40
 NEARLY = 0.05

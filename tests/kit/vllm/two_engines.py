@@ -43,7 +43,21 @@ class Handing:
     output_tokens: int = 8
 
 
-def hand_over(handing: Handing, folder: Path) -> dict[str, list[Output]]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one engine that goes on has come to."""
+
+    outputs: list[Output]
+    asked_tokens: int
+    """How many tokens its requests could have had from elsewhere.
+
+    What vLLM calls cached is, of requests that were handed over, what the first engine had cached.
+    """
+    hit_tokens: int
+    """How many of these they had."""
+
+
+def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
     """Start the engines; return what each of those that go on says, by the number of its ranks.
 
     And what one of one rank says that reads by the store, as "store".
@@ -64,29 +78,28 @@ def hand_over(handing: Handing, folder: Path) -> dict[str, list[Output]]:
     (folder / "log").write_text(said)
     assert finished.returncode == 0, f"exit status {finished.returncode}:\n{said[-6000:]}"
     found = json.loads(path.with_suffix(".found").read_text())
-    return {name: [Output(**each) for each in outputs] for name, outputs in found.items()}
+    return {name: _read(each) for name, each in found.items()}
 
 
-def _run(handing: Handing) -> dict[str, list[Output]]:
+def _read(data: dict[str, Any]) -> Found:
+    return Found(**data | {"outputs": [Output(**each) for each in data["outputs"]]})
+
+
+def _run(handing: Handing) -> dict[str, Found]:
     sent = [FOR_ANOTHER] * len(handing.prompts)
     store, fault = handing.store, handing.fault
     prefill = _start(handing, "kv_producer", handing.prefill_ranks, store=store, fault=fault)
     computed = _generate(prefill, handing.prompts, sent, 1)
     _rest(prefill)
     answers = [each.kv_transfer_params for each in computed]
-    found: dict[str, list[Output]] = {}
+    found: dict[str, Found] = {}
     for ranks in handing.decode_ranks:
         decode = _start(handing, "kv_consumer", ranks)
-        outputs = _generate(decode, handing.prompts, answers, handing.output_tokens)
-        found[str(ranks)] = [_output(each) for each in outputs]
-        decode.llm_engine.engine_core.shutdown()
+        found[str(ranks)] = _gone_on(decode, handing, answers)
     prefill.llm_engine.engine_core.shutdown()
     if store is not None:
         reader = _start(handing, "kv_consumer", 1, store=store)
-        nothing = [None] * len(answers)
-        outputs = _generate(reader, handing.prompts, nothing, handing.output_tokens)
-        found["store"] = [_output(each) for each in outputs]
-        reader.llm_engine.engine_core.shutdown()
+        found["store"] = _gone_on(reader, handing, [None] * len(answers))
     return found
 
 
@@ -141,10 +154,16 @@ def _rest(llm: "LLM") -> None:
         core.engine_core.step_fn()
 
 
-def _output(request: Any) -> Output:
+def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
+    """Return what an engine says that is ended here."""
     from tests.kit.vllm.rank import output_of
 
-    return output_of(request)
+    outputs = _generate(llm, handing.prompts, params, handing.output_tokens)
+    core: Any = llm.llm_engine.engine_core
+    replica = core.engine_core.scheduler.connector._side.cache.stats().replica
+    core.shutdown()
+    hits = sum(replica.hit_tokens.values())
+    return Found([output_of(each) for each in outputs], replica.asked_tokens, hits)
 
 
 def main() -> None:
@@ -153,7 +172,7 @@ def main() -> None:
     data = json.loads(path.read_text())
     data["prompts"] = [Prompt(tuple(each["tokens"]), each["salt"]) for each in data["prompts"]]
     found = _run(Handing(**data))
-    said = {name: [asdict(each) for each in outputs] for name, outputs in found.items()}
+    said = {name: asdict(each) for name, each in found.items()}
     path.with_suffix(".found").write_text(json.dumps(said))
 
 

@@ -1,6 +1,6 @@
 """One scripted engine computes a prompt, and another goes on with it: real servers, real bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,25 @@ def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> i
     return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
 
 
+def asked(engine: ScriptedEngine, request: Sent) -> int | None:
+    """Return what an engine is told in one pass that asks for a request."""
+    found = engine.side.hit(request, 0)
+    engine.rest()
+    return found
+
+
+def answered(engine: ScriptedEngine, request: Sent) -> int:
+    """Return what an engine is told in the end."""
+    while (found := asked(engine, request)) is None:
+        pass
+    return found
+
+
+def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
+    while not done():
+        engine.rest()
+
+
 def test_what_one_engine_has_computed_another_has_byte_for_byte(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
@@ -83,16 +102,11 @@ def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     }
     sent.kv_transfer_params = promised
     decode.side.arrived(sent)
-    early: list[int | None] = []
-    for _ in range(3):
-        early.append(decode.side.hit(sent, 0))
-        decode.rest()
+    early = [asked(decode, sent) for _ in range(3)]
     computed(prefill)
-    while (late := decode.side.hit(sent, 0)) is None:
-        decode.rest()
 
     assert early == [None] * 3
-    assert late == WHOLE
+    assert answered(decode, sent) == WHOLE
 
 
 def test_a_page_that_is_lost_is_computed_with_all_that_follow(
@@ -190,8 +204,7 @@ def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) 
     kept = prefill.cache.inspection.prefixes.residence.holds.kept_pages
     params = computed(prefill)
     held = sum(map(sum, kept))
-    while sum(map(sum, kept)):
-        prefill.rest()
+    rest_until(prefill, lambda: not sum(map(sum, kept)))
 
     assert params is not None
     assert held == 6

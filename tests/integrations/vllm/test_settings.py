@@ -1,6 +1,8 @@
 """What may stand in `kv_connector_extra_config`, and what is said when it is wrong."""
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
 from lockstep.integrations.settings import PluginSettings, control_of
 from lockstep.integrations.sharing import Share
+from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.integrations.vllm.settings import parse
 from lockstep.integrations.vllm.weights import InFlight, WeightsChange
 from lockstep.ranks.config import Bounds, Timeouts
-from lockstep.ranks.outside import Control
+from lockstep.ranks.outside import Control, Peers
 from tests.kit.source_tree import ROOT
 
 
@@ -151,3 +154,35 @@ def test_an_operator_asks_an_engine_s_group_for_all_but_other_weights() -> None:
 def test_memory_for_less_than_a_page_is_refused() -> None:
     with pytest.raises(ConfigError, match="one page of this model takes 1073741824 bytes"):
         parse({"host_memory_gib": 0.5}).host_pages_of(1 << 30)
+
+
+def test_engines_that_work_for_each_other_are_told_where_and_for_how_long(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("sixteen characters or more\n")
+    peers = {"address": "10.0.0.4:0", "secret_file": str(tmp_path / "secret")}
+    settings = parse({"host_pages": 1, "peers": peers, "handing_over": {"patience_s": 2}})
+
+    assert settings.peers == Peers(address="10.0.0.4:0", secret="sixteen characters or more")  # noqa: S106
+    assert settings.handing_over == HandingOver(patience_s=2)
+    assert parse({"host_pages": 1}).peers is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"peers": {"adress": "a:1"}}, "peers: there is no key 'adress'; known: address, device"),
+        ({"peers": {"address": 7}}, "peers.address must be text"),
+        ({"peers": {"insists": "yes"}}, "peers.insists must be true or false"),
+        ({"peers": {"secret": "short"}}, "peers: "),
+        (
+            {"peers": {"secret": "a", "secret_file": "b"}},
+            "give secret or secret_file, and not both",
+        ),
+        ({"peers": {"secret_file": "/nowhere/at/all"}}, "'/nowhere/at/all' cannot be read"),
+        ({"peers": "10.0.0.4:0"}, "peers must hold keys and values"),
+        ({"handing_over": {"ttl_s": 0}}, "handing_over: ttl_s is 0, must be"),
+        ({"handing_over": {"ttl_s": "1"}}, "handing_over.ttl_s must be a number"),
+    ],
+)
+def test_what_is_wrong_between_engines_is_named(extra: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse({"host_pages": 1, **extra})

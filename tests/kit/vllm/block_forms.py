@@ -14,10 +14,12 @@ import torch
 from lockstep.integrations.vllm.block_forms import keys_and_values
 
 HEADS, BLOCKS, USED = 2, 3, 1
+CPU: Any = torch.cpu
+"""Torch says what the processor has by names of its own, and nothing else says it to vLLM."""
 CASES = [
     *product(("vec", "vec16"), (torch.bfloat16, torch.float32), (32, 64), (32, 80, 128)),
     *product(
-        ("amx",) if torch.cpu._is_amx_tile_supported() else (),
+        ("amx",) if CPU._is_amx_tile_supported() else (),
         (torch.bfloat16,),
         (32, 64),
         (32, 128),

@@ -82,7 +82,8 @@ def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
 
 
 def _read(data: dict[str, Any]) -> Found:
-    return Found(**data | {"outputs": [Output(**each) for each in data["outputs"]]})
+    outputs = [Output(**each) for each in data["outputs"]]
+    return Found(outputs, data["asked_tokens"], data["hit_tokens"])
 
 
 def _run(handing: Handing) -> dict[str, Found]:

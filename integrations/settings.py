@@ -3,7 +3,7 @@
 `where` names the place of a value as the user wrote it, and begins each message.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar, cast
@@ -20,15 +20,14 @@ ROUND_S = 600.0
 """What one rank's program does before it comes back to its engine may take minutes: a checkpoint that
 it writes, weights that it loads. A rank that has died is noticed at once, whatever this is."""
 
-Section = StopPolicy | Bounds | Timeouts
-
-_SECTIONS: Mapping[str, type[Section]] = {
+_SECTIONS: Mapping[str, type[StopPolicy | Bounds | Timeouts]] = {
     "stop_policy": StopPolicy,
     "bounds": Bounds,
     "timeouts": Timeouts,
 }
 
 Choice = TypeVar("Choice", bound=StrEnum)
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def _value(where: str, key: str, value: object, own: Iterable[str]) -> object:
     if key in own:
         return value
     if key in _SECTIONS:
-        return _section(where, _SECTIONS[key], value)
+        return section(where, _SECTIONS[key], value)
     if key == "adapter_versions":
         given = mapping(where, value)
         return {name: text(f"{where}.{name}", each) for name, each in given.items()}
@@ -153,17 +152,17 @@ def _check(where: str, settings: PluginSettings) -> None:
         )
 
 
-def _section(where: str, kind: type[Section], value: object) -> Section:
+def section(where: str, kind: type[Section], value: object) -> Section:
+    """Return a dataclass of which a user has given some fields, each of the type that it has there.
+
+    Raises `ConfigError` with the field that is wrong, also where the class itself refuses it.
+    """
     given = mapping(where, value)
-    require_known(where, given, {each.name for each in fields(kind)})
+    types = {each.name: each.type for each in fields(cast("Any", kind))}
+    require_known(where, given, set(types))
     values: dict[str, Any] = {"round_s": ROUND_S} if kind is Timeouts else {}
     for key, each in given.items():
-        if key == "rule":
-            values[key] = one_of(f"{where}.{key}", StopRule, each)
-        elif kind is Bounds:
-            values[key] = integer(f"{where}.{key}", each)
-        else:
-            values[key] = number(f"{where}.{key}", each)
+        values[key] = _READERS.get(cast("Any", types[key]), integer)(f"{where}.{key}", each)
     try:
         return kind(**values)
     except ConfigError as error:
@@ -220,3 +219,19 @@ def truth(where: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} must be true or false, not {value!r}")
     return value
+
+
+def _unshown(where: str, value: object) -> str:
+    """Return a text, which may be empty; what is none is not shown, since it may be a secret."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{where} must be text")
+    return value
+
+
+_READERS: Mapping[type, Callable[[str, object], object]] = {
+    StopRule: lambda where, value: one_of(where, StopRule, value),
+    float: number,
+    bool: truth,
+    str: _unshown,
+}
+"""What reads a field of a section by its type; all others are whole numbers."""

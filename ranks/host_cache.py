@@ -257,7 +257,7 @@ class HostCache(RankCache):
         """
         times = self.config.timeouts
         replica = self._replica
-        self._step_until(lambda: not replica.waits_for_frees, times.copy_s + times.quiesce_s)
+        self.step_until(lambda: not replica.waits_for_frees, times.copy_s + times.quiesce_s)
         return not replica.leaving
 
     def collect_freed(self) -> list[str]:
@@ -284,7 +284,7 @@ class HostCache(RankCache):
         Every rank calls it at the same point, after it has been told. Returns False where that took
         longer than `timeouts.open_s` in agreed time, twice.
         """
-        return self._step_until(proposal.done, 2 * self.config.timeouts.open_s)
+        return self.step_until(proposal.done, 2 * self.config.timeouts.open_s)
 
     def begin_loads(self) -> None:
         """Begin the copies to the device: before the forward pass of this step is launched."""

@@ -233,7 +233,7 @@ class Member:
         Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
         """
         self.step()
-        return self._step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
+        return self.step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
@@ -314,7 +314,7 @@ class Member:
         for each in self._at_close:
             each()
 
-    def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
+    def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Run rounds until `done`, which follows from the replica; False after `patience_s`.
 
         In agreed time, so on every rank alike, and from the first of these rounds on: an engine that

@@ -5,7 +5,7 @@ from .disaggregation.giving import Giving
 from .pass_steps import LAST_STEPS, LAST_WAIT_S
 from .tracked import Ended, TrackedRequest
 
-GIVEN_WAIT_MS = 1_000
+GIVEN_WAIT_S = 1.0
 """How long the last token waits for what another engine was promised to be there, in agreed time."""
 
 
@@ -65,7 +65,12 @@ class Leaving:
         """Return those of which a load was waited for and is over, and those whose blocks are free."""
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
-        for name in (*self._cache.collect_freed(), *self._giving.copied(self._leaving)):
+        given = [
+            name
+            for name, each in self._leaving.items()
+            if each.tracked.given and not self._cache.lends(name)
+        ]
+        for name in (*self._cache.collect_freed(), *given):
             ended = self._leaving.pop(name, None)
             if ended is not None:
                 # That the load is over says no more than that the blocks are free.
@@ -78,11 +83,8 @@ class Leaving:
         Copies have mostly ended by now, and a step lets all ranks know it. What another engine was
         promised is waited for: nothing would serve it later.
         """
-        cache, began_ms = self._cache, self._cache.inspection.agreed_ms
-        self._giving.serve()
-        while self._giving.waits and cache.inspection.agreed_ms - began_ms <= GIVEN_WAIT_MS:
-            cache.step(idle_s=LAST_WAIT_S)
-            self._giving.serve()
+        cache = self._cache
+        cache.step_until(self._giving.serve, GIVEN_WAIT_S)
         if not (self._leaving or self._over):
             return False
         if len(self.lent) < len(self._leaving):

@@ -164,11 +164,10 @@ class SchedulerSide:
             for name, tokens in step.num_scheduled_tokens.items()
             if (tracked := self._requests.get(name)) is not None
         ]
+        state = step.kv_connector_block_state if self._backs_up else None
         for tracked, tokens in scheduled:
             tracked.computed = True
-            state = step.kv_connector_block_state
-            trusted = self._adapters.trusted(tracked.request.lora_request)
-            if self._backs_up and trusted and state is not None:
+            if state is not None and self._adapters.trusted(tracked.request.lora_request):
                 back_up(self.cache, self._lending, tracked, tokens, state)
         if step.total_num_scheduled_tokens:
             self._weights.computed()

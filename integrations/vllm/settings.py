@@ -1,7 +1,7 @@
 """What a user may write into `kv_connector_extra_config`, checked once, when the engine starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from ...errors import ConfigError
 from ...ranks.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
-from ..settings import PluginSettings, mapping, number, one_of, read, require_known, text
+from ..settings import PluginSettings, mapping, one_of, read, section, text
 from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange
 
@@ -23,12 +23,6 @@ _CHOICES: Mapping[str, type[WeightsChange | InFlight]] = {
     "in_flight": InFlight,
 }
 """What is known under vLLM alone, and what it may be."""
-
-_SECTIONS: Mapping[str, type[Peers | HandingOver]] = {
-    "peers": Peers,
-    "handing_over": HandingOver,
-}
-"""What is known under vLLM alone, and has parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,37 +43,24 @@ class ConnectorSettings(PluginSettings):
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
     """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
-    values = read(WHERE, extra, (*_CHOICES, *_SECTIONS))
+    values = read(WHERE, extra, (*_CHOICES, "peers", "handing_over"))
     for key, choices in _CHOICES.items():
         if key in values:
             values[key] = one_of(f"{WHERE}: {key}", choices, values[key])
-    for key, kind in _SECTIONS.items():
-        if key in values:
-            values[key] = _section(f"{WHERE}: {key}", kind, values[key])
+    if "peers" in values:
+        where = f"{WHERE}: peers"
+        values["peers"] = section(
+            where, Peers, _with_secret(where, mapping(where, values["peers"]))
+        )
+    if "handing_over" in values:
+        values["handing_over"] = section(
+            f"{WHERE}: handing_over", HandingOver, values["handing_over"]
+        )
     settings = ConnectorSettings(**values)
     settings.require_host_memory()
     if settings.store is not None:
         _require_store(settings.store)
     return settings
-
-
-def _section(where: str, kind: type[Peers | HandingOver], value: object) -> Peers | HandingOver:
-    given = mapping(where, value)
-    known = {each.name: each.type for each in fields(kind)}
-    if kind is Peers:
-        given = _with_secret(where, given)
-    require_known(where, given, set(known))
-    for key, each in given.items():
-        if known[key] is float:
-            number(f"{where}.{key}", each)
-        elif not isinstance(each, bool if known[key] is bool else str):
-            wanted = "true or false" if known[key] is bool else "text"
-            # Not what it is: it may be a secret in the wrong form.
-            raise ConfigError(f"{where}.{key} must be {wanted}")
-    try:
-        return kind(**given)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def _with_secret(where: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -170,7 +170,7 @@ class DecidingCache(HostCache):
         """Leave the workers alone, which close by themselves and drop what is still on its way."""
         self.abandon()
 
-    def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:  # noqa: ARG002
+    def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:  # noqa: ARG002
         return done()
 
 

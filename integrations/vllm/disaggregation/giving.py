@@ -5,7 +5,7 @@ as every rank has it. What is not there when all copies have ended never comes, 
 """
 
 import logging
-from collections.abc import Iterable
+from collections import deque
 from dataclasses import dataclass
 
 from ....ranks.host_cache import HostCache
@@ -19,17 +19,11 @@ log = logging.getLogger("vllm.lockstep")
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """One such request."""
+    """One such request, of which more is to come."""
 
     tracked: TrackedRequest
-    asked: int = 0
-    """How often it was served."""
-    until_ms: int = 0
-    """When it is over, in agreed time."""
-    copied: bool = False
-    """Whether its copies had ended when it was served last."""
-    whole: bool = False
-    """Whether others can read all that there will ever be of it."""
+    served: int = 0
+    """How often it was served since its copies have ended."""
 
 
 class Giving:
@@ -39,7 +33,10 @@ class Giving:
         """Each is served for `ttl_s` of agreed time, unless there is nothing but a store to do so."""
         self._cache = cache
         self._ttl_s = ttl_s
-        self._given: dict[str, _Given] = {}
+        self._coming: dict[str, _Given] = {}
+        """Those of which copies bring more, by name."""
+        self._served: deque[tuple[int, str]] = deque()
+        """All others, and until when in agreed time; the first ones end first."""
         self._told = False
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
@@ -60,39 +57,33 @@ class Giving:
 
     def begin(self, tracked: TrackedRequest) -> None:
         """Serve a request that has ended. It is not to be released before `over` names it."""
-        self._given[tracked.name] = _Given(tracked)
+        self._coming[tracked.name] = _Given(tracked)
 
     @property
     def waits(self) -> bool:
         """Whether steps bring more of what was promised, since copies are under way."""
-        return any(not each.copied or each.asked < FRESH for each in self._given.values())
+        return bool(self._coming)
 
-    def serve(self) -> None:
-        """Serve what has come to host memory by now: once in each step."""
-        for name, given in self._given.items():
-            fresh = given.asked >= FRESH
-            if given.whole and fresh:
-                continue
-            if not fresh:
-                given.asked += 1
-                given.until_ms = self._cache.inspection.agreed_ms + int(self._ttl_s * 1000)
+    def serve(self) -> bool:
+        """Serve what has come to host memory by now, once in each step; say whether that is all."""
+        for name, given in list(self._coming.items()):
             tracked = given.tracked
-            promised = tracked.lent_pages * tracked.page_tokens
-            given.copied = not self._cache.lends(name)
-            length = promised
-            if given.copied:
-                length = self._cache.match(tracked.head(promised), tracked.namespace).host_tokens
-            there = self._cache.serve(name, tracked.head(length), ttl_s=self._ttl_s, ends=True)
-            given.whole = given.copied and there == length
-
-    def copied(self, leaving: Iterable[str]) -> list[str]:
-        """Return which of these are served, and lend the engine's blocks to no copy any more."""
-        return [name for name in leaving if name in self._given and not self._cache.lends(name)]
+            length = tracked.lent_pages * tracked.page_tokens
+            copied = not self._cache.lends(name)
+            if copied:
+                length = self._cache.match(tracked.head(length), tracked.namespace).host_tokens
+                given.served += 1
+            self._cache.serve(name, tracked.head(length), ttl_s=self._ttl_s, ends=True)
+            if given.served >= FRESH:
+                until_ms = self._cache.inspection.agreed_ms + int(self._ttl_s * 1000)
+                self._served.append((until_ms, name))
+                del self._coming[name]
+        return not self._coming
 
     def over(self) -> list[str]:
         """Return the requests whose time is over, which are not served any more."""
         now_ms = self._cache.inspection.agreed_ms
-        over = [name for name, given in self._given.items() if now_ms > given.until_ms]
-        for name in over:
-            del self._given[name]
+        over: list[str] = []
+        while self._served and now_ms > self._served[0][0]:
+            over.append(self._served.popleft()[1])
         return over

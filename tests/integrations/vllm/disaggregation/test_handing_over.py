@@ -13,7 +13,7 @@ from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.orders import ObjectTransfer
 from lockstep.ranks.outside import Peers
 from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
-from tests.kit.vllm.sent_requests import Sent, Status
+from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
 TOKENS = list(range(1, 6 * PAGE_TOKENS + 3))
 """Six whole pages, and half a page."""
@@ -197,6 +197,32 @@ def test_tenants_share_nothing_by_it(prefill: ScriptedEngine, decode: ScriptedEn
     same = decode.serve(TOKENS, kv_transfer_params=params, cache_salt="one")
 
     assert (other.num_computed_tokens, same.num_computed_tokens) == (0, WHOLE)
+
+
+def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
+    prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agreed time is that of long ago in such an engine, or there has been none."""
+    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
+    prefill.side.arrived(sent)
+    assert prefill.side.hit(sent, 0) == 0
+    blocks = Blocks(lambda _: (range(len(TOKENS)),))
+    prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    prefill.cache.begin_backups()
+    slow = iter([True] * 6)
+    lends = prefill.cache.lends
+
+    def lends_longer(name: str) -> bool:
+        return next(slow, False) or lends(name)
+
+    monkeypatch.setattr(prefill.cache, "lends", lends_longer)
+
+    assert prefill.side.handoff(sent) is not None
+    prefill.side.finished(sent, range(len(TOKENS)))
+    prefill.side.settle()
+
+    assert not prefill.side.gives
+    assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
 
 
 def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) -> None:

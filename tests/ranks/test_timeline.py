@@ -3,15 +3,18 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from lockstep import Cache, CacheConfig, Column, PageLayout
+from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import PeerLost
-from lockstep.launch.settings import ReplaySettings
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.timed_events import (
     OperationBegan,
     OperationEnded,
@@ -22,12 +25,8 @@ from lockstep.ranks.timed_events import (
     StoreCalled,
     TimedEvent,
 )
-from tests.kit.launch.replays_in_process import scheduler
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=1),))
-SMALL = ReplaySettings(
-    ranks=1, requests=24, device_pages=120, host_pages=110, store="memory://timeline"
-)
 
 
 def opened(depth: int, events: list[TimedEvent]) -> Cache:
@@ -35,6 +34,21 @@ def opened(depth: int, events: list[TimedEvent]) -> Cache:
         model="m", layout=LAYOUT, device_pages=8, host_pages=8, pipeline_depth=depth
     )
     return Cache.open(config, InProcessGroup(1).member(0), timeline=events.append)
+
+
+def served(cache: Cache, tokens: npt.NDArray[np.int32]) -> int:
+    """Serve a prompt, and return how many of its tokens came from the cache."""
+    assert cache.prefetch("r", tokens)
+    while not cache.prefetch_done("r"):
+        cache.step(idle_s=0.005)
+    admission = cache.load_back("r", tokens, reserve_tokens=len(tokens))
+    assert isinstance(admission, Admission)
+    while cache.load_state("r") is LoadState.LOADING:
+        cache.step(idle_s=0.005)
+    cache.insert("r", tokens)
+    cache.release("r")
+    assert cache.flush()
+    return admission.cached_tokens
 
 
 def test_a_pipelined_step_has_two_halves_and_the_round_of_the_step_before_in_the_first() -> None:
@@ -92,10 +106,20 @@ def test_a_round_that_ends_the_epoch_is_told_with_the_time_that_it_took() -> Non
 
 def test_copies_and_calls_are_told_with_their_operation_and_add_up_to_what_was_moved() -> None:
     events: list[TimedEvent] = []
+    config = CacheConfig(
+        model="m",
+        layout=LAYOUT,
+        device_pages=8,
+        host_pages=8,
+        store="memory://timeline",
+        stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
+    )
+    first, longer = np.arange(16, dtype=np.int32), np.arange(24, dtype=np.int32)
+    with closing(Cache.open(config, InProcessGroup(1).member(0))) as before:
+        assert served(before, first) == 0
     member = InProcessGroup(1).member(0)
-    with closing(Cache.open(SMALL.cache_config(), member, timeline=events.append)) as cache:
-        assert scheduler(SMALL, cache).run()
-        assert cache.flush()
+    with closing(Cache.open(config, member, timeline=events.append)) as cache:
+        assert served(cache, longer) == len(first)
         moved = cache.stats().bytes_moved
 
     kinds = {e.operation: e.kind for e in events if isinstance(e, OperationBegan)}

@@ -21,16 +21,27 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("torch", "numpy", "msgpack", "xxhash", "pytest", "pytest_timeout", "hypothesis")
+NEEDED = (
+    *("torch", "numpy", "msgpack", "xxhash", "typer", "rich", "psutil"),
+    *("pytest", "pytest_timeout", "hypothesis"),
+)
 TESTS_S = 300
 TEST_S = 60
 FAILED, NO_GPU, LACKING = 1, 3, 4
 
 
 def gpu_modules(folder: Path = ROOT / "tests") -> list[str]:
-    """The test modules in which something is marked `gpu`: others may need what is missing here."""
-    modules = sorted(folder.rglob("test_*.py"))
-    return [str(each) for each in modules if "mark.gpu" in each.read_text(encoding="utf-8")]
+    """The test modules in which something is marked `gpu`: others may need what is missing here.
+
+    Those of Transformers are among them where it is there.
+    """
+    left_out = "" if find_spec("transformers") and find_spec("accelerate") else "transformers"
+    return [
+        str(each)
+        for each in sorted(folder.rglob("test_*.py"))
+        if each.parent.name != left_out
+        and ("mark.gpu" in (source := each.read_text(encoding="utf-8")) or "DEVICES" in source)
+    ]
 
 
 def pytest_command(modules: Sequence[str], *more: str) -> list[str]:
@@ -77,8 +88,8 @@ def outcomes_in(results: str) -> Iterator[tuple[str, str]]:
 
 
 def measure_copies() -> dict[str, Any]:
-    """Measure copies, print the table, and return its figures in GB/s."""
-    from lockstep.benchmarks.copies import HEAD, MEGABYTES, measure
+    """Measure copies, print the tables, and return their figures in GB/s and as ratios."""
+    from lockstep.benchmarks.copies import HEAD, MEGABYTES, axis_orders, measure
 
     figures: list[dict[str, Any]] = []
     say(HEAD)
@@ -86,6 +97,10 @@ def measure_copies() -> dict[str, Any]:
         for figure in measure("cuda", MEGABYTES):
             say(figure.row())
             figures.append(asdict(figure))
+        for page_tokens in (16, 64):
+            ratios = axis_orders("cuda", MEGABYTES, page_tokens, run_pages=4)
+            say(f"tokens first over heads first, pages of {page_tokens} tokens: {ratios}")
+            figures.append({"axis_orders": ratios, "page_tokens": page_tokens})
     except Exception as error:  # noqa: BLE001 - that a copy fails is what this is to find out.
         say(f"the benchmark of copies failed: {error!r}")
         return {"figures": figures, "failed": repr(error), "ok": False}

@@ -92,6 +92,23 @@ def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_sam
     assert [each.reused for each in came] == [0, REUSED, REUSED]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [*FULL, *WINDOWED])
+def test_on_a_gpu_a_past_is_to_the_bit_what_transformers_makes_of_the_same_one(
+    load: "Load", opened: "Open", store: str, kind: str, dtype: torch.dtype
+) -> None:
+    """Without a past its kernels divide the sums otherwise."""
+    model = load(kind, dtype=dtype, device_map="cuda")
+
+    came = cold_warm_and_restarted(opened, model, store)
+
+    expected, with_past = alone(model, PROMPT), with_own_past(model, PROMPT, REUSED)
+    told = zip(came, [expected, with_past, with_past], strict=True)
+    assert [each.same_bits(one) for each, one in told] == [True] * 3
+    assert [each.reused for each in came] == [0, REUSED, REUSED]
+
+
 @pytest.mark.parametrize("kind", [*FULL, *WINDOWED])
 def test_a_prompt_that_leaves_another_one_anywhere_takes_up_what_they_share(
     load: "Load", opened: "Open", kind: str

@@ -50,7 +50,7 @@ def ids(tokens: list[int]) -> torch.Tensor:
 def said(model: PreTrainedModel, tokens: list[int], past: Cache, **options: Any) -> Said:
     """Let a model go on with a prompt, whose first tokens the past may have."""
     output = model.generate(
-        ids(tokens),
+        ids(tokens).to(model.device),
         past_key_values=past,
         **{
             "max_new_tokens": NEW_TOKENS,
@@ -73,7 +73,7 @@ def with_own_past(model: PreTrainedModel, tokens: list[int], reused: int) -> Sai
     """Do the same where Transformers' own past has the first tokens of a pass over all of them."""
     whole, past = DynamicCache(), DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=ids(tokens), past_key_values=whole)
+        model(input_ids=ids(tokens).to(model.device), past_key_values=whole)
     for at, layer in enumerate(whole.layers):
         past.update(layer.keys[:, :, :reused], layer.values[:, :, :reused], at)
     return said(model, tokens, past)._replace(reused=reused)

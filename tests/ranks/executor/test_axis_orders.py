@@ -23,6 +23,7 @@ from lockstep.ranks.orders import (
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
+from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     NAMESPACE,
@@ -53,10 +54,10 @@ ORDERS: dict[str, tuple[AxisOrder, Callable[[torch.Tensor], torch.Tensor]]] = {
 """The order that tensors name, and how they come from tensors with heads first."""
 
 
-def content(seed: int) -> Tensors:
+def content(seed: int, device: str = "cpu") -> Tensors:
     """Random KV, heads first."""
     torch.manual_seed(seed)
-    return {
+    made = {
         each.name: [
             torch.randint(0, 256, (BLOCKS, each.heads, TOKENS, each.elements), dtype=torch.uint8)
             if each.dtype == "uint8"
@@ -65,6 +66,7 @@ def content(seed: int) -> Tensors:
         ]
         for each in COLUMNS
     }
+    return {name: [each.to(device) for each in layers] for name, layers in made.items()}
 
 
 def arranged(tensors: Tensors, order: str) -> Tensors:
@@ -79,7 +81,8 @@ def start() -> Iterator[Callable[[Tensors, str, Shelf], RankExecutor]]:
 
     def make(tensors: Tensors, order: str, shelf: Shelf) -> RankExecutor:
         pages = EnginePages(LAYOUT, tensors, ORDERS[order][0])
-        pools = {KV_POOL: TierPools(pages, HostPool(LAYOUT, BLOCKS, pinned=False))}
+        pinned = pages.device.type == "cuda"
+        pools = {KV_POOL: TierPools(pages, HostPool(LAYOUT, BLOCKS, pinned=pinned))}
         executor = RankExecutor(pools, close_timeout_s=PATIENCE_S)
         started.append(executor)
         executor.open_store(
@@ -114,12 +117,13 @@ def read(executor: RankExecutor, pages: tuple[int, ...], blocks: tuple[int, ...]
     happened(executor, [copy], includes(Ended(2, ok=True)))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("written", ORDERS)
 @pytest.mark.parametrize("wanted", ORDERS)
 def test_what_one_engine_writes_another_reads_whatever_order_their_axes_have(
-    start: Callable[[Tensors, str, Shelf], RankExecutor], written: str, wanted: str
+    start: Callable[[Tensors, str, Shelf], RankExecutor], written: str, wanted: str, device: str
 ) -> None:
-    kv, shelf = content(seed=1), Shelf()
+    kv, shelf = content(1, device), Shelf()
     nothing = {name: [torch.zeros_like(each) for each in layers] for name, layers in kv.items()}
     reads = arranged(nothing, wanted)
 
@@ -136,14 +140,16 @@ def test_what_one_engine_writes_another_reads_whatever_order_their_axes_have(
     assert all(found)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ["tokens first", "tokens first in memory"])
 def test_objects_are_the_same_bytes_whatever_order_an_engine_s_axes_have(
-    start: Callable[[Tensors, str, Shelf], RankExecutor], order: str
+    start: Callable[[Tensors, str, Shelf], RankExecutor], order: str, device: str
 ) -> None:
     kv, shelf, other = content(seed=2), Shelf(), Shelf()
+    there = content(2, device)
 
     write(start(arranged(kv, "heads first"), "heads first", shelf), (3, 4, 0), (1, 2, 5))
-    write(start(arranged(kv, order), order, other), (3, 4, 0), (1, 2, 5))
+    write(start(arranged(there, order), order, other), (3, 4, 0), (1, 2, 5))
 
     assert len(shelf.objects) == 3
     assert other.objects == shelf.objects

@@ -23,6 +23,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
+from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     COMPONENTS,
     LAYOUTS,
@@ -46,7 +47,6 @@ from tests.kit.ranks.reference_pages import head_bytes, place_of, reference_page
 
 SOON_S = 0.02
 PAGES = 48
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ORDERS = {
     "ascending": list(range(PAGES)),
     "descending": list(reversed(range(PAGES))),

@@ -18,6 +18,7 @@ from lockstep.ranks.executor.population import Population
 from lockstep.ranks.orders import (
     KV_POOL,
 )
+from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     PATIENCE_S,
     happened,
@@ -101,19 +102,26 @@ ARRANGEMENTS = {
 
 
 @pytest.fixture
-def layers(request: pytest.FixtureRequest) -> list[torch.Tensor]:
-    return ARRANGEMENTS[getattr(request, "param", "separate")]()
+def device(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "cpu")
 
 
 @pytest.fixture
-def executor(layers: list[torch.Tensor]) -> Iterator[RankExecutor]:
+def layers(request: pytest.FixtureRequest, device: str) -> list[torch.Tensor]:
+    with torch.device(device):
+        return ARRANGEMENTS[getattr(request, "param", "separate")]()
+
+
+@pytest.fixture
+def executor(layers: list[torch.Tensor], device: str) -> Iterator[RankExecutor]:
     pages = EnginePages(shard(), {"kv": layers})
-    pair = TierPools(pages, HostPool(shard(), 8, pinned=False))
+    pair = TierPools(pages, HostPool(shard(), 8, pinned=device == "cuda"))
     executor = RankExecutor({KV_POOL: pair}, close_timeout_s=PATIENCE_S)
     yield executor
     executor.close()
 
 
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
 def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
     executor: RankExecutor, layers: list[torch.Tensor]
@@ -132,11 +140,14 @@ def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
     assert [torch.equal(*each) for each in zip(layers, expected, strict=True)] == [True] * 3
 
 
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
-def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tensor]) -> None:
+def test_staging_gathers_and_scatters_an_engine_s_layers(
+    layers: list[torch.Tensor], device: str
+) -> None:
     pools = TierPools(EnginePages(shard(), {"kv": layers}), HostPool(shard(), 1, pinned=False))
-    chosen = torch.tensor([4, 1])
-    staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8)
+    chosen = torch.tensor([4, 1], device=device)
+    staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8, device=device)
     expected = torch.stack([layer[[4, 1]] for layer in layers])
 
     gather(slab_pairs(pools), chosen, staging)
@@ -144,7 +155,7 @@ def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tens
     [column] = shard().columns
     rows = host_rows(staging, column).view(torch.float32)
     assert torch.equal(rows.reshape(expected.shape), expected)
-    scatter(slab_pairs(pools), torch.tensor([2, 3]), staging)
+    scatter(slab_pairs(pools), torch.tensor([2, 3], device=device), staging)
     assert all(torch.equal(layer[2], layer[4]) for layer in layers)
     assert all(torch.equal(layer[3], layer[1]) for layer in layers)
 

@@ -11,6 +11,7 @@ import torch
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.executor import cuda_copies
 from lockstep.ranks.executor.copies import CpuCopies
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
@@ -24,6 +25,7 @@ from lockstep.ranks.orders import (
     Direction,
     Fence,
 )
+from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     PATIENCE_S,
@@ -38,20 +40,21 @@ from tests.kit.ranks.executor_parts import (
 STATE_POOL = "state"
 
 
-def lent(*, pages: int, tokens: int, elements: int) -> TierPools:
+def lent(device: str, *, pages: int, tokens: int, elements: int) -> TierPools:
     """A pool of an engine's pages, which hold ones, beside as many on the host, which hold zeros."""
     column = Column(name="kv", layers=1, heads=2, elements=elements, dtype="float32")
     layout = PageLayout(page_tokens=tokens, columns=(column,)).shard(0, 1)
-    on_device = EnginePages(layout, {"kv": [torch.ones(pages, 2, tokens, elements)]})
-    return TierPools(on_device, HostPool(layout, pages, pinned=False))
+    on_device = EnginePages(layout, {"kv": [torch.ones(pages, 2, tokens, elements, device=device)]})
+    return TierPools(on_device, HostPool(layout, pages, pinned=device == "cuda"))
 
 
-@pytest.fixture
-def executor() -> Iterator[RankExecutor]:
+@pytest.fixture(params=DEVICES)
+def executor(request: pytest.FixtureRequest) -> Iterator[RankExecutor]:
     """One that is lent pages of two pools."""
+    device: str = request.param
     pools = {
-        KV_POOL: lent(pages=6, tokens=4, elements=5),
-        STATE_POOL: lent(pages=2, tokens=1, elements=300),
+        KV_POOL: lent(device, pages=6, tokens=4, elements=5),
+        STATE_POOL: lent(device, pages=2, tokens=1, elements=300),
     }
     executor = RankExecutor(pools, close_timeout_s=PATIENCE_S)
     yield executor
@@ -68,14 +71,17 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
-        engine: Any = CpuCopies
-        copy = engine._copy
+        self._hold(monkeypatch, CpuCopies, "_copy")
+        self._hold(monkeypatch, cuda_copies._Way, "_launch_transfer")  # pyright: ignore[reportPrivateUsage]
 
-        def held(copies: CpuCopies, job: Any) -> None:
+    def _hold(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        copy = getattr(owner, name)
+
+        def held(*arguments: Any) -> None:
             self.opened.wait(PATIENCE_S)
-            copy(copies, job)
+            copy(*arguments)
 
-        monkeypatch.setattr(engine, "_copy", held)
+        monkeypatch.setattr(owner, name, held)
 
 
 def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:

@@ -32,6 +32,8 @@ ROUNDS = 7
 MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
+_ROOM = 3
+"""How many times the pages the host has room for, so that few runs of pages happen to be neighbours."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
@@ -59,7 +61,7 @@ def run(
     """
     pools = TierPools(
         DevicePool(layout, pages, torch.device(device)),
-        HostPool(layout, pages, pinned=device != "cpu"),
+        HostPool(layout, _ROOM * pages, pinned=device != "cpu"),
     )
     _touch(pools)
     total = pages * layout.page_bytes
@@ -110,9 +112,9 @@ def _touch(pools: TierPools) -> None:
 def _places(pages: int, run_pages: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     generator = random.Random(seed)
     on_device = generator.sample(range(pages), pages)
-    starts = generator.sample(range(0, pages, run_pages), len(range(0, pages, run_pages)))
-    on_host = [page for start in starts for page in range(start, min(start + run_pages, pages))]
-    return tuple(on_device), tuple(on_host)
+    starts = generator.sample(range(0, _ROOM * pages, run_pages), -(-pages // run_pages))
+    on_host = [page for start in starts for page in range(start, start + run_pages)]
+    return tuple(on_device), tuple(on_host[:pages])
 
 
 def _copy(
@@ -128,7 +130,7 @@ def _copy(
 
 
 def _plain_copies(pools: TierPools, piece: int) -> dict[Direction, Callable[[], None]]:
-    host = pools.host.bytes_tensor.flatten()
+    host = pools.host.bytes_tensor[: pools.device.pages].flatten()
     whole = torch.full_like(host, 3, device=pools.device.device)
     if pools.device.device.type == "cpu":
         # One thread, as the copy engine has.
@@ -236,7 +238,7 @@ def _lent(
         tensors[shard.column.name] = [
             torch.ones(shape, dtype=torch.bfloat16, device=device) for _ in range(shard.layers)
         ]
-    host = HostPool(layout, pages, pinned=device != "cpu")
+    host = HostPool(layout, _ROOM * pages, pinned=device != "cpu")
     host.bytes_tensor.fill_(1)
     return _copy_engine(TierPools(EnginePages(layout, tensors, order), host))
 

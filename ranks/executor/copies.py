@@ -8,6 +8,7 @@ needs a lock.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,9 @@ from .copy_threads import CopyThread
 from .gathering import SlabPair, fork_page, slab_pairs
 from .pools import TierPools
 from .seals import Seals
+
+Pages = npt.NDArray[np.int64]
+"""Numbers of pages of one pool."""
 
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least once in so many bytes whether it was cancelled."""
@@ -116,25 +120,31 @@ class CopyJob:
         )
 
 
-def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> list[tuple[int, int]]:
-    """Return (host page, device page) of a transfer, sorted, so that neighbours are together.
+def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> tuple[Pages, Pages]:
+    """Return the host pages of a transfer in ascending order, and the device page of each.
 
     Raises `InternalError` for a page that its pool does not have.
     """
+    sources, destinations = (
+        np.array(each, np.int64) for each in (transfer.sources, transfer.destinations)
+    )
     to_host = job.direction is Direction.TO_HOST
-    hosts = transfer.destinations if to_host else transfer.sources
-    devices = transfer.sources if to_host else transfer.destinations
-    pairs = sorted(zip(hosts, devices, strict=True))
+    hosts, devices = (destinations, sources) if to_host else (sources, destinations)
+    if len(hosts) != len(devices):
+        raise InternalError(
+            f"operation {job.operation} copies {len(sources)} pages to {len(destinations)}"
+        )
     for name, pages, count in (
         ("host", hosts, pools.host.pages),
         ("device", devices, pools.device.pages),
     ):
-        if pages and (min(pages) < 0 or max(pages) >= count):
+        if len(pages) and (pages.min() < 0 or pages.max() >= count):
             raise InternalError(
-                f"operation {job.operation} copies {name} pages {min(pages)} to {max(pages)}; "
+                f"operation {job.operation} copies {name} pages {pages.min()} to {pages.max()}; "
                 f"the pool has {count}"
             )
-    return pairs
+    order = np.argsort(hosts)
+    return hosts[order], devices[order]
 
 
 def require_forkable(
@@ -151,15 +161,14 @@ def require_forkable(
         )
 
 
-def page_runs(pairs: Sequence[tuple[int, int]], pages_max: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (host page, device page, count) for pages that are neighbours on both sides."""
-    start = 0
-    for end in range(1, len(pairs) + 1):
-        host, device = pairs[start]
-        count = end - start
-        if end == len(pairs) or pairs[end] != (host + count, device + count) or count == pages_max:
-            yield host, device, count
-            start = end
+def page_runs(hosts: Pages, others: Pages, pages_max: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (host page, other, count) for pages that are neighbours on both sides, in order."""
+    if not len(hosts):
+        return
+    breaks = np.flatnonzero((np.diff(hosts) != 1) | (np.diff(others) != 1)) + 1
+    for start, end in pairwise([0, *breaks.tolist(), len(hosts)]):
+        for at in range(start, end, pages_max):
+            yield int(hosts[at]), int(others[at]), min(pages_max, end - at)
 
 
 class CpuCopies:
@@ -218,10 +227,10 @@ class CpuCopies:
         for transfer in job.transfers:
             pages = self._pools[transfer.pool]
             page_bytes = pages.pools.layout.page_bytes
-            pairs = page_pairs(job, transfer, pages.pools)
+            found = page_pairs(job, transfer, pages.pools)
             if job.direction is Direction.TO_DEVICE:
                 self.seals.check(transfer)
-            for host, device, count in page_runs(pairs, max(1, _RUN_BYTES_MAX // page_bytes)):
+            for host, device, count in page_runs(*found, max(1, _RUN_BYTES_MAX // page_bytes)):
                 if job.cancelled:
                     return
                 pages.copy(job.direction, host, device, count)

@@ -10,15 +10,16 @@ ends are seen by another, which sleeps until the device reports them. A thread t
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 
 from ..orders import CopyTransfer, Direction
-from .copies import CopyJob, ReportCopy, page_pairs, require_forkable
+from .copies import CopyJob, Pages, ReportCopy, page_pairs, page_runs, require_forkable
 from .copy_threads import CopyThread
 from .gathering import fork_page, gather, scatter, slab_pairs
 from .pools import TierPools
@@ -31,15 +32,6 @@ _LANES = 2
 # Torch leaves both constructors unannotated.
 _event = cast("Callable[..., torch.cuda.Event]", torch.cuda.Event)
 _stream = cast("Callable[..., torch.cuda.Stream]", torch.cuda.Stream)
-
-
-def host_runs(hosts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (index, host page, count) for neighbouring host pages of a sorted sequence."""
-    start = 0
-    for end in range(1, len(hosts) + 1):
-        if end == len(hosts) or hosts[end] != hosts[start] + end - start:
-            yield start, hosts[start], end - start
-            start = end
 
 
 @dataclass(slots=True, eq=False)
@@ -211,39 +203,39 @@ class _Way:
 
     def _launch_transfer(self, job: _CudaJob, transfer: CopyTransfer) -> None:
         pools = self._pools[transfer.pool]
-        pairs = page_pairs(job, transfer, pools)
+        hosts, devices = page_pairs(job, transfer, pools)
         if job.direction is Direction.TO_DEVICE:
             self._owner.seals.check(transfer)
         chunk_pages = self._lanes[0].staging.numel() // pools.layout.page_bytes
-        for first in range(0, len(pairs), chunk_pages):
+        for first in range(0, len(hosts), chunk_pages):
             if job.cancelled:
                 return
             lane = self._lanes[self._turn % _LANES]
             self._turn += 1
-            chunk = pairs[first : first + chunk_pages]
+            chunk = slice(first, first + chunk_pages)
             with torch.cuda.stream(lane.stream):
                 if lane not in job.used:
                     lane.stream.wait_event(job.ready)
                     job.used.append(lane)
-                self._launch_chunk(job.direction, transfer.pool, lane, chunk)
-            job.nbytes += len(chunk) * pools.layout.page_bytes
+                self._launch_chunk(job.direction, transfer.pool, lane, hosts[chunk], devices[chunk])
+            job.nbytes += len(hosts[chunk]) * pools.layout.page_bytes
 
     def _launch_chunk(
-        self, direction: Direction, pool: str, lane: _Lane, chunk: list[tuple[int, int]]
+        self, direction: Direction, pool: str, lane: _Lane, hosts: Pages, devices: Pages
     ) -> None:
         pools, pairs = self._pools[pool], self._owner.pairs[pool]
-        hosts = [host for host, _ in chunk]
-        staging = lane.rows(len(chunk), pools.layout.page_bytes)
+        staging = lane.rows(len(hosts), pools.layout.page_bytes)
         # Pinned, because the device would otherwise make this thread wait for all work before it.
-        index = torch.tensor([device for _, device in chunk], dtype=torch.int64, pin_memory=True)
+        index = torch.from_numpy(devices).pin_memory()
         pages = index.to(self._device, non_blocking=True)
         rows = pools.host.bytes_tensor
+        runs = page_runs(hosts, np.arange(len(hosts)), len(hosts))
         if direction is Direction.TO_HOST:
             gather(pairs, pages, staging)
-            for at, slot, count in host_runs(hosts):
+            for slot, at, count in runs:
                 rows[slot : slot + count].copy_(staging[at : at + count], non_blocking=True)
         else:
-            for at, slot, count in host_runs(hosts):
+            for slot, at, count in runs:
                 staging[at : at + count].copy_(rows[slot : slot + count], non_blocking=True)
             scatter(pairs, pages, staging)
 

@@ -17,7 +17,7 @@ from tour import OUTPUTS, Scene, config, prompt, serve, without_cache
 
 from lockstep import Cache, LoadState, WritePolicy
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.executor.copies import CopyJob, page_pairs
+from lockstep.ranks.executor.copies import CopyJob, Pages, page_pairs
 from lockstep.ranks.executor.pools import TierPools
 from lockstep.ranks.orders import CopyTransfer
 from tests.kit.launch.replays import TORCHRUN, Ended, run
@@ -145,9 +145,7 @@ def test_without_host_memory_a_request_that_makes_room_begins_again() -> None:
     assert scene.events["begun again"] > 0
 
 
-def fail_every_third(
-    job: CopyJob, transfer: CopyTransfer, pools: TierPools
-) -> list[tuple[int, int]]:
+def fail_every_third(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> tuple[Pages, Pages]:
     """Let the copies of every third operation fail when they begin."""
     if job.operation % 3 == 0:
         raise OSError("the cable was out")

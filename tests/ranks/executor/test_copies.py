@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,6 @@ from lockstep.page_format.page_layout import (
     ShardLayout,
 )
 from lockstep.ranks.executor.copies import page_runs
-from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
@@ -460,9 +460,10 @@ def test_gather_and_scatter_are_each_other_s_inverse(layout: str) -> None:
 def test_neighbouring_pages_are_copied_together() -> None:
     pairs = [(0, 5), (1, 6), (2, 7), (3, 9), (5, 10), (6, 11)]
 
-    assert list(page_runs(pairs, 2)) == [(0, 5, 2), (2, 7, 1), (3, 9, 1), (5, 10, 2)]
-    assert list(page_runs([], 2)) == []
-    assert list(host_runs([0, 1, 2, 5, 6, 9])) == [(0, 0, 3), (3, 5, 2), (5, 9, 1)]
+    hosts, devices = np.array(pairs).T
+    none = np.array([], np.int64)
+    assert list(page_runs(hosts, devices, 2)) == [(0, 5, 2), (2, 7, 1), (3, 9, 1), (5, 10, 2)]
+    assert list(page_runs(none, none, 2)) == []
 
 
 @pytest.mark.gpu

@@ -59,7 +59,7 @@ scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the dif
 install-engines: $(ENGINES)/.installed  ## Install vLLM and SGLang for CPUs, 3.7 GB, into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
-	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations
+	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations tests/ranks/executor/test_host_rows.py
 
 test-slow: install-dev install-stores install-engines  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800

@@ -5,15 +5,19 @@ them in turn. On one lane a gather and its transfers follow each other in stream
 that keeps the staging buffer whole; the other lane's gather runs meanwhile, so that the link between
 device and host does not wait for it.
 
+Between staging and host memory, a run of host pages is one call. Where runs are many and short those
+calls take longer than the bytes, and one launch of a kernel moves all of a chunk.
+
 Streams are fed by a thread for each direction, because a copy of scattered pages is many calls, and
 ends are seen by another, which sleeps until the device reports them. A thread that dies is trouble.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -28,10 +32,50 @@ from .seals import Seals
 STAGING_BYTES = 64 << 20
 """Device memory for staging, over both directions."""
 _LANES = 2
+LONG_RUN_BYTES = 256 << 10
+"""Runs of host pages that are as long on average are copied by calls of their own."""
+FEW_RUNS = 4
+"""So few runs too: their calls take no longer than the launch of a kernel."""
+
+_log = logging.getLogger(__name__)
 
 # Torch leaves both constructors unannotated.
 _event = cast("Callable[..., torch.cuda.Event]", torch.cuda.Event)
 _stream = cast("Callable[..., torch.cuda.Stream]", torch.cuda.Stream)
+
+
+class MoveRows(Protocol):
+    """`kernels.host_rows.move_rows`, which is there only with Triton."""
+
+    def __call__(
+        self, rows: torch.Tensor, pages: torch.Tensor, staging: torch.Tensor, *, to_host: bool
+    ) -> None: ...
+
+
+def row_kernels(pools: Mapping[str, TierPools], device: torch.device) -> dict[str, MoveRows]:
+    """Return the kernel for each pool that it can serve, compiled; for none if it fails here."""
+    found: dict[str, MoveRows] = {}
+    try:
+        from .kernels.host_rows import movable, move_rows  # noqa: PLC0415 - Triton may be missing.
+
+        with torch.cuda.device(device):
+            for name, pair in pools.items():
+                if not movable(pair.layout.page_bytes):
+                    continue
+                staging = torch.empty((0, pair.layout.page_bytes), dtype=torch.uint8, device=device)
+                pages = torch.empty(0, dtype=torch.int64, device=device)
+                for to_host in (True, False):
+                    move_rows(pair.host.bytes_tensor, pages, staging, to_host=to_host)
+                found[name] = move_rows
+    except Exception as error:  # noqa: BLE001 - whatever fails, pages can be copied without it.
+        _log.warning(
+            "host pages that are no neighbours are copied one by one, which is slow if they are "
+            "small: Triton does not work here (%s); install triton, a C compiler and the headers of "
+            "Python",
+            error,
+        )
+        return {}
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +116,7 @@ class CudaCopies:
         self._pools = dict(pools)
         self._device = next(iter(pools.values())).device.device
         self.pairs = {name: slab_pairs(pair) for name, pair in pools.items()}
+        self.kernels = row_kernels(pools, self._device)
         self.seals = Seals(pools)
         self._report = report
         self._unfinished: dict[int, _CudaJob] = {}
@@ -131,6 +176,12 @@ class CudaCopies:
     def failed(self, reason: str) -> None:
         """Note that the device cannot be relied on any more."""
         self._trouble = self._trouble or reason
+
+
+def _in_short_runs(hosts: Pages, page_bytes: int) -> bool:
+    """Say whether a kernel moves these pages sooner than a call for each run of neighbours does."""
+    runs = 1 + int(np.count_nonzero(np.diff(hosts) != 1))
+    return runs > FEW_RUNS and len(hosts) * page_bytes < runs * LONG_RUN_BYTES
 
 
 class _Way:
@@ -223,21 +274,24 @@ class _Way:
     def _launch_chunk(
         self, direction: Direction, pool: str, lane: _Lane, hosts: Pages, devices: Pages
     ) -> None:
-        pools, pairs = self._pools[pool], self._owner.pairs[pool]
-        staging = lane.rows(len(hosts), pools.layout.page_bytes)
+        pairs, rows = self._owner.pairs[pool], self._pools[pool].host.bytes_tensor
+        staging = lane.rows(len(hosts), rows.shape[1])
         # Pinned, because the device would otherwise make this thread wait for all work before it.
-        index = torch.from_numpy(devices).pin_memory()
-        pages = index.to(self._device, non_blocking=True)
-        rows = pools.host.bytes_tensor
-        runs = page_runs(hosts, np.arange(len(hosts)), len(hosts))
-        if direction is Direction.TO_HOST:
-            gather(pairs, pages, staging)
-            for slot, at, count in runs:
-                rows[slot : slot + count].copy_(staging[at : at + count], non_blocking=True)
+        places = torch.from_numpy(np.stack((hosts, devices))).pin_memory()
+        on_host, on_device = places.to(self._device, non_blocking=True)
+        to_host = direction is Direction.TO_HOST
+        if to_host:
+            gather(pairs, on_device, staging)
+        move_rows = self._owner.kernels.get(pool)
+        if move_rows and _in_short_runs(hosts, rows.shape[1]):
+            move_rows(rows, on_host, staging, to_host=to_host)
         else:
-            for slot, at, count in runs:
-                staging[at : at + count].copy_(rows[slot : slot + count], non_blocking=True)
-            scatter(pairs, pages, staging)
+            for slot, at, count in page_runs(hosts, np.arange(len(hosts)), len(hosts)):
+                there, here = rows[slot : slot + count], staging[at : at + count]
+                target, source = (there, here) if to_host else (here, there)
+                target.copy_(source, non_blocking=True)
+        if not to_host:
+            scatter(pairs, on_device, staging)
 
     def _reap(self, job: _CudaJob) -> None:
         try:

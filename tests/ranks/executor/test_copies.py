@@ -1,8 +1,10 @@
 """Copies between the tiers: every byte of every layout, in order with the engine's kernels."""
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -18,7 +20,9 @@ from lockstep.page_format.page_layout import (
     PageLayout,
     ShardLayout,
 )
+from lockstep.ranks.executor import cuda_copies
 from lockstep.ranks.executor.copies import page_runs
+from lockstep.ranks.executor.cuda_copies import MoveRows
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
@@ -132,10 +136,13 @@ def let_go(transfers: HeldTransfers) -> None:
 def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
     start: Start, layout: str, order: str, device: str
 ) -> None:
-    executor = start((LAYOUTS | UNITED)[layout], device)
+    there_and_back(start((LAYOUTS | UNITED)[layout], device), ORDERS[order])
+
+
+def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
+    """Copy pages to the host, where they lie in another order, and back in a third."""
     pool = executor.device_pool
     fill_device(pool, seed=1)
-    pages = ORDERS[order]
     slots = random.Random(11).sample(range(PAGES), len(pages))
     before = [device_page(pool, page) for page in range(PAGES)]
 
@@ -464,6 +471,52 @@ def test_neighbouring_pages_are_copied_together() -> None:
     none = np.array([], np.int64)
     assert list(page_runs(hosts, devices, 2)) == [(0, 5, 2), (2, 7, 1), (3, 9, 1), (5, 10, 2)]
     assert list(page_runs(none, none, 2)) == []
+
+
+FORCED = {"copy engine": 0, "kernel": 1 << 60}
+"""How long runs of host pages must be for the copy engine, so that it has all of them or none."""
+SCATTERED = LAYOUTS | UNITED | {f"{size} bytes": plain_layout(size) for size in (8 << 10, 3 << 20)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("forced", FORCED)
+@pytest.mark.parametrize("layout", SCATTERED)
+def test_scattered_pages_keep_every_byte_whether_a_kernel_moves_them_or_not(
+    start: Start, layout: str, forced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: set[bool] = set()
+    kernels = cuda_copies.row_kernels
+
+    def noted(kernel: MoveRows, *tensors: torch.Tensor, to_host: bool) -> None:
+        moved.add(to_host)
+        kernel(*tensors, to_host=to_host)
+
+    def noting(pools: Mapping[str, TierPools], device: torch.device) -> dict[str, MoveRows]:
+        return {
+            name: cast("MoveRows", partial(noted, kernel))
+            for name, kernel in kernels(pools, device).items()
+        }
+
+    monkeypatch.setattr(cuda_copies, "row_kernels", noting)
+    monkeypatch.setattr(cuda_copies, "LONG_RUN_BYTES", FORCED[forced])
+    monkeypatch.setattr(cuda_copies, "FEW_RUNS", 0)
+
+    # All of the host's pages would be neighbours.
+    there_and_back(start(SCATTERED[layout], "cuda"), ORDERS["every third"])
+
+    by_kernel = forced == "kernel" and SCATTERED[layout].page_bytes % 16 == 0
+    assert moved == ({True, False} if by_kernel else set())
+
+
+def test_without_triton_pages_are_copied_all_the_same_and_the_log_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "lockstep.ranks.executor.kernels.host_rows", raising=False)
+
+    assert cuda_copies.row_kernels({}, torch.device("cuda", 0)) == {}
+
+    assert "install triton" in caplog.text
 
 
 @pytest.mark.gpu

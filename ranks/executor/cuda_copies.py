@@ -32,7 +32,7 @@ from .seals import Seals
 STAGING_BYTES = 64 << 20
 """Device memory for staging, over both directions."""
 _LANES = 2
-LONG_RUN_BYTES = 256 << 10
+LONG_RUN_BYTES = 1 << 20
 """Runs of host pages that are as long on average are copied by calls of their own."""
 FEW_RUNS = 4
 """So few runs too: their calls take no longer than the launch of a kernel."""

@@ -235,35 +235,43 @@ def test_poison_beside_full_attention_shows_where_it_is_trusted(model: Model, ru
     assert poisoned.stats["pages_corrupt"] == 0
 
 
-def on_two_ranks(tmp_path: Path, model: Model) -> None:
-    """Compare a model's ranks, whose stores disagree, with ranks that have no cache."""
+FORMS = pytest.mark.parametrize("one_scheduler", [False, True], ids=["each schedules", "one does"])
+
+
+@FORMS
+@EACH
+def test_two_ranks_whose_stores_disagree_are_exact(
+    tmp_path: Path, model: Model, *, one_scheduler: bool
+) -> None:
+    """The reference has no cache, and a scheduler on every rank."""
     MAKERS[model.name](tmp_path / "model")
     group, prompts, engine = Group(tmp_path, tmp_path / "model"), model.prompts, dict(model.engine)
     connector = lockstep_connector(f"file://{tmp_path}/rank{{rank}}", **QUICK)
 
-    def run(*phases: Phase, **settings: Any) -> list[RankResult]:
-        return group.run(Plan(model=group.model, phases=list(phases), engine=engine, **settings))
+    def run(*phases: Phase) -> list[RankResult]:
+        return group.run(
+            Plan(
+                model=group.model,
+                phases=list(phases),
+                engine=engine,
+                connector=connector,
+                one_scheduler=one_scheduler,
+            )
+        )
 
-    alone = run(Phase(prompts))
-    filled = run(Phase(prompts, "cold"), Phase(prompts, "warm"), connector=connector)
+    alone = group.run(Plan(model=group.model, phases=[Phase(prompts)], engine=engine))
+    filled = run(
+        Phase(prompts, "cold"),
+        Phase(prompts, "warm"),
+        Phase([Prompt(each.tokens, "tenant") for each in prompts], "of a tenant"),
+    )
     for path in objects(tmp_path, 1)[::3]:
         path.unlink()
-    disagreeing = run(Phase(prompts, "from storage"), connector=connector)
+    disagreeing = run(Phase(prompts, "from storage"))
 
     reference = alone[0].phase("cold").outputs
     assert_exact(reference, filled)
     assert_exact(reference, disagreeing)
     assert share(model, filled[0], "warm") > 0.4
+    assert share(model, filled[0], "of a tenant") < share(model, filled[0], "cold") + NEARLY
     assert 0 < share(model, disagreeing[0], "from storage") < share(model, filled[0], "warm")
-
-
-def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path) -> None:
-    on_two_ranks(tmp_path, MODELS[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [MODELS[0], MODELS[2]], ids=lambda each: each.name)
-def test_two_ranks_of_other_models_whose_stores_disagree_are_exact(
-    tmp_path: Path, model: Model
-) -> None:
-    on_two_ranks(tmp_path, model)

@@ -81,6 +81,7 @@ def test_with_blocks_for_two_of_the_longest_prompts(
     assert ranks[0].phase("warm").cached_tokens > ranks[0].phase("cold").cached_tokens
 
 
+@pytest.mark.slow
 def test_with_preemption(group: Group, tmp_path: Path) -> None:
     """Prompts of one block have nothing to look up, and fill the engine at once.
 

@@ -15,6 +15,7 @@ EXAMPLE = ROOT / "examples" / "disagreeing_stores"
 NAIVE_LINES_MAX = 60
 
 
+@pytest.mark.slow
 def test_the_naive_connector_answers_wrongly_and_lockstep_rightly_and_says_why(
     tmp_path: Path,
 ) -> None:

@@ -84,7 +84,7 @@ def test_one_rank_s_store_has_lost_every_second_page(
     assert len(objects(tmp_path, SPOILED)) == len(objects(tmp_path, 0))
 
 
-@pytest.mark.parametrize("fault", ["down", "silent"])
+@pytest.mark.parametrize("fault", [pytest.param("down", marks=pytest.mark.slow), "silent"])
 def test_one_rank_s_store_is_down(
     group: Group, reference: list[Output], filled: str, fault: str
 ) -> None:
@@ -95,6 +95,7 @@ def test_one_rank_s_store_is_down(
     assert loaded_from_storage(ranks) == 0
 
 
+@pytest.mark.slow
 def test_one_rank_is_slower_on_every_read(
     group: Group, reference: list[Output], filled: str
 ) -> None:
@@ -115,6 +116,7 @@ def test_one_load_fails_half_way(group: Group, reference: list[Output], filled: 
     assert outcomes(ranks, "load_back")["complete"] > 3
 
 
+@pytest.mark.slow
 def test_pages_that_are_corrupt_on_one_rank_s_disk_are_misses(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:

@@ -47,8 +47,8 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
 
     @property
-    def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """What the router has said of other engines."""
+    def kv_transfer_params(self) -> object:
+        """What the router has said of other engines: a map, unless a client has sent something else."""
         ...
 
     @property

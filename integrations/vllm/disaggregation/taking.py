@@ -5,9 +5,7 @@ again, for a while in agreed time; then the store is asked, and at last the requ
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ....errors import UsageError
 from ....ranks.host_cache import HostCache
@@ -43,7 +41,7 @@ class Taking:
         self._cache = cache
         self._patience_ms = patience_s * 1000
 
-    def arrived(self, params: Mapping[str, Any] | None) -> Taken | None:
+    def arrived(self, params: object) -> Taken | None:
         """Return what is to be remembered of a request that has arrived; None if it is like any other.
 
         What makes no sense is logged, and the request is computed.

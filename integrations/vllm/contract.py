@@ -72,6 +72,11 @@ class VllmRequest(Protocol):
         ...
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt alone."""
+        ...
+
+    @property
     def all_token_ids(self) -> Sequence[int]:
         """The ids of these tokens."""
         ...

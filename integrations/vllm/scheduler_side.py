@@ -62,7 +62,7 @@ class SchedulerSide:
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
         self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
-        self._giving = Giving(cache, handing_over.ttl_s)
+        self._giving = Giving(cache, handing_over.ttl_s, has_states=lending.has_states)
         self._taking = Taking(cache, handing_over.patience_s)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
@@ -189,7 +189,7 @@ class SchedulerSide:
         if tracked is None or request.status.name == ABORTED:
             return None
         handoff = self._giving.handoff(tracked, request)
-        tracked.given = handoff is not None and bool(handoff.source)
+        tracked.given = handoff.tokens if handoff is not None and handoff.source else 0
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:

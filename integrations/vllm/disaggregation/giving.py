@@ -29,10 +29,14 @@ class _Given:
 class Giving:
     """Serves requests that have ended, each for a while, out of the host memory of all ranks."""
 
-    def __init__(self, cache: HostCache, ttl_s: float) -> None:
-        """Each is served for `ttl_s` of agreed time, unless there is nothing but a store to do so."""
+    def __init__(self, cache: HostCache, ttl_s: float, *, has_states: bool) -> None:
+        """Each is served for `ttl_s` of agreed time, unless there is nothing but a store to do so.
+
+        With `has_states` others can go on only where a state was kept.
+        """
         self._cache = cache
         self._ttl_s = ttl_s
+        self._has_states = has_states
         self._coming: dict[str, _Given] = {}
         """Those of which copies bring more, by name."""
         self._served: deque[tuple[int, str]] = deque()
@@ -41,8 +45,10 @@ class Giving:
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
         """Return what a request that ends is to be answered with; None if nobody goes on with it."""
-        tokens = tracked.lent_pages * tracked.page_tokens
-        if not goes_elsewhere(request.kv_transfer_params) or not tokens:
+        if not goes_elsewhere(request.kv_transfer_params):
+            return None
+        tokens = self._promised(tracked)
+        if not tokens:
             return None
         source, store = self._cache.serving_uri, self._cache.config.store
         if not source and store is None:
@@ -67,8 +73,7 @@ class Giving:
     def serve(self) -> bool:
         """Serve what has come to host memory by now, once in each step; say whether that is all."""
         for name, given in list(self._coming.items()):
-            tracked = given.tracked
-            length = tracked.lent_pages * tracked.page_tokens
+            tracked, length = given.tracked, given.tracked.given
             copied = not self._cache.lends(name)
             if copied:
                 length = self._cache.match(tracked.head(length), tracked.namespace).host_tokens
@@ -87,3 +92,12 @@ class Giving:
         while self._served and now_ms > self._served[0][0]:
             over.append(self._served.popleft()[1])
         return over
+
+    def _promised(self, tracked: TrackedRequest) -> int:
+        """Return after how many tokens of a request's prompt another engine will be able to go on."""
+        unit = tracked.page_tokens
+        tokens = min(tracked.lent_pages * unit, tracked.loadable_elsewhere)
+        if not self._has_states:
+            return tokens
+        there = self._cache.match(tracked.head(tokens), tracked.namespace).host_tokens
+        return max(tracked.state_pages * unit, there)

@@ -62,6 +62,11 @@ class Sent:
         """Return how many tokens are known."""
         return len(self.all_token_ids)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return how many of them are the prompt's: all, since nothing is sampled."""
+        return len(self.all_token_ids)
+
 
 @dataclass
 class Blocks:

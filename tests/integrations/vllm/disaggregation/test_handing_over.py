@@ -81,12 +81,23 @@ def test_what_one_engine_has_computed_another_has_byte_for_byte(
     assert torch.equal(decode.memory[:6], prefill.memory[:6])
 
 
+@pytest.mark.parametrize("window_tokens", [0, PAGE_TOKENS, 2 * PAGE_TOKENS - 1])
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
-    prefill: ScriptedEngine, decode: ScriptedEngine
+    stack: ExitStack, window_tokens: int
 ) -> None:
-    tokens = TOKENS[:WHOLE]
+    """What a match needs of a window is what is before that page."""
+    prefill, decode = (
+        stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
+    )
+    prefill.window[:] = torch.rand_like(prefill.window)
+    tokens, last = TOKENS[:WHOLE], WHOLE - PAGE_TOKENS
+    params = computed(prefill, tokens)
+    first = decode.cache.needed_from(last).get("window", last)
+    window = slice(first // PAGE_TOKENS, last // PAGE_TOKENS)
 
-    assert loaded(decode, computed(prefill, tokens), tokens) == WHOLE - PAGE_TOKENS
+    assert params["remote_tokens"] == last
+    assert loaded(decode, params, tokens) == last
+    assert torch.equal(decode.window[window], prefill.window[window])
 
 
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(

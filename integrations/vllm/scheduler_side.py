@@ -62,8 +62,10 @@ class SchedulerSide:
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
         self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
-        self._giving = Giving(cache, handing_over.ttl_s, has_states=lending.has_states)
-        self._taking = Taking(cache, handing_over.patience_s)
+        self._giving = Giving(
+            cache, handing_over.ttl_s, has_states=lending.has_states, backs_up=backs_up
+        )
+        self._taking = Taking(cache, handing_over.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
         self._arrivals = 0
@@ -131,7 +133,7 @@ class SchedulerSide:
             return None
         tokens = tracked.head(length)
         found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
-        if tracked.taken and self._taking.asks_again(tracked.taken, device_tokens + found, length):
+        if self._taking.asks_again(tracked, device_tokens + found):
             self._prefetch(tracked)
             return None
         return found

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...ranks.replica.tree.node import PASSING
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
@@ -89,6 +90,11 @@ class TrackedRequest:
         """
         computed = self.request.num_computed_tokens + scheduled
         return computed, min(computed, self.request.num_tokens)
+
+    @property
+    def is_of_no_other_engine(self) -> bool:
+        """Whether no other engine can have, or find, what is computed in its namespace."""
+        return self.namespace.startswith(PASSING)
 
     @property
     def name(self) -> str:

@@ -6,11 +6,15 @@ again, for a while in agreed time; then the store is asked, and at last the requ
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....errors import UsageError
 from ....ranks.host_cache import HostCache
 from .handing_over import FRESH
 from .transfer_params import Handoff
+
+if TYPE_CHECKING:
+    from ..tracked import TrackedRequest
 
 log = logging.getLogger("vllm.lockstep")
 
@@ -36,9 +40,14 @@ class Taken:
 class Taking:
     """Decides what a request that another engine has computed waits for."""
 
-    def __init__(self, cache: HostCache, patience_s: float) -> None:
-        """A request waits for up to `patience_s` for what another engine has promised."""
+    def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
+        """A request waits for up to `patience_s` for what another engine has promised.
+
+        Not where the engine `loads` nothing.
+        """
         self._cache = cache
+        self._loads = loads
+        self._told: set[str] = set()
         self._patience_ms = patience_s * 1000
 
     def arrived(self, params: object) -> Taken | None:
@@ -53,21 +62,22 @@ class Taking:
             return None
         if handoff is None or not handoff.tokens:
             return None
-        if handoff.source and self._cache.config.peers is None:
-            log.warning(
-                "a request's pages are to be read from %s: set `peers` in kv_connector_extra_config;"
-                " its prompt is computed, or comes from the store",
-                handoff.source,
-            )
-            return None
-        return Taken(handoff)
+        why = self._nothing_to_take(handoff)
+        if why and why not in self._told:
+            self._told.add(why)
+            where = handoff.source or "a store"
+            log.warning("a request's pages are to be read from %s, and are not: %s", where, why)
+        return None if why else Taken(handoff)
 
-    def asks_again(self, taken: Taken, found: int, at_most: int) -> bool:
-        """Say whether a request that has `found` tokens is to ask for more of `at_most`, and to wait.
+    def asks_again(self, tracked: "TrackedRequest", found: int) -> bool:
+        """Say whether a request that has `found` tokens is to ask for what is missing, and to wait.
 
         To be asked when its prefetch has ended, and then again.
         """
-        if taken.given_up or found >= min(taken.handoff.tokens, at_most):
+        taken = tracked.taken
+        if taken is None or taken.given_up or tracked.is_of_no_other_engine:
+            return False
+        if found >= min(taken.handoff.tokens, tracked.loadable_tokens):
             return False
         now_ms = self._cache.inspection.agreed_ms
         taken.asked += 1
@@ -84,3 +94,14 @@ class Taking:
             found,
         )
         return bool(taken.handoff.source) and self._cache.config.store is not None
+
+    def _nothing_to_take(self, handoff: Handoff) -> str:
+        """Return why nothing of what another engine promises can be read; empty if it can."""
+        config = self._cache.config
+        if not self._loads:
+            return "kv_role is kv_producer, and such an engine loads nothing"
+        if handoff.source and config.peers is None:
+            return "set `peers` in kv_connector_extra_config"
+        if not handoff.source and config.store is None:
+            return "set the same store, or `peers`, in kv_connector_extra_config of both"
+        return ""

@@ -57,13 +57,15 @@ class Handoff:
             return None
         host, port, tokens = (params.get(f"remote_{each}") for each in ("host", "port", "tokens"))
         if not _is_number(tokens) or tokens < 0:
-            raise UsageError(f"remote_tokens is {tokens!r}, must be a number of tokens")
+            raise UsageError(f"remote_tokens is {tokens!r:.80}, must be a number of tokens")
         if host is None and port is None:
             return cls("", tokens)
         if not isinstance(host, str) or not _HOST.fullmatch(host):
-            raise UsageError(f"remote_host is {host!r}, must be the name of a host or its address")
+            raise UsageError(
+                f"remote_host is {host!r:.80}, must be the name of a host or its address"
+            )
         if not _is_number(port) or not 0 < port <= _PORT_MAX:
-            raise UsageError(f"remote_port is {port!r}, must be 1 to {_PORT_MAX}")
+            raise UsageError(f"remote_port is {port!r:.80}, must be 1 to {_PORT_MAX}")
         return cls(f"{_SCHEME}{host}:{port}", tokens)
 
 

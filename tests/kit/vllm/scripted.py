@@ -81,6 +81,8 @@ class ScriptedEngine:
         peers: Peers | None = None,
         handing_over: HandingOver = HANDING_OVER,
         window_tokens: int = 0,
+        loads: bool = True,
+        backs_up: bool = True,
     ) -> None:
         """With `window_tokens` some of its layers have a window, in memory of their own."""
         layout = PageLayout(
@@ -122,8 +124,8 @@ class ScriptedEngine:
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
             lending=Lending(self._groups, HeldBlocks(CountedBlocks())),
-            loads=True,
-            backs_up=True,
+            loads=loads,
+            backs_up=backs_up,
             idle_wait_s=0.001,
             handing_over=handing_over,
         )
@@ -153,6 +155,8 @@ class ScriptedEngine:
             while request.request_id not in self.rest().freed:
                 pass
         self.rest()
+        while self.side.gives:
+            self.rest()
         self.cache.flush()
         return request
 

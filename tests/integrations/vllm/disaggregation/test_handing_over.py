@@ -204,6 +204,43 @@ def test_a_reader_without_peers_is_told_what_to_set(
     assert "set `peers` in kv_connector_extra_config" in caplog.text
 
 
+def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_computed(
+    prefill: ScriptedEngine, decode: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = computed(prefill)
+    for each in (prefill, decode):
+        each.side.reset()
+    sent = Sent(TOKENS, kv_transfer_params=params)
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert computed(prefill) is None
+    assert "nobody has said which weights there are" in caplog.text
+
+
+def test_engines_whose_roles_are_exchanged_say_so_and_wait_for_nothing(
+    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = stack.enter_context(scripted(peers=Peers(), backs_up=False))
+    producer = stack.enter_context(scripted(peers=Peers(), loads=False))
+
+    assert computed(consumer) is None
+    assert loaded(producer, computed(prefill)) == 0
+    assert "kv_role is kv_consumer, and such an engine saves nothing" in caplog.text
+    assert "kv_role is kv_producer, and such an engine loads nothing" in caplog.text
+
+
+def test_an_engine_without_the_store_of_the_other_says_so_and_waits_for_nothing(
+    stack: ExitStack, decode: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = stack.enter_context(scripted(f"file://{tmp_path}"))
+    sent = Sent(TOKENS, kv_transfer_params=computed(prefill))
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert "set the same store, or `peers`" in caplog.text
+
+
 def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:
     prefill.serve(TOKENS, kv_transfer_params=FOR_ANOTHER, status=Status.FINISHED_ABORTED)
 
@@ -243,6 +280,17 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
 
     assert not prefill.side.gives
     assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
+
+
+def test_what_was_served_longest_gives_way_to_what_comes(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    """Host memory may keep four of these prompts for others, and each is read at once."""
+    prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
+
+    found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]
+
+    assert found == [WHOLE] * 8
 
 
 def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) -> None:

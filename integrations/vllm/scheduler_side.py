@@ -125,6 +125,7 @@ class SchedulerSide:
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
+        self._taking.waits(tracked)
         tracked.device_tokens = device_tokens
         length = tracked.loadable_tokens
         if length <= device_tokens:

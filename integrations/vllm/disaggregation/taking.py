@@ -24,10 +24,14 @@ class Taken:
     """What is remembered of one such request."""
 
     handoff: Handoff
-    asked: int = 0
-    """How often what has come was less than what was promised."""
+    times: int = 0
+    """How many different agreed times there have been while it was asked for."""
+    last_ms: int = 0
+    """The last of them."""
     since_ms: int = 0
-    """Since when, in agreed time."""
+    """Since when, in agreed time, nothing more has come of it."""
+    found: int = 0
+    """How many of its tokens had come by then."""
     given_up: bool = False
     """Whether the other engine is asked for no more."""
 
@@ -69,22 +73,32 @@ class Taking:
             log.warning("a request's pages are to be read from %s, and are not: %s", where, why)
         return None if why else Taken(handoff)
 
+    def waits(self, tracked: "TrackedRequest") -> None:
+        """Take note of the time while a request waits; to be called in each pass that asks for it."""
+        taken, now_ms = tracked.taken, self._cache.inspection.agreed_ms
+        if taken is None or taken.last_ms == now_ms:
+            return
+        taken.last_ms = now_ms
+        taken.times += 1
+        if taken.times <= FRESH:
+            taken.since_ms = now_ms
+
     def asks_again(self, tracked: "TrackedRequest", found: int) -> bool:
         """Say whether a request that has `found` tokens is to ask for what is missing, and to wait.
 
-        To be asked when its prefetch has ended, and then again.
+        To be asked when its prefetch has ended, and then again. The time that its lookups have taken
+        counts, unless they have brought something.
         """
         taken = tracked.taken
         if taken is None or taken.given_up or tracked.is_of_no_other_engine:
             return False
-        if found >= min(taken.handoff.tokens, tracked.loadable_tokens):
-            return False
         now_ms = self._cache.inspection.agreed_ms
-        taken.asked += 1
-        if taken.asked <= FRESH:
+        if found > taken.found:
+            taken.found, taken.since_ms = found, now_ms
+        if found >= min(taken.handoff.tokens, tracked.loadable_tokens):
             taken.since_ms = now_ms
-            return True
-        if now_ms - taken.since_ms <= self._patience_ms:
+            return False
+        if taken.times <= FRESH or now_ms - taken.since_ms <= self._patience_ms:
             return True
         taken.given_up = True
         log.info(

@@ -88,6 +88,11 @@ class SchedulerSide:
         """Whether steps bring more of what other engines go on with."""
         return self._giving.waits
 
+    @property
+    def pending_frees(self) -> bool:
+        """Whether waiting frees blocks of requests that have ended."""
+        return self.cache.pending_frees or self._leaving.frees
+
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
         """Return what is remembered of a request; None for one that may not be cached."""
         return self._requests.get(request.request_id)

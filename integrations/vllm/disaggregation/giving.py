@@ -75,7 +75,7 @@ class Giving:
         """Serve what has come to host memory by now, once in each step; say whether that is all."""
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given
-            copied = not self._cache.lends(name)
+            copied = not self._cache.awaits_copies(name)
             if copied:
                 length = self._cache.match(tracked.head(length), tracked.namespace).host_tokens
                 given.served += 1

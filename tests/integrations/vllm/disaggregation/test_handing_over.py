@@ -12,6 +12,7 @@ from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.orders import ObjectTransfer
 from lockstep.ranks.outside import Peers
+from lockstep.ranks.replica.device.lent_copies import LentCopies
 from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
@@ -267,12 +268,12 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
-    lends = prefill.cache.lends
+    lends = prefill.cache.awaits_copies
 
     def lends_longer(name: str) -> bool:
         return next(slow, False) or lends(name)
 
-    monkeypatch.setattr(prefill.cache, "lends", lends_longer)
+    monkeypatch.setattr(prefill.cache, "awaits_copies", lends_longer)
 
     assert prefill.side.handoff(sent) is not None
     prefill.side.finished(sent, range(len(TOKENS)))
@@ -280,6 +281,40 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
 
     assert not prefill.side.gives
     assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
+
+
+def ended_before_its_copies(engine: ScriptedEngine) -> None:
+    """Let a request end of which no copy has begun yet."""
+    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
+    engine.side.arrived(sent)
+    assert engine.side.hit(sent, 0) == 0
+    blocks = Blocks(lambda _: (range(len(TOKENS)),))
+    engine.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    assert engine.side.handoff(sent) is not None
+    assert engine.side.finished(sent, range(len(TOKENS)))
+    engine.side.end_pass(Scheduled())
+
+
+def test_blocks_that_are_still_copied_are_waited_for_and_nobody_is_preempted_for_them(
+    prefill: ScriptedEngine,
+) -> None:
+    ended_before_its_copies(prefill)
+    before = prefill.side.pending_frees
+    rest_until(prefill, lambda: not prefill.side.gives)
+
+    assert (before, prefill.side.pending_frees) == (True, False)
+
+
+def test_a_copy_that_hangs_keeps_no_engine_stepping(
+    prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LentCopies, "_hangs", lambda *_: True)
+    ended_before_its_copies(prefill)
+    for _ in range(4):
+        prefill.side.end_pass(Scheduled())
+
+    assert not prefill.side.gives
+    assert not prefill.side.pending_frees
 
 
 def test_what_was_served_longest_gives_way_to_what_comes(

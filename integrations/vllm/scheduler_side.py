@@ -130,7 +130,9 @@ class SchedulerSide:
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
-        self._taking.waits(tracked)
+        taken = None if tracked.is_of_no_other_engine else tracked.taken
+        if taken is not None:
+            self._taking.waits(taken)
         tracked.device_tokens = device_tokens
         length = tracked.loadable_tokens
         if length <= device_tokens:
@@ -139,7 +141,7 @@ class SchedulerSide:
             return None
         tokens = tracked.head(length)
         found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
-        if self._taking.asks_again(tracked, device_tokens + found):
+        if taken and self._taking.asks_again(taken, device_tokens + found, length):
             self._prefetch(tracked)
             return None
         return found

@@ -6,15 +6,11 @@ again, for a while in agreed time; then the store is asked, and at last the requ
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....errors import UsageError
 from ....ranks.host_cache import HostCache
 from .handing_over import FRESH
 from .transfer_params import Handoff
-
-if TYPE_CHECKING:
-    from ..tracked import TrackedRequest
 
 log = logging.getLogger("vllm.lockstep")
 
@@ -73,29 +69,28 @@ class Taking:
             log.warning("a request's pages are to be read from %s, and are not: %s", where, why)
         return None if why else Taken(handoff)
 
-    def waits(self, tracked: "TrackedRequest") -> None:
+    def waits(self, taken: Taken) -> None:
         """Take note of the time while a request waits; to be called in each pass that asks for it."""
-        taken, now_ms = tracked.taken, self._cache.inspection.agreed_ms
-        if taken is None or taken.last_ms == now_ms:
+        now_ms = self._cache.inspection.agreed_ms
+        if taken.last_ms == now_ms:
             return
         taken.last_ms = now_ms
         taken.times += 1
         if taken.times <= FRESH:
             taken.since_ms = now_ms
 
-    def asks_again(self, tracked: "TrackedRequest", found: int) -> bool:
-        """Say whether a request that has `found` tokens is to ask for what is missing, and to wait.
+    def asks_again(self, taken: Taken, found: int, at_most: int) -> bool:
+        """Say whether a request that has `found` tokens is to ask for more of `at_most`, and to wait.
 
         To be asked when its prefetch has ended, and then again. The time that its lookups have taken
         counts, unless they have brought something.
         """
-        taken = tracked.taken
-        if taken is None or taken.given_up or tracked.is_of_no_other_engine:
+        if taken.given_up:
             return False
         now_ms = self._cache.inspection.agreed_ms
         if found > taken.found:
             taken.found, taken.since_ms = found, now_ms
-        if found >= min(taken.handoff.tokens, tracked.loadable_tokens):
+        if found >= min(taken.handoff.tokens, at_most):
             taken.since_ms = now_ms
             return False
         if taken.times <= FRESH or now_ms - taken.since_ms <= self._patience_ms:

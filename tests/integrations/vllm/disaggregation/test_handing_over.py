@@ -155,6 +155,17 @@ def test_where_the_other_engine_is_gone_its_store_is_asked(
     decode = stack.enter_context(scripted(store, peers=Peers(), handing_over=HASTE))
 
     assert loaded(decode, params) == WHOLE
+    assert decode.sources == [{"disk": WHOLE}]
+
+
+def test_what_comes_from_the_other_engine_is_told_apart_from_what_the_store_has(
+    stack: ExitStack, prefill: ScriptedEngine, tmp_path: Path
+) -> None:
+    decode = stack.enter_context(scripted(f"file://{tmp_path}", peers=Peers()))
+
+    loaded(decode, computed(prefill))
+
+    assert decode.sources == [{"p2p": WHOLE}]
 
 
 def test_engines_that_serve_nothing_hand_over_by_the_store(
@@ -308,7 +319,10 @@ def test_blocks_that_are_still_copied_are_waited_for_and_nobody_is_preempted_for
 def test_a_copy_that_hangs_keeps_no_engine_stepping(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LentCopies, "_hangs", lambda *_: True)
+    def hangs(_: LentCopies, copy: int) -> bool:
+        return copy > 0
+
+    monkeypatch.setattr(LentCopies, "_hangs", hangs)
     ended_before_its_copies(prefill)
     for _ in range(4):
         prefill.side.end_pass(Scheduled())

@@ -6,10 +6,8 @@ from typing import Any, cast
 import pytest
 
 from lockstep.integrations.vllm.disaggregation.taking import Taking
-from lockstep.integrations.vllm.tracked import TrackedRequest
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.outside import Peers
-from tests.kit.vllm.sent_requests import Sent
 
 PATIENCE_S = 5.0
 AN_HOUR_MS = 3_600_000
@@ -30,20 +28,21 @@ class Waiting:
         config = SimpleNamespace(peers=Peers(), store=None)
         cache: Any = SimpleNamespace(inspection=self.clock, config=config)
         self.taking = Taking(cast("HostCache", cache), PATIENCE_S, loads=True)
-        self.tracked = TrackedRequest(Sent([1] * 100), 1, "", page_tokens=4)
-        self.tracked.taken = self.taking.arrived(PARAMS)
+        taken = self.taking.arrived(PARAMS)
+        assert taken is not None
+        self.taken = taken
 
     def asks_again(self, after_s: float, *, found: int = 0) -> bool:
         """Say whether it asks again in a pass so long after the engine has woken up."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
-        self.taking.waits(self.tracked)
-        return self.taking.asks_again(self.tracked, found)
+        self.taking.waits(self.taken)
+        return self.taking.asks_again(self.taken, found, 100)
 
     def passes(self, after_s: float | None = None) -> None:
         """Let a pass ask while its prefetch goes on; without a time, before the clock has gone on."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
-        self.taking.waits(self.tracked)
+        self.taking.waits(self.taken)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ class Leaving:
             name = each.tracked.name
             if each.fenced:
                 self._cache.fence(name)
-            if each.tracked.given:
+            if each.tracked.given and not each.fenced:
                 self._giving.begin(each.tracked)
                 free = not self._cache.lends(name)
             else:

@@ -237,6 +237,10 @@ class HostCache(RankCache):
         """Say whether copies on some rank may still touch the request's device pages."""
         return bool(self._replica.touching(request))
 
+    def awaits_copies(self, request: str) -> bool:
+        """Say whether copies of the request's device pages are waited for; one that hangs is not."""
+        return bool(self._replica.touching(request, awaited=True))
+
     def copies(self, request: str) -> tuple[int, ...]:
         """Return the copies that may touch the request's device pages on some rank, the newest last.
 

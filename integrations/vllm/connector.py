@@ -265,7 +265,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_block_frees(self) -> bool:
         """Say whether waiting frees blocks, so that no request need be preempted for them."""
-        return self._side.cache.pending_frees
+        return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Return what host memory and storage have got and lost, for whoever routes requests."""

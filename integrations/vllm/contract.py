@@ -47,8 +47,8 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
 
     @property
-    def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """What the router has said of other engines."""
+    def kv_transfer_params(self) -> object:
+        """What the router has said of other engines: a map, unless a client has sent something else."""
         ...
 
     @property
@@ -69,6 +69,11 @@ class VllmRequest(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and of the output that are known."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt alone."""
         ...
 
     @property

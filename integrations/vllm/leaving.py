@@ -30,6 +30,14 @@ class Leaving:
         """The requests for whose blocks nothing is waited for but copies that read them."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
+    @property
+    def frees(self) -> bool:
+        """Whether waiting frees blocks of requests that another engine goes on with."""
+        return any(
+            each.tracked.given and self._cache.awaits_copies(name)
+            for name, each in self._leaving.items()
+        )
+
     def ended(self, request: Ended) -> None:
         """Note that a request has ended."""
         self._ended.append(request)
@@ -44,7 +52,7 @@ class Leaving:
             name = each.tracked.name
             if each.fenced:
                 self._cache.fence(name)
-            if each.tracked.given:
+            if each.tracked.given and not each.fenced:
                 self._giving.begin(each.tracked)
                 free = not self._cache.lends(name)
             else:

@@ -69,6 +69,11 @@ class Lending:
     held: HeldBlocks = field(default_factory=HeldBlocks)
     """Those that are copied from."""
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a prefix can be restored only where a state was kept."""
+        return any(pool.kind is Kind.STATE for pool in self.pools)
+
     def for_load(self, blocks: BlockTables, first: int, last: int) -> dict[str, Pages]:
         """Return what the pages of tokens from `first` to `last` are brought to."""
         return {
@@ -107,13 +112,14 @@ def back_up(
     if tracked.stale or pages <= tracked.lent_pages:
         return
     tracked.lent_pages = pages
-    lent = lending.for_backup(
-        blocks.resolve_block_ids(tracked.request.request_id),
-        pages,
-        # A state is not the one after a page if it has gone beyond, or may yet go back.
-        state=computed == known == pages * tracked.page_tokens,
-    )
-    before, tokens = cache.copies(tracked.name), tracked.head(pages * tracked.page_tokens)
+    length = pages * tracked.page_tokens
+    # A state is not the one after a page if it has gone beyond, or may yet go back.
+    state = computed == known == length
+    if state and length <= tracked.loadable_elsewhere:
+        tracked.state_pages = pages
+    tables = blocks.resolve_block_ids(tracked.request.request_id)
+    lent = lending.for_backup(tables, pages, state=state)
+    before, tokens = cache.copies(tracked.name), tracked.head(length)
     cache.back_up(tracked.name, tokens, lent, tracked.namespace)
     passing = lending.passing(lent)
     begun = cache.copies(tracked.name)

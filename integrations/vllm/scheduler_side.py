@@ -62,8 +62,10 @@ class SchedulerSide:
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
         self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
-        self._giving = Giving(cache, handing_over.ttl_s)
-        self._taking = Taking(cache, handing_over.patience_s)
+        self._giving = Giving(
+            cache, handing_over.ttl_s, has_states=lending.has_states, backs_up=backs_up
+        )
+        self._taking = Taking(cache, handing_over.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
         self._arrivals = 0
@@ -85,6 +87,11 @@ class SchedulerSide:
     def gives(self) -> bool:
         """Whether steps bring more of what other engines go on with."""
         return self._giving.waits
+
+    @property
+    def pending_frees(self) -> bool:
+        """Whether waiting frees blocks of requests that have ended."""
+        return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
         """Return what is remembered of a request; None for one that may not be cached."""
@@ -123,6 +130,9 @@ class SchedulerSide:
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
+        taken = None if tracked.is_of_no_other_engine else tracked.taken
+        if taken is not None:
+            self._taking.waits(taken)
         tracked.device_tokens = device_tokens
         length = tracked.loadable_tokens
         if length <= device_tokens:
@@ -131,7 +141,7 @@ class SchedulerSide:
             return None
         tokens = tracked.head(length)
         found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
-        if tracked.taken and self._taking.asks_again(tracked.taken, device_tokens + found, length):
+        if taken and self._taking.asks_again(taken, device_tokens + found, length):
             self._prefetch(tracked)
             return None
         return found
@@ -189,7 +199,7 @@ class SchedulerSide:
         if tracked is None or request.status.name == ABORTED:
             return None
         handoff = self._giving.handoff(tracked, request)
-        tracked.given = handoff is not None and bool(handoff.source)
+        tracked.given = handoff.tokens if handoff is not None and handoff.source else 0
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:

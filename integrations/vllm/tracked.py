@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...ranks.replica.tree.node import PASSING
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
@@ -48,6 +49,8 @@ class TrackedRequest:
     """The prefix that the engine had when it last asked for more."""
     lent_pages: int = 0
     """Whole pages of its prefix that were offered for backup since it was last preempted."""
+    state_pages: int = 0
+    """After how many of these that another engine could load a state was offered too; the most."""
     namespace: str = ""
     """The one that it is in since it began, or began anew; see `weights`."""
     since: int = 0
@@ -66,13 +69,13 @@ class TrackedRequest:
     """Whether a load that is under way is to count as failed."""
     taken: Taken | None = None
     """What another engine has computed of it."""
-    given: bool = False
-    """Whether another engine goes on with it, and reads it here."""
+    given: int = 0
+    """After how many tokens another engine goes on with it, which reads them here; 0 for none."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     def give_up(self) -> None:
         """Take note that its device pages hold nothing any more."""
-        self.lent_pages = 0
+        self.lent_pages = self.state_pages = 0
         self.computed = self.loaded = self.stale = self.refused = False
 
     @property
@@ -89,6 +92,11 @@ class TrackedRequest:
         return computed, min(computed, self.request.num_tokens)
 
     @property
+    def is_of_no_other_engine(self) -> bool:
+        """Whether no other engine can have, or find, what is computed in its namespace."""
+        return self.namespace.startswith(PASSING)
+
+    @property
     def name(self) -> str:
         """The request's name on every rank, another one each time it begins anew."""
         return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
@@ -96,8 +104,12 @@ class TrackedRequest:
     @property
     def loadable_tokens(self) -> int:
         """The longest prefix that may come from the cache: whole pages, but for the last token."""
-        length = max(0, self.request.num_tokens - 1)
-        return length - length % self.page_tokens
+        return self._loadable(self.request.num_tokens)
+
+    @property
+    def loadable_elsewhere(self) -> int:
+        """The same for another engine, which gets the prompt alone."""
+        return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
         """Return the first `tokens` token ids as int32, little-endian."""
@@ -106,6 +118,10 @@ class TrackedRequest:
             fresh = self.request.all_token_ids[have:tokens]
             self._tokens += np.asarray(fresh, dtype="<i4").tobytes()
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
+
+    def _loadable(self, known: int) -> int:
+        length = max(0, known - 1)
+        return length - length % self.page_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,9 @@ class Replica:
         """Return the request's device pages of one pool in token order. Reads only."""
         return self._owned.page_table(self.requests.known(name), pool)
 
-    def touching(self, name: str | None) -> tuple[int, ...]:
+    def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
-        return self._lent.copies.touching(name)
+        return self._lent.copies.touching(name, awaited=awaited)
 
     @command
     def witness(self, *facts: object) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from ...errors import StorageError
-from ..host_port import split_address
+from ...errors import ConfigError, StorageError
+from ..host_port import is_loopback, split_address
 from .handshake import greet_server, receive_exactly
 from .one_sided import OneSidedReads, Staged, headers_of
 from .requests import Question, Reading, Request
@@ -51,14 +51,19 @@ async def connect(
 ) -> "Connection":
     """Return a new connection to the rank at `address`, which has said hello.
 
-    Raises `ConfigError` for another version or secret, and `StorageError` or `OSError` for what may
-    pass. `store` is what messages call the rank, and `broke` is told when the connection has ended, and
-    why if anybody waited for an answer.
+    Raises `ConfigError` for another version or secret, or none where the rank is on another host, and
+    `StorageError` or `OSError` for what may pass. `store` is what messages call the rank, and `broke`
+    is told when the connection has ended, and why if anybody waited for an answer.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
+    if not (secret or is_loopback(str(place[0]))):
+        raise ConfigError(
+            f"store {store!r} is at {place[0]}, which is not this machine alone, and there is no secret"
+            " by which it could show that it is not a stranger's; give both groups the same one"
+        )
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)

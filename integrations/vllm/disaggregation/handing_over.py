@@ -25,7 +25,8 @@ class HandingOver:
 
 
 FRESH = 2
-"""After so many steps agreed time is that of now; a group that was idle has that of its last step."""
+"""After so many steps that have told the time it is that of now; a group that was idle has that of its
+last step."""
 
 HANDING_OVER = HandingOver()
 """As it is by default."""

@@ -16,9 +16,9 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 _PORT_MAX = (1 << 16) - 1
 
 
-def goes_elsewhere(params: Mapping[str, Any] | None) -> bool:
+def goes_elsewhere(params: object) -> bool:
     """Say whether another engine is to go on after a request's prompt."""
-    return params is not None and params.get("do_remote_decode") is True
+    return _is_mapping(params) and params.get("do_remote_decode") is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,34 @@ class Handoff:
         }
 
     @classmethod
-    def read(cls, params: Mapping[str, Any] | None) -> "Handoff | None":
+    def read(cls, params: object) -> "Handoff | None":
         """Return what a request came with; None if it was computed nowhere else.
 
         Raises `UsageError` for what no engine of ours has answered: it may come from anybody who can
-        send requests.
+        send requests, and may be of any type.
         """
-        if params is None or params.get("do_remote_prefill") is not True:
+        if params is None:
+            return None
+        if not _is_mapping(params):
+            raise UsageError(f"they are a {type(params).__name__}, must be a map")
+        if params.get("do_remote_prefill") is not True:
             return None
         host, port, tokens = (params.get(f"remote_{each}") for each in ("host", "port", "tokens"))
         if not _is_number(tokens) or tokens < 0:
-            raise UsageError(f"remote_tokens is {tokens!r}, must be a number of tokens")
+            raise UsageError(f"remote_tokens is {tokens!r:.80}, must be a number of tokens")
         if host is None and port is None:
             return cls("", tokens)
         if not isinstance(host, str) or not _HOST.fullmatch(host):
-            raise UsageError(f"remote_host is {host!r}, must be the name of a host or its address")
+            raise UsageError(
+                f"remote_host is {host!r:.80}, must be the name of a host or its address"
+            )
         if not _is_number(port) or not 0 < port <= _PORT_MAX:
-            raise UsageError(f"remote_port is {port!r}, must be 1 to {_PORT_MAX}")
+            raise UsageError(f"remote_port is {port!r:.80}, must be 1 to {_PORT_MAX}")
         return cls(f"{_SCHEME}{host}:{port}", tokens)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[object, Any]]:
+    return isinstance(value, Mapping)
 
 
 def _is_number(value: object) -> TypeGuard[int]:

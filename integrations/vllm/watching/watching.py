@@ -12,8 +12,9 @@ from ..scheduler_side import SchedulerSide
 from .stats import RESTORED, Restored, StatsFeed, Told
 
 HOST: Final = "host"
+PEER: Final = "p2p"
 ELSEWHERE: Final = "external_unspecified"
-SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": "p2p"}
+SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": PEER}
 """What vLLM calls the stores that it has a name for, by their schemes."""
 
 
@@ -61,5 +62,7 @@ class Watching:
         start = tracked.device_tokens
         first, last = self._side.cache.fetched(tracked.name)
         fetched = max(0, min(start + tokens, last) - max(start, first))
-        parts: Iterable[tuple[str, int]] = ((HOST, tokens - fetched), (self._source, fetched))
+        handed_over = tracked.taken is not None and tracked.taken.source
+        source = PEER if handed_over else self._source
+        parts: Iterable[tuple[str, int]] = ((HOST, tokens - fetched), (source, fetched))
         return {source: count for source, count in parts if count}

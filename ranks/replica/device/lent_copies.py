@@ -30,8 +30,13 @@ class LentCopies:
         if copy is not None:
             request.copies = self.of(request) | {copy}
 
-    def touching(self, name: str | None) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only."""
+    def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only.
+
+        Only those that are waited for, with `awaited`.
+        """
+        if awaited:
+            return tuple(each for each in self.touching(name) if not self._hangs(each))
         if name is None:
             return tuple(n for n, each in self._operations.items() if isinstance(each, Copy))
         request = self._requests.get(name)

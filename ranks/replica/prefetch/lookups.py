@@ -68,11 +68,15 @@ class Lookups:
         tokens: bytes,
         extent: Extent = Extent.PAGES,
         had: Tail | None = None,
+        *,
+        heeds: bool = True,
     ) -> LookupPlan | None:
         """Return what a prefetch of `tokens` asks for, or None if it could bring nothing.
 
-        `nodes` hold what of them is in the tree. `had` is the tail that the request has already.
+        `nodes` hold what of them is in the tree. `had` is the tail that the request has already. Of
+        pages alone it `heeds` what is remembered as not to be had from the store.
         """
+        heeds = heeds and extent is Extent.PAGES
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step = tree.page_bytes
         _, best, last_host = reach(prefixes.needs, nodes)
@@ -88,7 +92,7 @@ class Lookups:
         wanted = wanted[: pages * step]
         before = tree.keys(anchor)[-1]
         keys = prefixes.page_keys(before, wanted)
-        if extent is Extent.PAGES:
+        if heeds:
             keys = store.before_misses(prefixes.components[0].pool, keys)
         end = anchor.end + len(keys)
         components = self._by_extent[extent]
@@ -105,7 +109,6 @@ class Lookups:
                 prefixes.cut(anchor, first)
         path = anchor.path_down()
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
-        heeds = extent is Extent.PAGES
         needs += [self._need(each, path, keys, floor, heeds=heeds) for each in components[1:]]
         asked = wanted[: len(keys) * step]
         return LookupPlan(anchor, floor, asked, components, tuple(needs), tail)

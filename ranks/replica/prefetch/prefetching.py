@@ -81,7 +81,8 @@ class Prefetching:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        plan = self._lookups.plan(request.place, nodes, tokens, extent, request.tail)
+        tail, heeds = request.tail, not source
+        plan = self._lookups.plan(request.place, nodes, tokens, extent, tail, heeds=heeds)
         if plan is None:
             return False
         operation = Prefetch(

@@ -214,3 +214,30 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
     assert ("again",) in [each.failed for each in told]
     assert scripted.side.hit(request, 0) == 0
     assert scripted.executor.given(LookUp) == []
+
+
+def promised(scripted: Scripted, request: Sent) -> int:
+    """Return after how many tokens of a request that ends another engine is told to go on."""
+    request.kv_transfer_params = {"do_remote_decode": True}
+    handoff = scripted.side.handoff(request)
+    return 0 if handoff is None else handoff.tokens
+
+
+def test_another_engine_is_told_to_go_on_where_a_state_was_kept_for_it() -> None:
+    """The last token is always computed there, so a state that is after it is of no use."""
+    scripted = Scripted()
+    whole, longer = scripted.arrive(PROMPT, "whole"), scripted.arrive([*PROMPT, 1], "longer")
+    scripted.compute(whole, len(PROMPT))
+    scripted.compute(longer, len(PROMPT))
+
+    assert (promised(scripted, whole), promised(scripted, longer)) == (0, len(PROMPT))
+
+
+def test_a_state_that_another_request_has_left_is_one_to_go_on_after() -> None:
+    scripted = Scripted()
+    again = scripted.filled()
+    again.num_computed_tokens = len(PROMPT)
+    tables = ([0, 12, 13, 14, 15], [21, 22, 23, 24, 25], [0, 0, 0, 0, 35])
+    scripted.compute(again, 1, tables)
+
+    assert promised(scripted, again) == len(PROMPT)

@@ -12,7 +12,7 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.disaggregation.handing_over import HANDING_OVER, HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.watching.block_events import (
@@ -25,11 +25,11 @@ from lockstep.integrations.vllm.watching.block_events import (
 from lockstep.integrations.vllm.watching.watching import Watching
 from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.config import CacheConfig, SlidingWindow
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.outside import Peers
-from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
+from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
 
 PAGE_TOKENS = 4
 BLOCKS = 64
@@ -80,27 +80,52 @@ class ScriptedEngine:
         host_pages: int = 32,
         peers: Peers | None = None,
         handing_over: HandingOver = HANDING_OVER,
+        window_tokens: int = 0,
+        loads: bool = True,
+        backs_up: bool = True,
     ) -> None:
+        """With `window_tokens` some of its layers have a window, in memory of their own."""
         layout = PageLayout(
             page_tokens=PAGE_TOKENS,
             columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
         )
         shard = layout.shard(0, 1)
-        self.memory = torch.ones(BLOCKS, 2, PAGE_TOKENS, 2)
+        self.memory, self.window = (torch.ones(BLOCKS, 2, PAGE_TOKENS, 2) for _ in range(2))
+        pages = {"kv": EnginePages(shard, {"kv": [self.memory]})}
+        self._groups = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
+        components: list[SlidingWindow] = []
+        if window_tokens:
+            pages["window"] = EnginePages(shard, {"kv": [self.window]})
+            self._groups.append(PoolGroup("window", 1, Kind.WINDOW, PAGE_TOKENS, window_tokens))
+            components.append(
+                SlidingWindow(
+                    window_tokens=window_tokens,
+                    layout=layout,
+                    device_pages=0,
+                    host_pages=host_pages,
+                )
+            )
         self.hasher = ChainedHasher()
         self.events = BlockEvents(self.hasher)
         self.cache = HostCache.open(
-            CacheConfig(model="m", layout=layout, host_pages=host_pages, store=store, peers=peers),
-            EnginePages(shard, {"kv": [self.memory]}),
+            CacheConfig(
+                model="m",
+                layout=layout,
+                components=tuple(components),
+                host_pages=host_pages,
+                store=store,
+                peers=peers,
+            ),
+            pages,
             InProcessGroup(1).member(0),
             listener=self.events.listen,
         )
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            lending=Lending([PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]),
-            loads=True,
-            backs_up=True,
+            lending=Lending(self._groups, HeldBlocks(CountedBlocks())),
+            loads=loads,
+            backs_up=backs_up,
             idle_wait_s=0.001,
             handing_over=handing_over,
         )
@@ -122,7 +147,7 @@ class ScriptedEngine:
         loaded = self._load(request)
         scheduled = {request.request_id: len(tokens) - loaded}
         request.num_computed_tokens = loaded
-        self._pass(Scheduled(scheduled, None, Blocks(lambda _: (range(BLOCKS),))))
+        self._pass(Scheduled(scheduled, None, Blocks(lambda _: self._tables)))
         self.watching.request_gone(request)
         handoff = self.side.handoff(request)
         self.answer = None if handoff is None else handoff.params("engine")
@@ -130,6 +155,8 @@ class ScriptedEngine:
             while request.request_id not in self.rest().freed:
                 pass
         self.rest()
+        while self.side.gives:
+            self.rest()
         self.cache.flush()
         return request
 
@@ -145,11 +172,15 @@ class ScriptedEngine:
         """Return the events since it was last asked."""
         return list(self.events.take(self.seed))
 
+    @property
+    def _tables(self) -> tuple[Sequence[int], ...]:
+        return (range(BLOCKS),) * len(self._groups)
+
     def _load(self, request: Sent) -> int:
         while (hit := self.side.hit(request, 0)) is None:
             self._pass(Scheduled())
         if hit:
-            self.side.allocated(request, (range(BLOCKS),), hit)
+            self.side.allocated(request, self._tables, hit)
             self.watching.load_begun(request, hit)
             self.sources.append(self.watching.hit_sources(request, hit))
             while request.request_id not in self._pass(Scheduled()).loaded:

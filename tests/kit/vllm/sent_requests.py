@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from lockstep.integrations.vllm.contract import BlockState
 
@@ -56,11 +55,16 @@ class Sent:
     mm_features: list[Item] = field(default_factory=list[Item])
     num_computed_tokens: int = 0
     status: Status = Status.RUNNING
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer_params: object = None
 
     @property
     def num_tokens(self) -> int:
         """Return how many tokens are known."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return how many of them are the prompt's: all, since nothing is sampled."""
         return len(self.all_token_ids)
 
 

@@ -80,6 +80,11 @@ async def test_a_server_that_does_not_know_the_secret_is_found_out_before_it_is_
     assert SHARED.encode() not in b"".join(heard)
 
 
+async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() -> None:
+    """Whoever has no secret to show could be anybody, and may make up pages with right checksums."""
+    assert "192.0.2.1, which is not this machine alone" in await refusal("peer://192.0.2.1:7001")
+
+
 async def test_another_version_is_refused_with_both_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,6 +12,7 @@ from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.orders import ObjectTransfer
 from lockstep.ranks.outside import Peers
+from lockstep.ranks.replica.device.lent_copies import LentCopies
 from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
@@ -81,12 +82,23 @@ def test_what_one_engine_has_computed_another_has_byte_for_byte(
     assert torch.equal(decode.memory[:6], prefill.memory[:6])
 
 
+@pytest.mark.parametrize("window_tokens", [0, PAGE_TOKENS, 2 * PAGE_TOKENS - 1])
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
-    prefill: ScriptedEngine, decode: ScriptedEngine
+    stack: ExitStack, window_tokens: int
 ) -> None:
-    tokens = TOKENS[:WHOLE]
+    """What a match needs of a window is what is before that page."""
+    prefill, decode = (
+        stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
+    )
+    prefill.window[:] = torch.rand_like(prefill.window)
+    tokens, last = TOKENS[:WHOLE], WHOLE - PAGE_TOKENS
+    params = computed(prefill, tokens)
+    first = decode.cache.needed_from(last).get("window", last)
+    window = slice(first // PAGE_TOKENS, last // PAGE_TOKENS)
 
-    assert loaded(decode, computed(prefill, tokens), tokens) == WHOLE - PAGE_TOKENS
+    assert params["remote_tokens"] == last
+    assert loaded(decode, params, tokens) == last
+    assert torch.equal(decode.window[window], prefill.window[window])
 
 
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(
@@ -143,6 +155,17 @@ def test_where_the_other_engine_is_gone_its_store_is_asked(
     decode = stack.enter_context(scripted(store, peers=Peers(), handing_over=HASTE))
 
     assert loaded(decode, params) == WHOLE
+    assert decode.sources == [{"disk": WHOLE}]
+
+
+def test_what_comes_from_the_other_engine_is_told_apart_from_what_the_store_has(
+    stack: ExitStack, prefill: ScriptedEngine, tmp_path: Path
+) -> None:
+    decode = stack.enter_context(scripted(f"file://{tmp_path}", peers=Peers()))
+
+    loaded(decode, computed(prefill))
+
+    assert decode.sources == [{"p2p": WHOLE}]
 
 
 def test_engines_that_serve_nothing_hand_over_by_the_store(
@@ -175,6 +198,15 @@ def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
     assert "remote_host is 'a b'" in caplog.text
 
 
+@pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
+def test_params_that_are_no_map_cost_no_more_than_what_they_could_have_said(
+    decode: ScriptedEngine, params: object
+) -> None:
+    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
+    assert loaded(decode, params) == 0
+    assert decode.answer is None
+
+
 def test_a_reader_without_peers_is_told_what_to_set(
     stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,6 +214,43 @@ def test_a_reader_without_peers_is_told_what_to_set(
 
     assert loaded(decode, computed(prefill)) == 0
     assert "set `peers` in kv_connector_extra_config" in caplog.text
+
+
+def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_computed(
+    prefill: ScriptedEngine, decode: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = computed(prefill)
+    for each in (prefill, decode):
+        each.side.reset()
+    sent = Sent(TOKENS, kv_transfer_params=params)
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert computed(prefill) is None
+    assert "nobody has said which weights there are" in caplog.text
+
+
+def test_engines_whose_roles_are_exchanged_say_so_and_wait_for_nothing(
+    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = stack.enter_context(scripted(peers=Peers(), backs_up=False))
+    producer = stack.enter_context(scripted(peers=Peers(), loads=False))
+
+    assert computed(consumer) is None
+    assert loaded(producer, computed(prefill)) == 0
+    assert "kv_role is kv_consumer, and such an engine saves nothing" in caplog.text
+    assert "kv_role is kv_producer, and such an engine loads nothing" in caplog.text
+
+
+def test_an_engine_without_the_store_of_the_other_says_so_and_waits_for_nothing(
+    stack: ExitStack, decode: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = stack.enter_context(scripted(f"file://{tmp_path}"))
+    sent = Sent(TOKENS, kv_transfer_params=computed(prefill))
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert "set the same store, or `peers`" in caplog.text
 
 
 def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:
@@ -210,12 +279,12 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
-    lends = prefill.cache.lends
+    lends = prefill.cache.awaits_copies
 
     def lends_longer(name: str) -> bool:
         return next(slow, False) or lends(name)
 
-    monkeypatch.setattr(prefill.cache, "lends", lends_longer)
+    monkeypatch.setattr(prefill.cache, "awaits_copies", lends_longer)
 
     assert prefill.side.handoff(sent) is not None
     prefill.side.finished(sent, range(len(TOKENS)))
@@ -223,6 +292,54 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
 
     assert not prefill.side.gives
     assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
+
+
+def ended_before_its_copies(engine: ScriptedEngine) -> None:
+    """Let a request end of which no copy has begun yet."""
+    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
+    engine.side.arrived(sent)
+    assert engine.side.hit(sent, 0) == 0
+    blocks = Blocks(lambda _: (range(len(TOKENS)),))
+    engine.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    assert engine.side.handoff(sent) is not None
+    assert engine.side.finished(sent, range(len(TOKENS)))
+    engine.side.end_pass(Scheduled())
+
+
+def test_blocks_that_are_still_copied_are_waited_for_and_nobody_is_preempted_for_them(
+    prefill: ScriptedEngine,
+) -> None:
+    ended_before_its_copies(prefill)
+    before = prefill.side.pending_frees
+    rest_until(prefill, lambda: not prefill.side.gives)
+
+    assert (before, prefill.side.pending_frees) == (True, False)
+
+
+def test_a_copy_that_hangs_keeps_no_engine_stepping(
+    prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(_: LentCopies, copy: int) -> bool:
+        return copy > 0
+
+    monkeypatch.setattr(LentCopies, "_hangs", hangs)
+    ended_before_its_copies(prefill)
+    for _ in range(4):
+        prefill.side.end_pass(Scheduled())
+
+    assert not prefill.side.gives
+    assert not prefill.side.pending_frees
+
+
+def test_what_was_served_longest_gives_way_to_what_comes(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    """Host memory may keep four of these prompts for others, and each is read at once."""
+    prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
+
+    found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]
+
+    assert found == [WHOLE] * 8
 
 
 def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) -> None:

@@ -22,6 +22,7 @@ def test_a_request_is_for_another_engine_only_where_the_router_says_so() -> None
     assert not goes_elsewhere({"do_remote_decode": False})
     assert not goes_elsewhere({"do_remote_decode": "yes"})
     assert not goes_elsewhere(None)
+    assert not goes_elsewhere("do_remote_decode")
 
 
 @pytest.mark.parametrize("params", [None, {}, {**READ, "do_remote_prefill": False}])

@@ -3,6 +3,7 @@
 from lockstep.coordinator.ballot import Answered
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import LookUp
+from lockstep.ranks.outside import Peers
 from lockstep.ranks.replica.prefetch.remembered import Remembered
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
@@ -39,6 +40,13 @@ def test_another_prompt_is_asked_for() -> None:
     miss(ranks)
 
     assert ranks.every(lambda cache: cache.prefetch("second", [9, *PROMPT]))
+
+
+def test_another_group_is_asked_for_what_the_store_has_not() -> None:
+    ranks = RanksInTurn(timeouts=Timeouts(absence_memory_s=LONG_S), peers=Peers())
+    miss(ranks)
+
+    assert ranks.every(lambda c: c.prefetch("second", PROMPT, source="peer://127.0.0.1:7"))
 
 
 def test_a_page_that_this_group_has_written_is_asked_for_again() -> None:

@@ -44,7 +44,10 @@ def phases(folder: Path) -> list[Phase]:
 Run = tuple[Path, list[list[PhaseResult]]]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3_text", "gpt_oss"])
+GEMMA = pytest.param("gemma3_text", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["llama", GEMMA, "gpt_oss"])
 def ran(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

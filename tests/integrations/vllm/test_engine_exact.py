@@ -19,7 +19,7 @@ PROMPTS = mixed_prompts()
 BLOCKS = 40
 CROWDED = {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 2 * BLOCKS}
 """An engine that admits requests until no block is left."""
-BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+BOTH_DEPTHS = pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 
 
 @BOTH_DEPTHS
@@ -57,6 +57,7 @@ def test_after_eviction_from_host_memory_pages_come_from_storage(
     assert ranks[0].phases[1].cached_tokens > ranks[0].phases[0].cached_tokens
 
 
+@pytest.mark.slow
 def test_with_chunked_prefill(group: Group, reference: list[Output], tmp_path: Path) -> None:
     connector = lockstep_connector(f"file://{tmp_path}/store")
     engine = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
@@ -68,6 +69,7 @@ def test_with_chunked_prefill(group: Group, reference: list[Output], tmp_path: P
     assert ranks[0].phase("warm").cached_tokens > ranks[0].phase("cold").cached_tokens
 
 
+@pytest.mark.slow
 def test_with_blocks_for_two_of_the_longest_prompts(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_with_preemption(group: Group, tmp_path: Path) -> None:
     assert all(phase.preemptions > 0 for result in ranks for phase in result.phases)
 
 
+@pytest.mark.slow
 def test_two_salts_share_nothing_and_are_exact(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
@@ -123,6 +126,7 @@ def test_two_salts_share_nothing_and_are_exact(
     assert both.cached_tokens == warm.cached_tokens
 
 
+@pytest.mark.slow
 def test_after_a_reset_of_the_connector_nothing_cached_before_is_used(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
@@ -142,6 +146,7 @@ def test_after_a_reset_of_the_connector_nothing_cached_before_is_used(
     assert again.cached_tokens == warm.cached_tokens > cold.cached_tokens
 
 
+@pytest.mark.slow
 def test_weights_that_were_trained_again_in_place_find_nothing_of_the_former_ones(
     tmp_path: Path,
 ) -> None:

@@ -84,7 +84,8 @@ def test_one_rank_s_store_has_lost_every_second_page(
     assert len(objects(tmp_path, SPOILED)) == len(objects(tmp_path, 0))
 
 
-@pytest.mark.parametrize("fault", [pytest.param("down", marks=pytest.mark.slow), "silent"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["down", "silent"])
 def test_one_rank_s_store_is_down(
     group: Group, reference: list[Output], filled: str, fault: str
 ) -> None:
@@ -107,6 +108,7 @@ def test_one_rank_is_slower_on_every_read(
     assert loaded_from_storage(ranks) > 0
 
 
+@pytest.mark.slow
 def test_one_load_fails_half_way(group: Group, reference: list[Output], filled: str) -> None:
     """Its request computes on every rank, and what the load wrote is never read."""
     ranks = run(group, filled, "half a load")

@@ -16,6 +16,7 @@ SERVED = 2 + CASES
 """How often each of the two caches serves the prompts: twice at first, then in each case."""
 
 
+@pytest.mark.slow
 def test_lockstep_answers_rightly_whatever_one_rank_s_store_has_and_says_what_it_lacks(
     tmp_path: Path,
 ) -> None:

@@ -132,23 +132,32 @@ def test_a_store_that_says_that_it_has_what_it_has_not_is_asked_once(
     assert tiered.counted("lockstep_tier_chunks_read") == {" missing": 2}
 
 
-def test_a_store_that_fails_costs_nothing_but_misses_and_one_line(
-    kit: ModuleType, opens: Opens, caplog: pytest.LogCaptureFixture
-) -> None:
-    tiered = opens(kit.tier_of("fault+memory://?fault.error=1"))
+class Lines(logging.Handler):
+    """What a logger says, once each, whether or not vLLM has made it pass on what it says."""
 
-    logging.getLogger("vllm").propagate = True
-    with caplog.at_level(logging.WARNING, "vllm.lockstep"):
-        for number in range(4):
-            tiered.store(kit.keys(number))
-            tiered.settle()
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def test_a_store_that_fails_costs_nothing_but_misses_and_one_line(
+    kit: ModuleType, opens: Opens
+) -> None:
+    tiered, lines = opens(kit.tier_of("fault+memory://?fault.error=1")), Lines()
+
+    logging.getLogger("vllm.lockstep").addHandler(lines)
+    for number in range(4):
+        tiered.store(kit.keys(number))
+        tiered.settle()
+    logging.getLogger("vllm.lockstep").removeHandler(lines)
     tiered.forget()
 
     assert tiered.hits(kit.keys(0, 1, 2, 3)) == [False] * 4
     assert tiered.counted("lockstep_tier_chunks_written") == {" failed": 4}
-    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    said = [each.message for each in told if each.name == "vllm.lockstep"]
-    assert [each.partition(" (")[0] for each in said] == [
+    assert [each.partition(" (")[0] for each in lines.said] == [
         "chunks cannot be written in the store fault+memory://?fault.error=1"
     ]
 

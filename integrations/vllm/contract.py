@@ -45,6 +45,8 @@ class VllmRequest(Protocol):
     prompt_embeds: object | None
     cache_salt: str | None
     num_computed_tokens: int
+    num_output_placeholders: int
+    """Tokens that are being computed in passes whose output the scheduler has not seen yet."""
 
     @property
     def kv_transfer_params(self) -> object:

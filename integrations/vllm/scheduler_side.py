@@ -185,7 +185,8 @@ class SchedulerSide:
             # Ranks whose engines decide differently are told so by the digest.
             self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
         self._give()
-        self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
+        computes = step.total_num_scheduled_tokens or self._awaits_output()
+        self.cache.end_step(idle_s=0.0 if computes else self._idle_wait_s)
         self._scheduled = frozenset(step.num_scheduled_tokens)
         self._in_pass = False
         return self._result()
@@ -304,6 +305,11 @@ class SchedulerSide:
             self._in_pass = True
             idle = self._scheduled.isdisjoint(self._unfinished)
             self._steps.begin(idle=idle, behind=behind)
+
+    def _awaits_output(self) -> bool:
+        """Say whether the pass before still computes: an engine that schedules ahead waits for that."""
+        before = map(self._requests.get, self._scheduled)
+        return any(each is not None and each.request.num_output_placeholders for each in before)
 
     def _give(self) -> None:
         """Serve what other engines go on with, and let go of that whose time is over."""

@@ -105,6 +105,21 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
     assert (result.loaded, result.failed) == ((request.request_id,), ())
 
 
+def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
+    """An engine that schedules ahead has an empty pass beside each last one that computes."""
+    ranks = HostRanksInTurn(ranks=1)
+    side, [executor] = scheduler(ranks), ranks.executors
+    [request] = backing_up(ranks, side, PROMPT)
+
+    request.num_output_placeholders = 1
+    side.end_pass(Scheduled())
+    assert executor.waited_s == 0
+
+    request.num_output_placeholders = 0
+    side.end_pass(Scheduled())
+    assert executor.waited_s > 0
+
+
 def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
     ranks = HostRanksInTurn(ranks=1)
     side, request = scheduler(ranks), Sent(PROMPT)

@@ -60,6 +60,8 @@ class ToldExecutor:
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
         """What became of the proposals that are staged, by their digests; the test says it."""
+        self.waited_s = 0.0
+        """How long it was told to wait in all; it never does."""
         self.closed = False
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -73,7 +75,7 @@ class ToldExecutor:
         return said
 
     def wait(self, timeout_s: float) -> None:
-        pass
+        self.waited_s += timeout_s
 
     def trouble(self) -> str | None:
         return self.ill

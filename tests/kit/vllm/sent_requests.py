@@ -54,6 +54,7 @@ class Sent:
     lora_request: Adapter | None = None
     mm_features: list[Item] = field(default_factory=list[Item])
     num_computed_tokens: int = 0
+    num_output_placeholders: int = 0
     status: Status = Status.RUNNING
     kv_transfer_params: object = None
 

@@ -1,5 +1,6 @@
 """One scheduler of a vLLM engine: that of a rank, as torchrun starts it, or that of all ranks."""
 
+import multiprocessing
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor import multiproc_executor
 
 from lockstep import HostCache
 from tests.kit.vllm import afflicted
@@ -47,6 +49,9 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
     if plan.fault is not None and not plan.one_scheduler and rank == ranks - 1:
         afflict(plan.fault)
     preemptions = Preemptions()
+    if plan.one_scheduler:
+        # vLLM spawns its workers on CPUs, and importing it takes each of them as long as its phases.
+        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     llm = LLM(**engine_arguments(plan, ranks))
     phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
     stats: dict[str, Any] = {}

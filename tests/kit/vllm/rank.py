@@ -5,12 +5,13 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.executor import multiproc_executor
 
 from lockstep import HostCache
 from tests.kit.vllm import afflicted
@@ -51,7 +52,8 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
     preemptions = Preemptions()
     if plan.one_scheduler:
         # vLLM spawns its workers on CPUs, and importing it takes each of them as long as its phases.
-        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+        executor: Any = import_module("vllm.v1.executor.multiproc_executor")
+        executor.get_mp_context = partial(multiprocessing.get_context, "fork")
     llm = LLM(**engine_arguments(plan, ranks))
     phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
     stats: dict[str, Any] = {}

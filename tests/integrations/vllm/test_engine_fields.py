@@ -1,22 +1,20 @@
 """Every field of vLLM's configuration is known: it is in the key, or proven to change no KV (R16)."""
 
 import json
-import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.kit.programs import program
+from tests.kit.vllm.processes import Program, run_together
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 LOOK = "tests.kit.vllm.fields"
 
 
-def test_every_field_is_known_to_be_in_the_key_or_proven_out() -> None:
+def test_every_field_is_known_to_be_in_the_key_or_proven_out(tmp_path: Path) -> None:
     """What fails here is in the key. Say so in `tests.kit.vllm.keyed_fields`, or prove it out."""
-    finished = subprocess.run(
-        program(LOOK), capture_output=True, text=True, timeout=200, check=False
-    )
+    ended = run_together([Program(LOOK)], tmp_path)
 
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert json.loads(finished.stdout.splitlines()[-1]) == []
+    ended.check()
+    assert json.loads(ended.said.splitlines()[-1]) == []

@@ -1,13 +1,10 @@
 """Models that keep more than full attention, under vLLM with Lockstep: what vLLM says without it.
 
 The same tokens and the same log-probabilities: of windows, in one group of layers and in two, and of a
-recurrent state. All engines of one rank run one after the other in forks of one process, each of them
-through as many states as it can; the tests say what came of it.
+recurrent state. Each engine of one rank goes through as many states as it can, before the first test;
+the tests say what came of it.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,22 +13,18 @@ from typing import Any
 import pytest
 
 from tests.integrations.vllm.test_engine_faults import QUICK, objects
-from tests.kit.source_tree import ROOT
 from tests.kit.vllm.group import (
-    ENVIRONMENT,
     Group,
     assert_exact,
     differences,
     lockstep_connector,
 )
 from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
-from tests.kit.vllm.plan import Output, Phase, Plan, RankResult, read_result, write
+from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
 from tests.kit.vllm.tiny_models import MAKERS
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ALL_S = 1500
-"""Longer than all forks together ever take here."""
 COUNT = 40
 NEARLY = 0.05
 
@@ -124,50 +117,28 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
 
 
 @pytest.fixture(scope="module")
-def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
-    """Where the result of each engine stands, by model and name."""
-    folders = {model.name: tmp_path_factory.mktemp(model.name) for model in MODELS}
-    found: dict[str, dict[str, Path]] = {}
-    files: list[Path] = []
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, RankResult]]:
+    """What came of each engine, by model and name."""
+    found: dict[str, dict[str, RankResult]] = {}
     for model in MODELS:
-        folder = folders[model.name]
+        folder = tmp_path_factory.mktemp(model.name)
         MAKERS[model.name](folder / "model")
-        for name, plan in plans(model, folder).items():
-            files.append(folder / f"{name}.json")
-            write(files[-1], plan)
-            found.setdefault(model.name, {})[name] = folder / name
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    subprocess.run(
-        [sys.executable, "-m", "tests.kit.vllm.forked", *map(str, files)],
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
-        timeout=ALL_S,
-        check=True,
-    )
+        group = Group(folder, folder / "model")
+        found[model.name] = {
+            name: group.run(plan, ranks=1)[0] for name, plan in plans(model, folder).items()
+        }
     return found
 
 
-@dataclass(frozen=True)
-class Runs:
-    """What came of the engines of one model."""
-
-    folders: Mapping[str, Path]
-
-    def __getitem__(self, name: str) -> RankResult:
-        """Return what came of an engine."""
-        folder = self.folders[name]
-        assert (folder / "rank0.json").exists(), (folder / "log").read_text()[-4000:]
-        return read_result(folder / "rank0.json")
-
-    @property
-    def reference(self) -> list[Output]:
-        """What the prompts come to without a connector."""
-        return self["alone"].phase("cold").outputs
-
-
 @pytest.fixture
-def runs(all_runs: dict[str, dict[str, Path]], model: Model) -> Runs:
+def runs(all_runs: dict[str, dict[str, RankResult]], model: Model) -> dict[str, RankResult]:
     """What came of one model."""
-    return Runs(all_runs[model.name])
+    return all_runs[model.name]
+
+
+def alone(runs: Mapping[str, RankResult]) -> list[Output]:
+    """Return what the prompts come to without a connector."""
+    return runs["alone"].phase("cold").outputs
 
 
 def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
@@ -184,9 +155,9 @@ def share(model: Model, result: RankResult, name: str) -> float:
 
 @EACH
 def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
-    model: Model, runs: Runs
+    model: Model, runs: dict[str, RankResult]
 ) -> None:
-    reference, roomy = runs.reference, runs["roomy"]
+    reference, roomy = alone(runs), runs["roomy"]
 
     assert told(reference, roomy, "cold") == []
     assert told(reference, roomy, "warm") == []
@@ -202,22 +173,24 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
 
 @EACH
 def test_after_a_restart_one_flipped_page_of_every_group_is_a_miss(
-    model: Model, runs: Runs
+    model: Model, runs: dict[str, RankResult]
 ) -> None:
     restarted = runs["restarted"]
 
-    assert told(runs.reference, restarted, "from storage") == []
+    assert told(alone(runs), restarted, "from storage") == []
     # Requests that share the page may read it at the same time.
     assert restarted.stats["pages_corrupt"] >= model.pools
     assert share(model, restarted, "from storage") > 0.4
 
 
 @EACH
-def test_it_is_exact_in_chunks_with_evictions_and_preemptions(model: Model, runs: Runs) -> None:
+def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
+    model: Model, runs: dict[str, RankResult]
+) -> None:
     tight = runs["tight"]
 
-    assert told(runs.reference, tight, "cold") == []
-    assert told(runs.reference, tight, "evicted") == []
+    assert told(alone(runs), tight, "cold") == []
+    assert told(alone(runs), tight, "evicted") == []
     crowd = tight.phase("crowd")
     # A state comes to other last bits where a preempted request computes its output as a prompt; so it
     # does without a connector.
@@ -228,10 +201,12 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(model: Model, runs
 
 
 @EACH
-def test_poison_beside_full_attention_shows_where_it_is_trusted(model: Model, runs: Runs) -> None:
+def test_poison_beside_full_attention_shows_where_it_is_trusted(
+    model: Model, runs: dict[str, RankResult]
+) -> None:
     poisoned = runs["poisoned"]
 
-    assert len(told(runs.reference, poisoned, "from storage")) > COUNT // 4
+    assert len(told(alone(runs), poisoned, "from storage")) > COUNT // 4
     assert poisoned.stats["pages_corrupt"] == 0
 
 
@@ -259,7 +234,7 @@ def test_two_ranks_whose_stores_disagree_are_exact(
             )
         )
 
-    alone = group.run(Plan(model=group.model, phases=[Phase(prompts)], engine=engine))
+    [without, _] = group.run(Plan(model=group.model, phases=[Phase(prompts)], engine=engine))
     filled = run(
         Phase(prompts, "cold"),
         Phase(prompts, "warm"),
@@ -269,7 +244,7 @@ def test_two_ranks_whose_stores_disagree_are_exact(
         path.unlink()
     disagreeing = run(Phase(prompts, "from storage"))
 
-    reference = alone[0].phase("cold").outputs
+    reference = without.phase("cold").outputs
     assert_exact(reference, filled)
     assert_exact(reference, disagreeing)
     assert share(model, filled[0], "warm") > 0.4

@@ -17,28 +17,42 @@ SHORT = [Phase([Prompt(tuple(range(3, 103)))])]
     ("connector", "named"),
     [
         (
-            lockstep_connector(stroe="file:///kv"),
-            "kv_connector_extra_config: there is no key 'stroe'; known: adapter_versions, bounds,",
-        ),
-        (
             lockstep_connector() | {"kv_load_failure_policy": "fail"},
             "kv_load_failure_policy is 'fail' in kv_transfer_config",
         ),
         (lockstep_connector("ftp://kv"), "unknown scheme 'ftp'; known: 3fs, file, memory"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_by_name_on_every_rank(
+def test_a_configuration_that_cannot_be_is_refused_by_name(
     group: Group, connector: dict[str, Any], named: str
 ) -> None:
     plan = Plan(model=group.model, phases=SHORT, connector=connector)
 
-    finished, folder = group.start(plan)
+    ended, folder = group.start(plan)
+
+    assert ended.failed
+    check_lines(ended.said, named)
+    assert not list(folder.glob("rank*.json"))
+
+
+def test_ranks_that_torchrun_starts_end_with_one_line_each_and_a_status(group: Group) -> None:
+    connector = lockstep_connector(stroe="file:///kv")
+    plan = Plan(model=group.model, phases=SHORT, connector=connector)
+
+    finished = group.start_by_torchrun(plan)
 
     assert finished.returncode != 0
-    told = [line for line in finished.stderr.splitlines() if "ConfigError: " in line]
-    assert told, finished.stderr[-2000:]
+    check_lines(
+        finished.stderr,
+        "kv_connector_extra_config: there is no key 'stroe'; known: adapter_versions, bounds,",
+    )
+
+
+def check_lines(said: str, named: str) -> None:
+    """Every line that refuses a configuration names what is wrong with it, and there are some."""
+    told = [line for line in said.splitlines() if "ConfigError: " in line]
+    assert told, said[-2000:]
     assert all(named in line for line in told)
-    assert not list(folder.glob("rank*.json"))
 
 
 def test_one_rank_alone_needs_no_group_to_be_started(group: Group) -> None:

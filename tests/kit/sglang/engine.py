@@ -13,9 +13,10 @@ from typing import Any, NoReturn, Self
 
 import torch
 
+from tests.kit.forks.processes import Place, end_group
 from tests.kit.sglang.driver import POLLED_S, STARTED
-from tests.kit.sglang.processes import Place, end_group, start_forked, start_fresh
 from tests.kit.sglang.processes import environment as environment_on_a_cpu
+from tests.kit.sglang.processes import start_forked, start_fresh
 from tests.kit.sglang.requests import Answer, RankReport, Request
 
 START_S = 150.0

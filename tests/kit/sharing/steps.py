@@ -1,8 +1,6 @@
 """Has one vLLM of one rank answer prompts one after the other, and tells what it had on the device."""
 
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.kit.programs import program
-from tests.kit.vllm.group import ENVIRONMENT, START_S
 from tests.kit.vllm.plan import BLOCK_TOKENS
+from tests.kit.vllm.processes import Program, run_together
 
 ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -64,16 +61,7 @@ def run(
         engine["kv_transfer_config"] = connector
     path = folder / "plan.json"
     path.write_text(json.dumps({"engine": engine, "steps": [asdict(each) for each in steps]}))
-    finished = subprocess.run(
-        program("tests.kit.sharing.one_rank", path),
-        env={**os.environ, **ENVIRONMENT},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
-    assert finished.returncode == 0, (finished.stdout + finished.stderr)[-6000:]
+    run_together([Program("tests.kit.sharing.one_rank", [path])], folder).check()
     found = json.loads((folder / "results.json").read_text())
     return [
         Came(tokens, logprobs, cached, _kv(folder / f"kv{number}.pt"))

@@ -73,5 +73,10 @@ def told_of_sharing(found: dict[str, list[str]]) -> Iterator[str]:
             yield f"{path}.{name} is shared at no value"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print what is to be said."""
     json.dump(told(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Starts a group of vLLM ranks under torchrun, and compares what came of it, bit for bit."""
+"""Starts a group of vLLM ranks, and compares what came of it, bit for bit."""
 
 import os
 import subprocess
@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.kit.source_tree import ROOT
+from tests.kit.servers.ports import free_port
 from tests.kit.vllm.plan import Output, Plan, RankResult, read_result, write
+from tests.kit.vllm.processes import START_S, Ended, Program, environment, run_together
 
 RANKS = 2
-START_S = 180
-"""Longer than a start and its phases ever take here, shorter than anyone waits for a hang."""
-
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+RANK = "tests.kit.vllm.rank"
+NOTHING: dict[str, str] = {}
 
 
 def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]:
@@ -73,15 +65,36 @@ class Group:
 
     def run(self, plan: Plan, *, ranks: int = RANKS) -> list[RankResult]:
         """Start the ranks, wait for them, and return what came of the plan on each."""
-        finished, folder = self.start(plan, ranks=ranks)
-        assert finished.returncode == 0, _tail(finished)
+        ended, folder = self.start(plan, ranks=ranks)
+        ended.check()
         schedulers = 1 if plan.one_scheduler else ranks
         return [read_result(folder / f"rank{rank}.json") for rank in range(schedulers)]
 
-    def start(
-        self, plan: Plan, *, ranks: int = RANKS
-    ) -> tuple[subprocess.CompletedProcess[str], Path]:
+    def start(self, plan: Plan, *, ranks: int = RANKS) -> tuple[Ended, Path]:
         """Start the ranks and wait for them; return how they ended and where they wrote."""
+        folder = self._new_run(plan)
+        arguments = [folder / "plan.json", ranks]
+        told = [NOTHING] if plan.one_scheduler else rank_environments(ranks)
+        ended = run_together([Program(RANK, arguments, each) for each in told], folder)
+        (folder / "log").write_text(ended.said)
+        return ended, folder
+
+    def start_by_torchrun(self, plan: Plan) -> subprocess.CompletedProcess[str]:
+        """Start the ranks as users do, wait for them, and return how they ended."""
+        folder = self._new_run(plan)
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
+        return subprocess.run(
+            [sys.executable, *torchrun, "-m", RANK, str(folder / "plan.json"), str(RANKS)],
+            env={**os.environ, **environment()},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+
+    def _new_run(self, plan: Plan) -> Path:
+        """Return a folder with the plan in it."""
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
@@ -89,28 +102,23 @@ class Group:
         # Ranks on CPUs meet in shared memory under one name, and one that was killed leaves it there.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink()
-        torchrun = (
-            "torch.distributed.run",
-            *("--standalone", f"--nproc-per-node={ranks}", "--module"),
-        )
-        command = [
-            *(sys.executable, "-m", *(() if plan.one_scheduler else torchrun)),
-            *("tests.kit.vllm.rank", str(folder / "plan.json"), str(ranks)),
-        ]
-        # Ranks import what this process does, and what the tests share.
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths}
-        finished = subprocess.run(
-            command,
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-        )
-        (folder / "log").write_text(finished.stdout + finished.stderr)
-        return finished, folder
+        return folder
+
+
+def rank_environments(ranks: int) -> list[dict[str, str]]:
+    """Return what torchrun would tell each rank."""
+    port = str(free_port())
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        for rank in range(ranks)
+    ]
 
 
 def differences(
@@ -142,7 +150,3 @@ def assert_exact(
             told = differences(reference, phase.outputs, rounding=rounding)
             assert told == [], f"rank {rank}, {phase.name}: {len(told)} requests differ: {told[:5]}"
     assert len({result.stats["digest"] for result in ranks if result.stats}) <= 1
-
-
-def _tail(finished: subprocess.CompletedProcess[str]) -> str:
-    return f"exit status {finished.returncode}:\n{(finished.stdout + finished.stderr)[-6000:]}"

@@ -1,12 +1,9 @@
 """One scheduler of a vLLM engine: that of a rank, as torchrun starts it, or that of all ranks."""
 
-import multiprocessing
 import os
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +47,6 @@ def run(plan: Plan, rank: int, ranks: int) -> RankResult:
     if plan.fault is not None and not plan.one_scheduler and rank == ranks - 1:
         afflict(plan.fault)
     preemptions = Preemptions()
-    if plan.one_scheduler:
-        # vLLM spawns its workers on CPUs, and importing it takes each of them as long as its phases.
-        executor: Any = import_module("vllm.v1.executor.multiproc_executor")
-        executor.get_mp_context = partial(multiprocessing.get_context, "fork")
     llm = LLM(**engine_arguments(plan, ranks))
     phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
     stats: dict[str, Any] = {}

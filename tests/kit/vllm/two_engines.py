@@ -1,18 +1,16 @@
 """One vLLM engine computes prompts and others go on with them, all under one program's eyes."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.kit.source_tree import ROOT
-from tests.kit.vllm.group import ENVIRONMENT, START_S, lockstep_connector
+from tests.kit.vllm.group import lockstep_connector
 from tests.kit.vllm.mixed_prompts import Prompt
 from tests.kit.vllm.plan import Output, Plan
+from tests.kit.vllm.processes import START_S, Program, run_together
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -64,19 +62,8 @@ def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
     """
     path = folder / "handing.json"
     path.write_text(json.dumps(asdict(handing)))
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.kit.vllm.two_engines", str(path)],
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=2 * START_S,
-        check=False,
-    )
-    said = finished.stdout + finished.stderr
-    (folder / "log").write_text(said)
-    assert finished.returncode == 0, f"exit status {finished.returncode}:\n{said[-6000:]}"
+    program = Program("tests.kit.vllm.two_engines", [path])
+    run_together([program], folder, within_s=2 * START_S).check()
     found = json.loads(path.with_suffix(".found").read_text())
     return {name: _read(each) for name, each in found.items()}
 

@@ -1,16 +1,13 @@
 """What vLLM publishes, exposes and logs of its KV with Lockstep is what the cache has counted."""
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.programs import program
-from tests.kit.vllm.group import ENVIRONMENT
+from tests.kit.vllm.processes import Program, run_together
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -44,16 +41,11 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
-    finished = subprocess.run(
-        program("tests.kit.vllm.watched", model, tmp_path_factory.mktemp("w"), 0),
-        env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    *log, last = finished.stdout.splitlines()
+    folder = tmp_path_factory.mktemp("watched")
+    told = {"VLLM_LOGGING_LEVEL": "INFO"}
+    ended = run_together([Program("tests.kit.vllm.watched", [model, folder, 0], told)], folder)
+    ended.check()
+    *log, last = ended.said.splitlines()
     return Seen(**json.loads(last), log="\n".join(log))
 
 

@@ -1,8 +1,8 @@
-"""The process that imports SGLang once, and forks a driver for each engine: `nursery FD`.
+"""The process that imports modules once, and forks from then on: `nursery FD MODULE...`.
 
-It is told folder, log and environment, and sent what the driver speaks through; it answers with what
-failed, or None, and the driver's process. What SGLang reads from the environment when it is imported it
-has read here, so that a test cannot change it.
+It is told what to call, folder, log and environment, and sent what the fork speaks through; it answers
+with what failed, or None, and the fork's process. What a module reads from the environment when it is
+imported it has read here, so that a test cannot change it.
 """
 
 import gc
@@ -11,57 +11,51 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
-from tests.kit.sglang.driver import drive
 
-IMPORTED = (
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.models.registry",
-)
-
-
-def serve(control: Connection) -> None:
-    """Fork drivers until the other side is gone."""
-    failed = import_sglang()
+def serve(control: Connection, modules: Sequence[str]) -> None:
+    """Fork until the other side is gone."""
+    failed = import_all(modules)
     while True:
         try:
-            folder, log, environment = control.recv()
+            called, folder, log, environment = control.recv()
         except EOFError:
             return
         handle = recv_handle(control)
         pid = 0 if failed else os.fork()
         if not failed and pid == 0:
             control.close()
-            become_a_driver(handle, folder, log, environment)
+            become(called, handle, folder, log, environment)
         os.close(handle)
         control.send((failed, pid))
 
 
-def import_sglang() -> str | None:
+def import_all(modules: Sequence[str]) -> str | None:
     """Import what an engine's processes need, and have them forked; return what failed, or None."""
     try:
-        for name in IMPORTED:
+        for name in modules:
             import_module(name)
     except Exception:  # noqa: BLE001 - whatever failed is the answer.
         return traceback.format_exc()
-    # SGLang would spawn its ranks, each of which would import all of this again.
+    # An engine would spawn its ranks, each of which would import all of this again.
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = _keep_start_method
     # What is here stays: whoever collects garbage need not look at it, nor copy its memory.
     gc.freeze()
-    # Drivers are nobody's to wait for.
+    # Forks are nobody's to wait for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return None
 
 
-def become_a_driver(handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
-    """Lead a group of processes of its own, log to its own file, and never return."""
+def become(called: str, handle: int, folder: str, log: str, environment: Mapping[str, str]) -> None:
+    """Lead a group of processes of its own, log to its own file, and never return.
+
+    `called` is a function with its module, as in "package.module:function", which takes the handle.
+    """
     status = 1
     try:
         os.setsid()
@@ -74,7 +68,8 @@ def become_a_driver(handle: int, folder: str, log: str, environment: Mapping[str
         os.environ.update(environment)
         added = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in added if path and path not in sys.path]
-        drive(handle)
+        module, function = called.split(":")
+        getattr(import_module(module), function)(handle)
         status = 0
     except BaseException:  # noqa: BLE001 - what forked it must not go on here.
         traceback.print_exc()
@@ -90,4 +85,4 @@ def _keep_start_method(method: str | None, force: bool = False) -> None:
 
 if __name__ == "__main__":
     with Connection(int(sys.argv[1])) as connection:
-        serve(connection)
+        serve(connection, sys.argv[2:])

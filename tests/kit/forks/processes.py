@@ -1,0 +1,104 @@
+"""Forks a process from one that has imported an engine, and ends it with all that it has started."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from pathlib import Path
+
+import psutil
+
+from tests.kit.servers.processes import until
+
+IMPORT_S = 150.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process runs."""
+
+    folder: Path
+    log: Path
+    environment: Mapping[str, str]
+
+
+class CannotStartError(Exception):
+    """The process that imports for the others did not come so far."""
+
+
+class Nursery:
+    """A process that has imported an engine's modules, in this environment, and forks."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._modules = modules
+        self._connection, there = Pipe()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.kit.forks.nursery", str(there.fileno()), *modules],
+                pass_fds=[there.fileno()],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        atexit.register(self.close)
+
+    def start(self, called: str, place: Place) -> tuple[int, Connection]:
+        """Fork a process, which leads a group; return it, and what to speak with it through.
+
+        `called` is what it does: "package.module:function", which takes the handle of its connection.
+        """
+        return with_a_pipe(lambda there: self._start(called, place, there))
+
+    def _start(self, called: str, place: Place, there: Connection) -> int:
+        told = (called, str(place.folder), str(place.log), dict(place.environment))
+        self._connection.send(told)
+        send_handle(self._connection, there.fileno(), self._process.pid)
+        if not self._connection.poll(IMPORT_S):
+            raise CannotStartError(f"{self._modules} were not imported in {IMPORT_S:g} s")
+        failed, pid = self._connection.recv()
+        if failed:
+            raise CannotStartError(f"{self._modules} cannot be imported:\n{failed}")
+        return int(pid)
+
+    def close(self) -> None:
+        """Let it end."""
+        self._connection.close()
+        self._process.wait()
+
+
+def with_a_pipe(start: Callable[[Connection], int]) -> tuple[int, Connection]:
+    """Start a process with one end of a pipe; return it and the other end."""
+    here, there = Pipe()
+    try:
+        with there:
+            return start(there), here
+    except BaseException:
+        here.close()
+        raise
+
+
+def end_group(leader: int) -> None:
+    """End a process and all that it has started; done when nothing of it runs."""
+    # The group outlives its first process, and may be gone as a whole.
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(leader, 0)
+    until(lambda: not any(_belongs(process, leader) for process in psutil.process_iter(["status"])))
+
+
+def _belongs(process: psutil.Process, leader: int) -> bool:
+    """Whether a process is one of the group and not merely waits for whoever asks how it ended."""
+    try:
+        return os.getpgid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE
+    except ProcessLookupError:
+        return False

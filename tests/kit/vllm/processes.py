@@ -1,0 +1,121 @@
+"""Runs programs of this kit in processes that are forked from one that has imported vLLM."""
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.kit.forks.processes import Nursery, Place, end_group
+from tests.kit.source_tree import ROOT
+
+START_S = 180.0
+"""Longer than a start and its phases ever take here, shorter than anyone waits for a hang."""
+IMPORTED = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "tests.kit.vllm.rank",
+    "lockstep.integrations.vllm.connector",
+)
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A module that has a `main`, and what stands on its command line."""
+
+    module: str
+    arguments: Sequence[object] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What it has besides `ENVIRONMENT` and what is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How programs that ran together have ended."""
+
+    failed: Sequence[int]
+    """Those that failed before any other did, or that did not end in time."""
+    said: str
+
+    def check(self) -> None:
+        """Raise `AssertionError` with what they said, if one failed."""
+        assert not self.failed, f"{self.failed} failed:\n{self.said[-6000:]}"
+
+
+def run_together(programs: Sequence[Program], folder: Path, *, within_s: float = START_S) -> Ended:
+    """Run programs in a folder, and end all of them as soon as one has failed, as torchrun does."""
+    logs = [folder / f"log{number}" for number in range(len(programs))]
+    leaders: list[int] = []
+    running: dict[Connection, int] = {}
+    failed: list[int] = []
+    ends = time.monotonic() + within_s
+    try:
+        for number, program in enumerate(programs):
+            place = Place(
+                folder=folder,
+                log=logs[number],
+                environment={**os.environ, **environment(), **program.environment},
+            )
+            leader, connection = _nursery().start(f"{__name__}:run", place)
+            leaders.append(leader)
+            running[connection] = number
+            connection.send((program.module, [*map(str, program.arguments)]))
+        while running and not failed:
+            ready = {*wait([*running], max(0.0, ends - time.monotonic()))}
+            ended = [each for each in running if each in ready] or [*running]
+            failed = [running[each] for each in ended if not _is_done(each)]
+            for each in ended:
+                del running[each]
+                each.close()
+    finally:
+        for each in running:
+            each.close()
+        for leader in leaders:
+            end_group(leader)
+    return Ended(failed, "".join(each.read_text(errors="replace") for each in logs))
+
+
+def environment() -> dict[str, str]:
+    """Return `ENVIRONMENT`, and where the tests and what this process imports are found."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**ENVIRONMENT, "PYTHONPATH": paths}
+
+
+def run(handle: int) -> None:
+    """Run, in a process that was forked, the program that is named through a connection."""
+    with Connection(handle) as connection:
+        module, arguments = connection.recv()
+        # vLLM spawns its workers on CPUs, and each would import all of this again.
+        executor: Any = import_module("vllm.v1.executor.multiproc_executor")
+        executor.get_mp_context = multiprocessing.get_context
+        sys.argv = [module, *arguments]
+        import_module(module).main()
+        connection.send(None)
+
+
+def _is_done(connection: Connection) -> bool:
+    """Whether the program at the other end has said that it is done."""
+    try:
+        return connection.poll() and connection.recv() is None
+    except (EOFError, ConnectionResetError):
+        return False
+
+
+@cache
+def _nursery() -> Nursery:
+    return Nursery(IMPORTED, environment())

@@ -16,6 +16,7 @@ import torch
 from tests.kit.programs import program
 from tests.kit.sharing.models import KINDS, YARN, write_model
 from tests.kit.source_tree import ROOT
+from tests.kit.vllm.processes import Program, run_together
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -39,18 +40,36 @@ class Said:
     positions: dict[str, torch.Tensor]
 
 
-def ask(engine: str, folder: Path, environment: dict[str, str]) -> Said:
-    kept = folder / f"{engine}.pt"
+def ask_vllm(folder: Path) -> Said:
+    kept = folder / "vllm.pt"
+    arguments = [folder / "models.json", kept]
+    ended = run_together([Program("tests.kit.sharing.described_by_vllm", arguments)], folder)
+    ended.check()
+    return read(ended.said, kept)
+
+
+def ask_sglang(folder: Path) -> Said:
+    kept = folder / "sglang.pt"
+    path = f"{STAND_INS}:{os.environ.get('PYTHONPATH', '')}"
     finished = subprocess.run(
-        program(f"tests.kit.sharing.described_by_{engine}", folder / "models.json", kept),
+        program("tests.kit.sharing.described_by_sglang", folder / "models.json", kept),
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "PYTHONPATH": path,
+        },
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    told = json.loads(finished.stdout.splitlines()[-1])
+    return read(finished.stdout, kept)
+
+
+def read(said: str, kept: Path) -> Said:
+    told = json.loads(said.splitlines()[-1])
     return Said(
         {name: each[0] for name, each in told.items()},
         {name: each[1] for name, each in told.items()},
@@ -69,11 +88,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
     models["another type"] = {**models["llama"], "dtype": "bfloat16"}
     models["another page size"] = {**models["llama"], "page_tokens": 64}
     (folder / "models.json").write_text(json.dumps(models))
-    path = f"{STAND_INS}:{os.environ.get('PYTHONPATH', '')}"
-    return (
-        ask("vllm", folder, {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
-        ask("sglang", folder, {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": path}),
-    )
+    return ask_vllm(folder), ask_sglang(folder)
 
 
 @pytest.mark.parametrize("model", [*KINDS, "yarn", "another theta"])

@@ -44,6 +44,7 @@ def test_cold_and_warm_from_host_memory_and_after_a_restart_from_storage(
     assert second[0].stats["bytes_moved"]["l3_to_l2"] > 0
 
 
+@pytest.mark.slow
 def test_after_eviction_from_host_memory_pages_come_from_storage(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from tests.kit.vllm.faults import SLOW_S, flip_a_byte
-from tests.kit.vllm.group import Group, assert_exact, differences, lockstep_connector
+from tests.kit.vllm.group import (
+    Group,
+    assert_exact,
+    differences,
+    lockstep_connector,
+    restored_tokens,
+)
 from tests.kit.vllm.mixed_prompts import REQUESTS, mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
 
@@ -49,7 +55,9 @@ def run(group: Group, store: str, fault: str | None = None, **extra: Any) -> lis
     """Send the prompts to an engine that was just started."""
     connector = lockstep_connector(store, **QUICK, **extra)
     plan = Plan(model=group.model, phases=[Phase(PROMPTS, "all")], connector=connector, fault=fault)
-    return group.run(plan)
+    ranks = group.run(plan)
+    restored_tokens(ranks[0], fault or "stores as the test left them")
+    return ranks
 
 
 def objects(folder: Path, rank: int) -> list[Path]:

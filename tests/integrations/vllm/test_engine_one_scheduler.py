@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from tests.integrations.vllm.test_engine_faults import QUICK, objects
-from tests.kit.vllm.group import Group, assert_exact, differences, lockstep_connector
+from tests.kit.vllm.group import (
+    Group,
+    assert_exact,
+    differences,
+    lockstep_connector,
+    restored_tokens,
+)
 from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
 
@@ -44,6 +50,7 @@ def run(
         one_scheduler=True,
     )
     [result] = group.run(plan, ranks=ranks)
+    restored_tokens(result, fault or "stores as the test left them")
     assert result.stats["ended_by"] == ""
     assert result.stats["collectives"] == result.stats["rounds"]
     return result

@@ -47,7 +47,12 @@ def caches() -> dict[str, torch.Tensor]:
         }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the descriptions, and keep the positions."""
     torch.save(caches(), sys.argv[2])
     models = json.loads(Path(sys.argv[1]).read_text())
     json.dump({name: described(**each) for name, each in models.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -150,3 +150,12 @@ def assert_exact(
             told = differences(reference, phase.outputs, rounding=rounding)
             assert told == [], f"rank {rank}, {phase.name}: {len(told)} requests differ: {told[:5]}"
     assert len({result.stats["digest"] for result in ranks if result.stats}) <= 1
+
+
+def restored_tokens(result: RankResult, what: str) -> int:
+    """Return, and print as a part of what was asked for, how many tokens an engine has restored."""
+    replica = result.stats["replica"]
+    hits, asked = replica["hit_tokens"], replica["asked_tokens"]
+    said = ", ".join(f"{hits[tier] / asked:.1%} from {tier}" for tier in hits)
+    print(f"{what}: of {asked} tokens asked for {said}")  # noqa: T201 - whoever runs it wants to see it.
+    return int(hits["host"] + hits["storage"])

@@ -98,7 +98,8 @@ def environment() -> dict[str, str]:
 
 def run(handle: int) -> None:
     """Run, in a process that was forked, the program that is named through a connection."""
-    with Connection(handle) as connection:
+    # The handle stays open until this process has said why it ends: whoever hears of it ends all.
+    with Connection(os.dup(handle)) as connection:
         module, arguments = connection.recv()
         # vLLM spawns its workers on CPUs, and each would import all of this again.
         executor: Any = import_module("vllm.v1.executor.multiproc_executor")

@@ -35,6 +35,7 @@ def host_tokens(answers: list[Answer]) -> int:
     return sum(answer.cached_by_tier.get("host", 0) for answer in answers)
 
 
+@pytest.mark.slow
 def test_fifty_retracted_requests_load_what_they_had_and_say_the_same(
     tmp_path: Path, model: Path
 ) -> None:

@@ -38,6 +38,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "depth first": {"schedule_policy": "dfs-weight", "hicache_storage_backend": None},
     "by priority": {"enable_priority_scheduling": True},
 }
+RARE = ("at random, two ranks", "waited for longest", "depth first")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,10 @@ def stock(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Answer]
         return engine.generate(REQUESTS, together=False)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in RARE)) for each in POLICIES],
+)
 def test_each_prompt_comes_from_the_host_by_one_load(
     name: str, tmp_path: Path, model: Path, stock: list[Answer]
 ) -> None:
@@ -94,6 +98,7 @@ def test_several_that_are_preempted_at_once_go_on_in_the_same_order_on_every_ran
     assert sum(answer.retractions for answer in preempted) > 1
 
 
+@pytest.mark.slow
 def test_requests_of_more_adapters_than_a_batch_takes_are_not_loaded_again_and_again(
     tmp_path: Path, model: Path
 ) -> None:

@@ -107,7 +107,7 @@ def tight_engine(
     )
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, recurrent_model: Path
 ) -> Generator[Served]:
@@ -215,6 +215,7 @@ def test_in_a_new_process_of_either_tp_size_states_come_from_storage(
     assert min(by_tier(each, "storage") for each in found) > 0
 
 
+@pytest.mark.slow
 def test_requests_that_are_retracted_all_the_time_say_the_same(
     tmp_path: Path, recurrent_model: Path
 ) -> None:

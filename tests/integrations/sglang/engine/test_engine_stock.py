@@ -121,6 +121,7 @@ def test_besides_those_only_the_forward_pass_has_collectives(stock_tp2: Stock) -
     assert launched == [{RECEIVING, FORWARD}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_model_with_windows_is_exact_once_its_attention_reads_where_it_wrote(
     tmp_path: Path, windowed_model: Path, tp: int

@@ -81,7 +81,7 @@ def tight_engine(folder: Path, model: Path, tp: int, store: Path, **faults: int)
     )
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, windowed_model: Path
 ) -> Generator[Served]:

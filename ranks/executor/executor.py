@@ -226,12 +226,7 @@ class RankExecutor:
 
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call, in the order in which it happened."""
-        while True:
-            try:
-                self._flights.note(self._inbox.get_nowait())
-            except Empty:
-                break
-        self._flights.pass_until(time.monotonic())
+        self._hear(time.monotonic())
         return self._flights.collect()
 
     def wait(self, timeout_s: float) -> None:
@@ -242,7 +237,7 @@ class RankExecutor:
         gathering = False
         while not self._flights.has_news():
             now = time.monotonic()
-            self._flights.pass_until(now)
+            self._hear(now)
             if self._flights.has_progress() and not gathering:
                 # More is likely to come further, and each time that is told costs a round.
                 until, gathering = min(until, now + _GATHER_S), True
@@ -254,6 +249,12 @@ class RankExecutor:
                 self._flights.note(self._inbox.get(timeout=max(0.0, horizon - now)))
             except Empty:
                 continue
+
+    def _hear(self, now: float) -> None:
+        """Note what was reported, and only then whose time is up: the engine may have been away."""
+        while not self._inbox.empty():
+            self._flights.note(self._inbox.get_nowait())
+        self._flights.pass_until(now)
 
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""

@@ -3,10 +3,12 @@
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +49,7 @@ from tests.kit.ranks.executor_parts import (
     random_bytes,
     waited,
 )
+from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
 """A deadline that passes while a call hangs."""
@@ -595,6 +598,22 @@ def test_a_call_to_the_store_moves_what_its_pace_allows(
 
     calls = [[int(key, 16) for key in store.next_entered()] for _ in range(3)]
     assert sorted(calls) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_an_answer_in_time_counts_though_the_engine_computed_until_after_the_deadline(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = start(plain_layout(64), MemoryBackend())
+    persisted(executor, 2)
+    inbox: Any = executor
+
+    executor.carry_out([look_up(2, keys(2), LONG_S)])
+    wait_for(lambda: not inbox._inbox.empty(), "an answer")
+    later = time.monotonic() + 2 * LONG_S
+    monkeypatch.setattr(rank_executor, "time", SimpleNamespace(monotonic=lambda: later))
+    executor.wait(0.0)
+
+    assert executor.progress() == [Answered(2, 2)]
 
 
 def test_a_wait_gathers_how_far_a_fetch_has_come(

@@ -179,6 +179,9 @@ class SchedulerSide:
         ]
         state = step.kv_connector_block_state if self._backs_up else None
         for tracked, tokens in scheduled:
+            if not (tracked.computed or tracked.loaded):
+                # Where the engine finds a part of a block, it says nothing of that when it asks.
+                tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             tracked.computed = True
             if state is not None and self._adapters.trusted(tracked.request.lora_request):
                 back_up(self.cache, self._lending, tracked, tokens, state)

@@ -264,6 +264,22 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
     assert (before, after) == (0, PROMPT_PAGES)
 
 
+def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
+    """Where vLLM finds parts of blocks (`prefix_match_unit`), it asks as if it had found none."""
+    engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
+    engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
+    [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)
+    engine.name("step-1")
+    side.arrived(request)
+
+    side.hit(request, 0)
+    request.num_computed_tokens = PAGE_TOKENS // 2
+    tokens = {request.request_id: request.num_tokens - request.num_computed_tokens}
+    side.end_pass(Scheduled(tokens, None, Blocks(lambda _: (blocks,))))
+
+    assert memory.given(CopyToHost) == []
+
+
 def test_vllm_s_own_blocks_are_of_new_weights_once_it_has_preempted_all_requests() -> None:
     """A pause that keeps requests preempts them and drops its prefix cache; then comes the name."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "preempted")

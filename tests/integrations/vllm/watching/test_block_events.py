@@ -144,6 +144,16 @@ def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had(
     assert isinstance(told[0], PagesStored)
 
 
+def test_what_a_request_computes_that_waited_while_the_weights_changed_is_told() -> None:
+    with scripted() as engine:
+        request = engine.arrive(PROMPT)
+
+        engine.side.weights_are("step-1")
+        engine.answer_to(request)
+
+        assert held(engine.told()) == {*chain(engine, request)}
+
+
 def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
     hasher = ChainedHasher(hash_tokens=2, block_tokens=4)
     events = BlockEvents(hasher)

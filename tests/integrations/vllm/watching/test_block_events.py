@@ -1,6 +1,7 @@
 """KV events name the blocks that vLLM would name, and what they claim is what host memory has."""
 
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -225,6 +226,17 @@ def test_one_rank_may_tell_for_all_of_them() -> None:
     told = on_every_rank(serve, listener=events.listen)
 
     assert [len(hashes(each)) for rank in told for each in rank] == [4]
+
+
+def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
+    """An item of vLLM has the pixels too, and there is a namespace for each image."""
+    events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
+    pixels = ref(image)
+
+    events.saw(Sent(mm_features=[image]), "of the image", str.encode)
+    del image
+
+    assert pixels() is None
 
 
 def test_salts_without_end_do_not_fill_memory() -> None:

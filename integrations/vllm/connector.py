@@ -28,7 +28,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...ranks.decider.deciding import DecidingCache
-from ...ranks.member import Listener
 from . import handover, settings
 from .cache_contract import HashedCacheConfig
 from .contract import (
@@ -110,7 +109,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             hear_weight_versions(LockstepConnector, LockstepConnector._weights_are)
             if not self._one_decider:
                 self._scheduler = open_beside_worker(
-                    vllm_config, self._lending, self._settings, self._engine_id, self._listener
+                    vllm_config, self._lending, self._settings, self._engine_id, self._events
                 )
                 self._watching = Watching(self._scheduler, self._settings.store)
 
@@ -192,15 +191,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             return
         told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
         self._scheduler = open_for_workers(
-            self._config, self._lending, self._settings, told, self._listener
+            self._config, self._lending, self._settings, told, self._events
         )
         self._watching = Watching(self._scheduler, self._settings.store)
 
     def on_new_request(self, request: VllmRequest) -> None:
         """Begin to bring what storage has of it."""
         self._side.arrived(request)
-        if self._events is not None:
-            self._events.saw(self._side.tracked(request), self._side.cache)
 
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
@@ -331,10 +328,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> LockstepMetrics:
         """Return Lockstep's metrics, to stand beside vLLM's own."""
         return LockstepMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    @property
-    def _listener(self) -> Listener | None:
-        return None if self._events is None else self._events.listen
 
     @property
     def _watched(self) -> Watching:

@@ -7,6 +7,7 @@ One scheduler and many workers: each worker opens its rank, of which the schedul
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +23,6 @@ from ...ranks.decider.opening import open_worker, read_opened
 from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
-from ...ranks.member import Listener
 from ...telemetry.port import watch
 from ..settings import control_of
 from ..weights import FileDigests
@@ -36,6 +36,7 @@ from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
 from .watching import start_line
+from .watching.kv_events import KVEvents
 from .weights import WEIGHTS_OF_THE_START, Weights
 
 if TYPE_CHECKING:
@@ -58,20 +59,20 @@ def open_beside_worker(
     lending: Lending,
     parsed: ConnectorSettings,
     engine_id: str,
-    listener: Listener | None,
+    events: KVEvents | None,
 ) -> SchedulerSide:
     """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
-    met.cache = HostCache.open(settings, pages, listener=listener)
+    met.cache = HostCache.open(settings, pages, listener=None if events is None else events.listen)
     if met.cache.world_size != parallel.world_size:
         met.cache.close(flush=False)
         raise ConfigError(
             f"torch.distributed has {met.cache.world_size} ranks and the engine"
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
         )
-    return _side(met.cache, config, lending, parsed)
+    return _side(met.cache, config, lending, parsed, events)
 
 
 def open_worker_rank(
@@ -93,10 +94,11 @@ def open_for_workers(
     lending: Lending,
     parsed: ConnectorSettings,
     told: Iterable[bytes],
-    listener: Listener | None,
+    events: KVEvents | None,
 ) -> SchedulerSide:
     """Return the scheduler's half for workers that have told this when they opened."""
-    return _side(decide(map(read_opened, told), listener=listener), config, lending, parsed)
+    cache = decide(map(read_opened, told), listener=None if events is None else events.listen)
+    return _side(cache, config, lending, parsed, events)
 
 
 def _settings(
@@ -151,22 +153,29 @@ def _is_set(name: str) -> bool:
 
 
 def _side(
-    cache: HostCache, config: EngineConfig, lending: Lending, parsed: ConnectorSettings
+    cache: HostCache,
+    config: EngineConfig,
+    lending: Lending,
+    parsed: ConnectorSettings,
+    events: KVEvents | None,
 ) -> SchedulerSide:
     """Return the scheduler's half over a cache that was opened."""
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    weights = Weights(
+        {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
+        cache.inspection.config.life.hex(),
+        parsed.weights_change,
+    )
+    if events is not None:
+        weights.placed = partial(events.saw, cache)
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
         Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
-        weights=Weights(
-            {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
-            cache.inspection.config.life.hex(),
-            parsed.weights_change,
-        ),
+        weights=weights,
         lending=lending,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,

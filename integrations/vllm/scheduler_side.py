@@ -127,6 +127,9 @@ class SchedulerSide:
         if tracked.computed or tracked.loaded:
             # Asked again, so it was preempted, perhaps between passes: this one says so at its end.
             self._preempted(tracked)
+        # With each question: a pass may have begun with the outputs of the step before, and the engine
+        # may have emptied its prefix cache since.
+        self._look_at_device()
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
             return 0
@@ -176,6 +179,9 @@ class SchedulerSide:
         ]
         state = step.kv_connector_block_state if self._backs_up else None
         for tracked, tokens in scheduled:
+            if not (tracked.computed or tracked.loaded):
+                # Where the engine finds a part of a block, it says nothing of that when it asks.
+                tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             tracked.computed = True
             if state is not None and self._adapters.trusted(tracked.request.lora_request):
                 back_up(self.cache, self._lending, tracked, tokens, state)
@@ -300,7 +306,6 @@ class SchedulerSide:
         if not self._in_pass:
             behind = self._leaving.keep_off()
             self._commit()
-            self._look_at_device()
             self.cache.begin_step()
             self._in_pass = True
             idle = self._scheduled.isdisjoint(self._unfinished)
@@ -347,8 +352,10 @@ class SchedulerSide:
         Until it has, it may give requests blocks of former weights, and what they compute is of both.
         """
         if self._device_is_mixed:
-            stale = any(tracked.stale for tracked in self._requests.values())
-            self._device_is_mixed = stale or self._lending.held.can_be_found
+            # One that waits without tokens, as after a preemption, has no blocks.
+            self._device_is_mixed = self._lending.held.can_be_found or any(
+                each.stale and each.request.num_computed_tokens for each in self._requests.values()
+            )
 
     def _begin_anew(self, tracked: TrackedRequest) -> None:
         """Let a request that holds nothing find what there is of the weights of now.

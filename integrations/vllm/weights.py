@@ -6,7 +6,7 @@ what is computed with them is found until the next change, and storage has nothi
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,6 +48,8 @@ class Weights:
     """How often they have become others; what was computed before the last time is of former ones."""
     name: str | None = ""
     """What they are called; empty for those of the start, None where nobody knows."""
+    placed: Callable[[TrackedRequest], None] = lambda _: None
+    """Told of each request that is in a namespace from now on."""
     _just_named: bool = False
     """Whether they were named, and since then neither reset nor computed with."""
 
@@ -79,6 +81,7 @@ class Weights:
     def place(self, tracked: TrackedRequest) -> None:
         """Let a request that holds nothing be one of these weights."""
         tracked.since, tracked.namespace = self.changes, self.namespace(tracked.kind)
+        self.placed(tracked)
 
     def _become(self, name: str | None) -> bool:
         if name is not None and name == self.name:

@@ -18,6 +18,7 @@ from ...coordinator.collective import Vector
 from ...coordinator.collectives.engine_channel import EngineChannel, FoldedBallots
 from ...coordinator.expectations import Expectation
 from ...coordinator.lanes import BallotShape, LaneLayout, Voter
+from ...coordinator.operation import Kind
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import ConfigError, GroupError, InternalError
 from ..executor.base import ExecutorCounts
@@ -129,8 +130,14 @@ class DecidingCache(HostCache):
 
     @property
     def stepping_helps(self) -> bool:
-        """Whether a further step would bring something further though no request is computed."""
-        return bool(self._outgoing.told) or not self._replica.idle or self.pending_frees
+        """Whether a further step would bring something further though no request is computed.
+
+        Not for a prefetch alone: the request that waits for it has the engine step, unless it is
+        paused, which it is not as long as it steps.
+        """
+        working = self._replica.agenda.working.items()
+        works = any(count for kind, count in working if kind is not Kind.PREFETCH)
+        return bool(self._outgoing.told) or works or self.pending_frees
 
     def begin_step(self) -> None:
         """Apply the verdict of the last round, if all ballots are here."""

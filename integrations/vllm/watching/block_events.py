@@ -24,6 +24,27 @@ NAMESPACES_MAX = 1 << 14
 ExtraKeys = tuple[Any, ...] | None
 
 
+@dataclass(slots=True)
+class Place:
+    """The place of an item; see `MultiModalPosition`."""
+
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Item:
+    """What is hashed of an item of another modality, and nothing of its content."""
+
+    identifier: str
+    mm_position: Place
+
+    @classmethod
+    def of(cls, item: MultiModalFeature) -> "Item":
+        """Return what is hashed of an item of vLLM's."""
+        return cls(item.identifier, Place(item.mm_position.offset, item.mm_position.length))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """Holds what vLLM hashes of a request beside its tokens; it stands in for the request."""
@@ -122,7 +143,8 @@ class BlockEvents:
         if namespace in self._origins:
             self._origins.move_to_end(namespace)
             return
-        origin = Origin(request.lora_request, request.mm_features, request.cache_salt)
+        items = tuple(map(Item.of, request.mm_features))
+        origin = Origin(request.lora_request, items, request.cache_salt)
         self._origins[namespace] = self._seeds[seed(namespace)] = origin
         if len(self._origins) > NAMESPACES_MAX:
             dropped, _ = self._origins.popitem(last=False)

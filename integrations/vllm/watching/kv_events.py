@@ -63,10 +63,9 @@ class KVEvents:
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 
-    def saw(self, tracked: TrackedRequest | None, cache: RankCache) -> None:
-        """Note a new request, if it may be cached."""
-        if tracked is not None:
-            self._events.saw(tracked.request, tracked.namespace, lambda each: _seed(cache, each))
+    def saw(self, cache: RankCache, tracked: TrackedRequest) -> None:
+        """Note a request that is new in its namespace."""
+        self._events.saw(tracked.request, tracked.namespace, lambda each: _seed(cache, each))
 
     def forget(self) -> None:
         """Take back all that was told: it is of former weights, of which vLLM's hashes say nothing."""

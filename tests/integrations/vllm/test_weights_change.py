@@ -99,6 +99,16 @@ def backed_up(engine: ScriptedEngine, name: str) -> int:
     return sum(len(each.sources) for order in memory.take(CopyToHost) for each in order.transfers)
 
 
+def compute(engine: ScriptedEngine, request: Sent) -> None:
+    """Let a request compute all of its prompt, of which the engine has nothing."""
+    [side], [memory], blocks = engine.sides, engine.ranks.memories, range(90, 90 + PROMPT_PAGES)
+    side.hit(request, 0)
+    tokens = {request.request_id: request.num_tokens}
+    side.end_pass(Scheduled(tokens, None, Blocks(lambda _: (blocks,))))
+    memory.take(CopyToHost)
+    request.num_computed_tokens = request.num_tokens
+
+
 def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
     """Send requests, and step until loads are under way."""
     for prompt in prompts:
@@ -252,3 +262,66 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
     after = backed_up(engine, "behind a new block")
 
     assert (before, after) == (0, PROMPT_PAGES)
+
+
+def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
+    """Where vLLM finds parts of blocks (`prefix_match_unit`), it asks as if it had found none."""
+    engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
+    engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
+    [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)
+    engine.name("step-1")
+    side.arrived(request)
+
+    side.hit(request, 0)
+    request.num_computed_tokens = PAGE_TOKENS // 2
+    tokens = {request.request_id: request.num_tokens - request.num_computed_tokens}
+    side.end_pass(Scheduled(tokens, None, Blocks(lambda _: (blocks,))))
+
+    assert memory.given(CopyToHost) == []
+
+
+def test_vllm_s_own_blocks_are_of_new_weights_once_it_has_preempted_all_requests() -> None:
+    """A pause that keeps requests preempts them and drops its prefix cache; then comes the name."""
+    engine, request = engine_of(1), Sent(list(PROMPTS[1]), "preempted")
+    engine.lending[0].held.pool = pool = CountedBlocks()
+    engine.sides[0].arrived(request)
+    compute(engine, request)
+
+    request.num_computed_tokens = 0
+    engine.name("step-1")
+    compute(engine, request)
+    pool.cached_block_hash_to_block = {"of step 1": 1}
+
+    assert backed_up(engine, "behind a new block") == PROMPT_PAGES
+
+
+def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_had_found_them() -> (
+    None
+):
+    engine, request = engine_of(1), Sent(list(PROMPTS[1]), "waits")
+    engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
+    engine.name("step-1")
+    engine.sides[0].arrived(request)
+    engine.sides[0].hit(request, PAGE_TOKENS)
+    engine.sides[0].end_pass(Scheduled({"another": 1}))
+
+    pool.cached_block_hash_to_block = {}
+    compute(engine, request)
+    pool.cached_block_hash_to_block = {"of step 1": 1}
+
+    assert backed_up(engine, "behind a new block") == PROMPT_PAGES
+
+
+def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
+    """With one scheduler it comes with the outputs of the step before, also where that is the last."""
+    engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
+    engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
+    engine.name("step-1")
+    engine.sides[0].answered()
+
+    pool.cached_block_hash_to_block = {}
+    engine.sides[0].arrived(request)
+    compute(engine, request)
+    pool.cached_block_hash_to_block = {"of step 1": 1}
+
+    assert backed_up(engine, "behind a new block") == PROMPT_PAGES

@@ -23,6 +23,7 @@ from lockstep.integrations.vllm.watching.block_events import (
     PagesStored,
 )
 from lockstep.integrations.vllm.watching.watching import Watching
+from lockstep.integrations.vllm.weights import Weights
 from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, SlidingWindow
@@ -123,6 +124,9 @@ class ScriptedEngine:
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+            weights=Weights(
+                placed=lambda each: self.events.saw(each.request, each.namespace, self.seed)
+            ),
             lending=Lending(self._groups, HeldBlocks(CountedBlocks())),
             loads=loads,
             backs_up=backs_up,
@@ -138,14 +142,21 @@ class ScriptedEngine:
 
     def serve(self, tokens: list[int], **attributes: Any) -> Sent:
         """Let a request be admitted, loaded, computed and finished, and all I/O end."""
+        request = self.arrive(tokens, **attributes)
+        self.answer_to(request)
+        return request
+
+    def arrive(self, tokens: list[int], **attributes: Any) -> Sent:
+        """Let a request come, and wait."""
         self._served += 1
         request = Sent(tokens, request_id=str(self._served), **attributes)
         self.side.arrived(request)
-        tracked = self.side.tracked(request)
-        if tracked is not None:
-            self.events.saw(request, tracked.namespace, self.seed)
+        return request
+
+    def answer_to(self, request: Sent) -> None:
+        """Let a request that has come be loaded, computed and finished, and all I/O end."""
         loaded = self._load(request)
-        scheduled = {request.request_id: len(tokens) - loaded}
+        scheduled = {request.request_id: request.num_tokens - loaded}
         request.num_computed_tokens = loaded
         self._pass(Scheduled(scheduled, None, Blocks(lambda _: self._tables)))
         self.watching.request_gone(request)
@@ -158,7 +169,6 @@ class ScriptedEngine:
         while self.side.gives:
             self.rest()
         self.cache.flush()
-        return request
 
     def rest(self) -> PassResult:
         """Take a pass in which nothing is scheduled."""

@@ -190,6 +190,21 @@ def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> 
     assert helps == [False, True, False]
 
 
+def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
+    """It is not paused as long as it steps, and what is prefetched waits with its request."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.prefetch("r", PROMPT)
+    helps = [ranks.decider.stepping_helps]
+    ranks.step()
+    ranks.step()
+    helps.append(ranks.decider.stepping_helps)
+
+    ranks.settle(stored=lambda _: True)
+
+    assert helps == [True, False]
+    assert ranks.decider.hit("r", PROMPT) == len(PROMPT)
+
+
 def test_a_worker_that_has_missed_a_dispatch_says_so_and_the_epoch_ends() -> None:
     ranks = DecidedRanksInTurn(2)
     ranks.step()

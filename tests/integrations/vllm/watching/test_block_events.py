@@ -1,6 +1,7 @@
 """KV events name the blocks that vLLM would name, and what they claim is what host memory has."""
 
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -144,6 +145,16 @@ def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had(
     assert isinstance(told[0], PagesStored)
 
 
+def test_what_a_request_computes_that_waited_while_the_weights_changed_is_told() -> None:
+    with scripted() as engine:
+        request = engine.arrive(PROMPT)
+
+        engine.side.weights_are("step-1")
+        engine.answer_to(request)
+
+        assert held(engine.told()) == {*chain(engine, request)}
+
+
 def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
     hasher = ChainedHasher(hash_tokens=2, block_tokens=4)
     events = BlockEvents(hasher)
@@ -215,6 +226,17 @@ def test_one_rank_may_tell_for_all_of_them() -> None:
     told = on_every_rank(serve, listener=events.listen)
 
     assert [len(hashes(each)) for rank in told for each in rank] == [4]
+
+
+def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
+    """An item of vLLM has the pixels too, and there is a namespace for each image."""
+    events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
+    pixels = ref(image)
+
+    events.saw(Sent(mm_features=[image]), "of the image", str.encode)
+    del image
+
+    assert pixels() is None
 
 
 def test_salts_without_end_do_not_fill_memory() -> None:

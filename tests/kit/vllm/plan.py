@@ -24,6 +24,8 @@ class Phase:
     """Abort every second request while it runs; the others alone come to something."""
     keep: bool = False
     """Drop nothing at all."""
+    adapter: str = ""
+    """The folder of the adapter that all of them use, with weights in its own name."""
     weights: str = ""
     """The folder of a model whose weights are loaded in place of those of now, before all else."""
     weights_version: str = ""

@@ -3,7 +3,9 @@
 import os
 import sys
 import time
+import zlib
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +111,22 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
         detokenize=False,
         logprobs=1,
     )
+    adapter = adapter_of(phase.adapter) if phase.adapter else None
+    generate: Any = llm.generate
     finished = (
         generate_half(llm, prompts, sampling)
         if phase.aborts
-        else llm.generate(prompts, sampling, use_tqdm=False)
+        else generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
     )
     seconds = time.perf_counter() - began
     outputs = [output_of(request) for request in finished]
     return PhaseResult(phase.name, outputs, preemptions.count - before, seconds)
+
+
+def adapter_of(folder: str) -> Any:
+    """Return what requests say of an adapter; vLLM tells adapters apart by a number above 0."""
+    kind: Any = import_module("vllm.lora.request").LoRARequest
+    return kind(Path(folder).name, 1 + zlib.crc32(folder.encode()), folder)
 
 
 def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> list[Any]:

@@ -182,6 +182,15 @@ class ListsSlowly(MemoryBackend):
         await asyncio.sleep(0)
 
 
+class WritesSlowly(ListsSlowly):
+    """What comes after the first write is written once a listing has seen what is there."""
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        if self.shelf.objects:
+            await self.saw.wait()
+        return await super().write(writes, deadline=deadline)
+
+
 def test_what_leaves_while_the_store_is_listed_does_not_come_back() -> None:
     async def scenario() -> tuple[int, int]:
         store = ListsSlowly()
@@ -196,12 +205,6 @@ def test_what_leaves_while_the_store_is_listed_does_not_come_back() -> None:
 
 
 def test_what_is_written_while_the_store_is_listed_counts() -> None:
-    class WritesSlowly(ListsSlowly):
-        async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-            if self.shelf.objects:
-                await self.saw.wait()
-            return await super().write(writes, deadline=deadline)
-
     async def scenario() -> int:
         store = WritesSlowly()
         async with using(NamespaceQuota(store, NAMESPACE, 3 * STORED)) as quota:

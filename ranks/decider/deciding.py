@@ -18,7 +18,6 @@ from ...coordinator.collective import Vector
 from ...coordinator.collectives.engine_channel import EngineChannel, FoldedBallots
 from ...coordinator.expectations import Expectation
 from ...coordinator.lanes import BallotShape, LaneLayout, Voter
-from ...coordinator.operation import Kind
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import ConfigError, GroupError, InternalError
 from ..executor.base import ExecutorCounts
@@ -132,11 +131,12 @@ class DecidingCache(HostCache):
     def stepping_helps(self) -> bool:
         """Whether a further step would bring something further though no request is computed.
 
-        Not for a prefetch alone: the request that waits for it has the engine step, unless it is
+        Not for a prefetch that a request waits for: that request has the engine step, unless it is
         paused, which it is not as long as it steps.
         """
-        working = self._replica.agenda.working.items()
-        works = any(count for kind, count in working if kind is not Kind.PREFETCH)
+        prefetching = self._replica.prefetching
+        waited_for = len(prefetching.active) + len(prefetching.waiting)
+        works = self._replica.agenda.working.total() > waited_for
         return bool(self._outgoing.told) or works or self.pending_frees
 
     def begin_step(self) -> None:

@@ -205,6 +205,27 @@ def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answere
     assert ranks.decider.hit("r", PROMPT) == len(PROMPT)
 
 
+def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
+    """Its pages are in use until then, and a store that is to be detached waits for it."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.prefetch("r", PROMPT)
+    ranks.step()
+    answer = Answered(1, len(PROMPT) // PAGE_TOKENS)
+    ranks.executors[0].said.append(answer)
+    ranks.executors[1].said.append(answer)
+    ranks.step()
+    ranks.decider.release("r")
+    ranks.step()
+    ranks.step()
+    helps = [ranks.decider.stepping_helps]
+
+    ranks.settle()
+    ranks.step()
+    helps.append(ranks.decider.stepping_helps)
+
+    assert helps == [True, False]
+
+
 def test_a_worker_that_has_missed_a_dispatch_says_so_and_the_epoch_ends() -> None:
     ranks = DecidedRanksInTurn(2)
     ranks.step()

@@ -164,18 +164,16 @@ def _side(
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
-    weights = Weights(
-        {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
-        cache.inspection.config.life.hex(),
-        parsed.weights_change,
-    )
-    if events is not None:
-        weights.placed = partial(events.saw, cache)
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
         Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
-        weights=weights,
+        weights=Weights(
+            {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
+            cache.inspection.config.life.hex(),
+            parsed.weights_change,
+            placed=None if events is None else partial(events.saw, cache),
+        ),
         lending=lending,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,

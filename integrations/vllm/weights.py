@@ -48,7 +48,7 @@ class Weights:
     """How often they have become others; what was computed before the last time is of former ones."""
     name: str | None = ""
     """What they are called; empty for those of the start, None where nobody knows."""
-    placed: Callable[[TrackedRequest], None] = lambda _: None
+    placed: Callable[[TrackedRequest], None] | None = None
     """Told of each request that is in a namespace from now on."""
     _just_named: bool = False
     """Whether they were named, and since then neither reset nor computed with."""
@@ -81,7 +81,8 @@ class Weights:
     def place(self, tracked: TrackedRequest) -> None:
         """Let a request that holds nothing be one of these weights."""
         tracked.since, tracked.namespace = self.changes, self.namespace(tracked.kind)
-        self.placed(tracked)
+        if self.placed is not None:
+            self.placed(tracked)
 
     def _become(self, name: str | None) -> bool:
         if name is not None and name == self.name:

@@ -41,8 +41,8 @@ class NamespaceQuota(Wrapper):
         self.held_bytes = 0
         """What the namespace has, as far as is known, with what is being written."""
         self._unlisted = 0
-        self._learned: set[ObjectName] = set()
-        """What was kept or left since the last listing began, which may have seen it otherwise."""
+        self._learned: set[ObjectName] | None = None
+        """While the store is listed: what was kept or left since, which the listing may miss."""
         self._room = asyncio.Lock()
         self._listing: asyncio.Task[None] | None = None
 
@@ -147,13 +147,15 @@ class NamespaceQuota(Wrapper):
 
     async def _list(self) -> None:
         before = set(self._kept)
-        self._learned.clear()
-        found = [
-            stored
-            async for stored in self._behind.objects()
-            if stored.name.namespace == self._namespace
-        ]
-        learned = self._learned.copy()
+        learned = self._learned = set()
+        try:
+            found = [
+                stored
+                async for stored in self._behind.objects()
+                if stored.name.namespace == self._namespace
+            ]
+        finally:
+            self._learned = None
         for name in before - learned - {stored.name for stored in found}:
             self._forget(name)
         known = self._kept.keys() | learned
@@ -169,11 +171,15 @@ class NamespaceQuota(Wrapper):
         self.held_bytes += nbytes - self._kept.get(name, 0)
         self._kept[name] = nbytes
         self._kept.move_to_end(name)
-        self._learned.add(name)
+        self._learn(name)
 
     def _forget(self, name: ObjectName) -> None:
         if name in self._kept:
             self.held_bytes -= self._kept.pop(name)
+            self._learn(name)
+
+    def _learn(self, name: ObjectName) -> None:
+        if self._learned is not None:
             self._learned.add(name)
 
 

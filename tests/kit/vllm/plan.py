@@ -25,7 +25,7 @@ class Phase:
     keep: bool = False
     """Drop nothing at all."""
     adapter: str = ""
-    """The folder of the adapter that all of them use, with weights in its own name."""
+    """The folder of the adapter that all of them use; not where requests are aborted."""
     weights: str = ""
     """The folder of a model whose weights are loaded in place of those of now, before all else."""
     weights_version: str = ""

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from lockstep.benchmarks.vllm_overhead import ENVIRONMENT
 from tests.kit.forks.processes import Nursery, Place, end_group
 from tests.kit.source_tree import ROOT
 
@@ -24,14 +25,6 @@ IMPORTED = (
     "tests.kit.vllm.rank",
     "lockstep.integrations.vllm.connector",
 )
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ FINDINGS = {
     "count-not-name": ("digests differ", "the states differ"),
     "early-return": ("did not come to round", "reached 0 collectives"),
     "min-of-lengths": ("the tree offers host state", "copies host state"),
+    "write-once": ("never accepted by the store",),
+    "backup-once": ("never accepted by the store",),
 }
 """By bug: what the checkers may say of it, in one of these words."""
 

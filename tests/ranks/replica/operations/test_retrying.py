@@ -1,0 +1,212 @@
+"""What could not be copied to host memory or written to the store is tried again, and counted."""
+
+import pytest
+
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Bounds, SlidingWindow
+from lockstep.ranks.orders import CopyToHost, Put
+from lockstep.ranks.replica.tree.node import HOST
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+
+WINDOW_PAGES = 2
+
+
+def prompt(first: int, pages: int) -> list[int]:
+    """Return so many pages of tokens, which no prompt with another first token shares."""
+    return [first * 1000 + token for token in range(pages * PAGE_TOKENS)]
+
+
+def with_a_window(*, window_pages: int = 64, host_pages: int = 64) -> RanksInTurn:
+    layout = PageLayout(
+        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
+    )
+    tokens = WINDOW_PAGES * PAGE_TOKENS
+    window = SlidingWindow(
+        window_tokens=tokens, layout=layout, device_pages=64, host_pages=window_pages
+    )
+    return RanksInTurn(host_pages=host_pages, components=(window,))
+
+
+def fail_writes(ranks: RanksInTurn) -> None:
+    """Let the copies to host memory end well, and every write that follows fail."""
+    for executor in ranks.executors:
+        executor.obey_only(CopyToHost)
+    ranks.step()
+    for executor in ranks.executors:
+        executor.fail()
+    ranks.step()
+
+
+def wait(ranks: RanksInTurn, seconds: int) -> None:
+    """Let agreed time pass, and take the steps in which the ranks hear of it."""
+    ranks.now_ms = [now + 1000 * seconds for now in ranks.now_ms]
+    for _ in range(2):
+        ranks.step()
+
+
+def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
+    """Let all I/O end well; return the positions of a pool's pages that are written meanwhile.
+
+    A page is known by its key, which says nothing of its position: the keys of the longest path tell.
+    """
+    cache = ranks.caches[0]
+    keys: set[bytes] = set()
+    for _ in range(100):
+        for put in ranks.executors[0].given(Put):
+            keys |= {key for each in put.transfers if each.pool == pool for key in each.keys}
+        ranks.obey()
+    tree = cache.inspection.prefixes.tree
+    places = {
+        key: node.start + at for node in tree.nodes() for at, key in enumerate(tree.keys(node))
+    }
+    return sorted(places[key] for key in keys)
+
+
+def test_a_write_that_failed_is_tried_again_after_a_pause_though_nobody_asks() -> None:
+    """Mooncake#3331, #2997: keys that were rejected once were never written."""
+    ranks = RanksInTurn()
+    ranks.publish("a", prompt(1, 3))
+    fail_writes(ranks)
+    ranks.settle()
+    before = written(ranks)
+
+    wait(ranks, 1)
+
+    assert (before, written(ranks)) == ([], [0, 1, 2])
+
+
+def test_while_the_store_fails_one_write_is_tried_after_each_pause() -> None:
+    ranks = RanksInTurn()
+    ranks.publish("a", prompt(1, 3))
+    fail_writes(ranks)
+    ranks.settle()
+
+    ranks.compute("b", prompt(2, 3))
+    wait(ranks, 1)
+    tried = len(ranks.executors[0].given(Put))
+    fail_writes(ranks)
+    ranks.settle()
+    wait(ranks, 1)
+
+    assert (tried, len(ranks.executors[0].given(Put))) == (1, 0)
+    assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {"store_failed": 6}
+
+
+def test_what_continues_a_prefix_that_could_not_be_written_is_written_after_it() -> None:
+    ranks = RanksInTurn()
+    ranks.publish("a", prompt(1, 3))
+    fail_writes(ranks)
+    ranks.settle()
+
+    ranks.compute("b", prompt(1, 4), cached=3)
+    wait(ranks, 1)
+
+    assert written(ranks) == [0, 1, 2, 3]
+
+
+def test_writes_beyond_what_may_wait_are_made_up_for_when_there_is_a_turn() -> None:
+    ranks = RanksInTurn(bounds=Bounds(persists=1, persists_waiting=0))
+    ranks.publish("a", prompt(1, 2))
+    ranks.publish("b", prompt(2, 2))
+    ranks.publish("c", prompt(3, 2))
+
+    assert written(ranks) == [0, 0, 0, 1, 1, 1]
+
+
+def test_all_that_is_put_off_is_tried_at_once_where_somebody_asks() -> None:
+    ranks = RanksInTurn()
+    for first in range(1, 6):
+        ranks.publish(f"r{first}", prompt(first, 1))
+    fail_writes(ranks)
+    ranks.settle()
+
+    ranks.every(lambda cache: cache.write_out())
+
+    assert len(ranks.executors[0].given(Put)) == 5
+
+
+def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
+    """sglang#39444: the device had the pages, and the host had room milliseconds later."""
+    ranks = RanksInTurn(host_pages=4, device_pages=64)
+    ranks.publish("a", prompt(1, 3))
+    ranks.publish("b", prompt(2, 3))
+    refused = ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages)
+
+    assert refused == {"no_host_room": 2}
+    assert written(ranks) == [0, 0, 1, 1, 2, 2]
+    assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
+
+
+def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
+    """sglang#28614: its beginning was pinned under its rest."""
+    ranks = with_a_window(host_pages=4)
+    ranks.publish("a", prompt(1, 11))
+
+    assert written(ranks) == list(range(11))
+    assert ranks.available(HOST)[0] == 4
+
+
+def test_a_copy_that_failed_is_tried_again_after_a_pause() -> None:
+    ranks = RanksInTurn(store=False)
+    ranks.publish("a", prompt(1, 3))
+    for executor in ranks.executors:
+        executor.fail()
+    ranks.step()
+    ranks.settle()
+
+    wait(ranks, 1)
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.match(prompt(1, 3))).last_host_tokens == 12
+
+
+def test_pages_that_leave_memory_unwritten_are_counted() -> None:
+    ranks = RanksInTurn(device_pages=4, host_pages=4)
+    ranks.publish("a", prompt(1, 3))
+    fail_writes(ranks)
+    ranks.settle()
+
+    ranks.compute("b", prompt(2, 4))
+
+    lost = ranks.every(lambda cache: cache.stats(rounds=0).left_unwritten_pages)
+    assert lost == {"store_failed": 3}
+
+
+@pytest.mark.parametrize(("pages", "more"), [(6, 0), (6, 1)], ids=["whole pages", "a part more"])
+def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
+    pages: int, more: int
+) -> None:
+    """vllm#57610: a prompt that comes again, or with other last words, found nothing."""
+    ranks = with_a_window()
+    ranks.publish("a", prompt(1, pages) + [7] * more)
+
+    assert written(ranks, "window") == list(range(pages - WINDOW_PAGES - 1, pages))
+
+
+def test_of_a_window_a_match_where_two_prompts_part_is_written() -> None:
+    ranks = with_a_window()
+    system = prompt(1, 6)
+    ranks.publish("a", system + prompt(2, 5))
+    first = written(ranks, "window")
+
+    other = system + prompt(3, 5)
+    ranks.every(lambda cache: cache.load_back("b", other[:-1], reserve_tokens=len(other)))
+    ranks.every(lambda cache: cache.insert("b", other))
+
+    assert first == [8, 9, 10]
+    assert set(range(3, 6)) <= set(written(ranks, "window"))
+
+
+def test_of_a_window_matches_at_the_ends_of_earlier_turns_are_written_under_write_back() -> None:
+    ranks = RanksInTurn(
+        device_pages=16,
+        write_policy="write_back",
+        components=with_a_window().caches[0].config.components,
+    )
+    ranks.compute("a", prompt(1, 5))
+    ranks.compute("b", prompt(1, 10), cached=5)
+    written(ranks, "window")
+
+    ranks.every(lambda cache: cache.load_back("c", [], reserve_tokens=16 * PAGE_TOKENS))
+
+    assert {2, 3, 4, 7, 8, 9} <= set(written(ranks, "window"))

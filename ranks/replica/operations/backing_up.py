@@ -217,16 +217,29 @@ class BackingUp:
         return ends
 
     def _lacks(self, end: Node) -> bool:
-        """Say whether a match at `end` needs what is neither on the host nor in the store."""
-        return any(
-            self._persisting.lacks(each, index)
-            for each, index in self._off_host(self._components[1:], end)
-        )
+        """Say whether matches at `end` need what is neither on the host nor in the store."""
+        pieces = self._for_matches(end, None) or ()
+        return any(self._persisting.lacks(each, index) for each, index in pieces)
 
-    def _off_host(self, components: Sequence[Component], end: Node) -> list[Missing]:
-        """Return what a match at `end` needs of these and is not on the host, nor on its way there."""
-        missing = lacking(components, end, HOST)
-        return [(each, index) for each, index in missing if not each.is_to_have(HOST, index)]
+    def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
+        """Return what matches at `end` need of the other components and is to be copied to the host.
+
+        With one page more of a window, if it is there. None if not all of the rest is there.
+        """
+        pieces: list[Missing] = []
+        for component in self._components[1:]:
+            index, needed_from = component.index, component.needed_from(end.end)
+            first = self._first_kept(component, end) if lent is None else needed_from
+            for each in end.path():
+                if each.end <= first:
+                    break
+                if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
+                    continue
+                if self.source((each, index), lent) is not None:
+                    pieces.append((each, index))
+                elif each.end > needed_from:
+                    return None
+        return pieces
 
     def _cut(self, node: Node, ends: Sequence[Node], lent: Lent | None) -> None:
         """Cut the path where what is to be copied begins, since pages are counted by nodes."""
@@ -244,7 +257,9 @@ class BackingUp:
 
         A state exists at checkpoints only, and a match ends there.
         """
-        return component.needed_from(end.end if self._has_states else end.end - 1)
+        room = self._config.pool_pages(HOST)[component.index]
+        one_more = not self._has_states and (component.span or 0) < room
+        return component.needed_from(end.end - 1 if one_more else end.end)
 
     def _is_too_long(self, node: Node) -> bool:
         return node.end > self._config.host_pages and self._persisting.keeps(node)
@@ -282,11 +297,10 @@ class BackingUp:
         for end in ends:
             if lent is None and not self._prefixes.tree.is_whole(end):
                 continue
-            wanted = [
-                each for each in self._off_host(self._components[1:], end) if each not in found
-            ]
-            if any(self.source(each, lent) is None for each in wanted):
+            pieces = self._for_matches(end, lent)
+            if pieces is None:
                 continue
+            wanted = [each for each in pieces if each not in found]
             left = room.copy()
             for node, index in wanted:
                 left[index] -= self._components[index].pages_of(node.width)
@@ -296,9 +310,10 @@ class BackingUp:
                 continue
             room[:] = left
             found.update(dict.fromkeys(wanted))
+        if lent is not None and not left_out:
             for component in self._components[1:]:
                 if component.per_page:
-                    found.update(dict.fromkeys(self._above(end, component, room, lent)))
+                    found.update(dict.fromkeys(self._above(ends[0], component, room, lent)))
         return list(found), left_out
 
     def _can_ever_fit(self, end: Node) -> bool:
@@ -309,24 +324,18 @@ class BackingUp:
             for span, pages in zip(spans, self._config.pool_pages(HOST)[1:], strict=True)
         )
 
-    def _above(
-        self, end: Node, component: Component, room: list[int], lent: Lent | None
-    ) -> list[Missing]:
-        """Return what there is of a window above that which a match at `end` needs, if there is room.
-
-        Of the nodes' own pages one page more, and all of what is lent.
-        """
+    def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
+        """Return what is lent of a window above that which a match at `end` needs, if there is room."""
         found: list[Missing] = []
         index = component.index
-        stop = 0 if lent is not None else self._first_kept(component, end)
         for each in end.path():
             if each.end > component.needed_from(end.end):
                 continue
-            if each.end <= stop or each.values[HOST][index] or each.is_to_have(HOST, index):
+            if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
                 # What lies above it was looked at when it was backed up itself.
                 break
             pages = component.pages_of(each.width)
-            if pages > room[index] or self.source((each, index), lent) is None:
+            if pages > room[index] or lent.of(each, component) is None:
                 break
             room[index] -= pages
             found.append((each, index))
@@ -342,13 +351,12 @@ class BackingUp:
             and self._persisting.lacks(each, 0)
             and self.source((each, 0), lent) is not None
         ]
-        others = [
-            (each, index)
-            for each, index in self._off_host(self._components[1:], node)
-            if self._persisting.lacks(each, index)
-        ]
-        if all(self.source(each, lent) is not None for each in others):
-            wanted += others
+        for end in self._ends(node, lent, again=True):
+            wanted += [
+                each
+                for each in self._for_matches(end, lent) or ()
+                if each not in wanted and self._persisting.lacks(*each)
+            ]
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
@@ -413,7 +421,7 @@ class BackingUp:
         if lent is not None:
             return
         for node in ends:
-            missing = self._off_host(self._components, node)
+            missing = lacking(self._components, node, HOST)
             pages = sum(self._components[index].pages_of(each.width) for each, index in missing)
             self._prefixes.residence.not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
 

@@ -38,6 +38,7 @@ from .sweep import SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, Trust, check_trust
 from .turns import Identity, Turns
+from .uses import UseTimes
 
 _WRITE_TRIES: Final = 256
 """Each try loses only to somebody else who has changed what is there."""
@@ -111,6 +112,14 @@ class ObjectFiles:
     def sweeper(self, limits: SweepLimits) -> Sweeper:
         """Return a sweeper of this store, which is open."""
         return Sweeper(self._root_fd, limits, _path_of)
+
+    def use_times(self, after: ObjectName | None) -> UseTimes:
+        """Return what sets the times of neighbouring objects, the first of which continues `after`."""
+        return UseTimes(self._root_fd, None if after is None else _path_of(after))
+
+    def mark(self, times: UseTimes, first: int, names: Sequence[ObjectName | None]) -> None:
+        """Let objects count as used, from position `first` on; None for those that do not."""
+        times.mark(first, [None if name is None else _path_of(name) for name in names])
 
     def close(self) -> None:
         """Close the root if it is open. Nobody may use the store after this. Idempotent."""

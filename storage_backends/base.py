@@ -79,6 +79,14 @@ class Read(NamedTuple):
     shape: ObjectShape
 
 
+class After(NamedTuple):
+    """What an object continues."""
+
+    name: ObjectName
+    distance: int = 1
+    """Which of the objects that continue it one after the other this is."""
+
+
 class Write(NamedTuple):
     """Write the bytes of `buffers`, one after the other, as the object: all parts of it.
 
@@ -89,8 +97,8 @@ class Write(NamedTuple):
     name: ObjectName
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
-    after: ObjectName | None = None
-    """An object that this one continues, by way of those before it in the same call; see S9."""
+    after: After | None = None
+    """What the first object of a call continues, in all objects of the call; see S9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

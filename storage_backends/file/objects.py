@@ -24,7 +24,7 @@ from ...page_format.object_name import (
 )
 from ...page_format.object_shape import ObjectShape
 from ..addresses import address_of
-from ..base import Read, ReadOutcome, StoredObject, WriteOutcome
+from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
@@ -113,9 +113,11 @@ class ObjectFiles:
         """Return a sweeper of this store, which is open."""
         return Sweeper(self._root_fd, limits, _path_of)
 
-    def use_times(self, after: ObjectName | None) -> UseTimes:
+    def use_times(self, after: After | None) -> UseTimes:
         """Return what sets the times of neighbouring objects, the first of which continues `after`."""
-        return UseTimes(self._root_fd, None if after is None else _path_of(after))
+        if after is None:
+            return UseTimes(self._root_fd)
+        return UseTimes(self._root_fd, _path_of(after.name), after.distance)
 
     def mark(self, times: UseTimes, first: int, names: Sequence[ObjectName | None]) -> None:
         """Let objects count as used, from position `first` on; None for those that do not."""

@@ -125,7 +125,7 @@ class Sweeper:
     def _mark_used(self) -> None:
         with self._lock:
             used, self._used = list(self._used), {}
-        times = UseTimes(self._root_fd, None)
+        times = UseTimes(self._root_fd)
         for position, name in enumerate(used):
             if self._stopping:
                 return

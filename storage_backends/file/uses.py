@@ -18,10 +18,11 @@ STEP_NS: Final = 1000
 class UseTimes:
     """The times of the files of one call, by their position in it. Thread-safe."""
 
-    def __init__(self, root_fd: int, after: str | None) -> None:
-        """`after` is the path below the root of the file that the first one continues, if any."""
+    def __init__(self, root_fd: int, after: str | None = None, distance: int = 0) -> None:
+        """The first one is number `distance` of those that continue the file `after`, if one is given."""
         self._root_fd = root_fd
         self._after = after
+        self._distance = distance
         self._lock = threading.Lock()
         self._first_ns: int | None = None
 
@@ -42,7 +43,7 @@ class UseTimes:
         with self._lock:
             if self._first_ns is None and self._after is not None:
                 with suppress(OSError):
-                    self._first_ns = self._time_of(self._after) - STEP_NS
+                    self._first_ns = self._time_of(self._after) - self._distance * STEP_NS
             if self._first_ns is None:
                 os.utime(path, dir_fd=self._root_fd, follow_symlinks=False)
                 self._first_ns = self._time_of(path)

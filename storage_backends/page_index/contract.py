@@ -133,10 +133,10 @@ class PageIndex(Protocol):
         """Return the entry of each key as it is now, and count that as its use."""
         ...
 
-    def use(self, keys: Sequence[bytes], after: bytes | None) -> None:
+    def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
         """Let entries count as used, each of which continues the one before it.
 
-        Now, or where the first one continues the entry `after`, when that was.
+        Now, or where the first one is number `distance` after the entry `after`, when that was.
         """
         ...
 

@@ -144,14 +144,14 @@ class SqlitePageIndex:
             self._note_uses_if_free()
         return entries
 
-    def use(self, keys: Sequence[bytes], after: bytes | None) -> None:
+    def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
         """Let entries count as used, at times that fall from one to the next."""
         with self._change() as database:
             self._note_uses(database)
             query = "SELECT used FROM entries WHERE key = ? AND used < ?"
             found = [] if after is None else _ints(database, query, (after, _KEPT))
-            last = found[0] - 1 if found else self._uses.now()
-            times = [(last - at, key, _KEPT) for at, key in enumerate(keys)]
+            first = found[0] - distance if found else self._uses.now()
+            times = [(first - at, key, _KEPT) for at, key in enumerate(keys)]
             database.executemany("UPDATE entries SET used = ? WHERE key = ? AND used < ?", times)
 
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import StorageBackend, Write, WriteOutcome
+from lockstep.storage_backends.base import After, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.file.sweeper import Sweeper
@@ -59,7 +59,7 @@ class Prefixes:
 
 
 async def serve(backend: StorageBackend, path: list[int], first: int) -> None:
-    after = object_name(path[first - 1]) if first else None
+    after = After(object_name(path[first - 1])) if first else None
     writes = [
         Write(object_name(each), (memoryview(page(each, SIZE)),), ObjectShape.whole(SIZE), after)
         for each in path[first:]

@@ -52,6 +52,11 @@ class CacheStats:
     """How full each pool is, by its name and tier; equal on all ranks."""
     in_flight: Mapping[str, int]
     """Operations in flight, by their kind; equal on all ranks."""
+    unwritten_pages: Mapping[str, int]
+    """Pages that are still to be copied to host memory or written to the store, by the cause of the
+    delay; equal on all ranks."""
+    left_unwritten_pages: Mapping[str, int]
+    """Pages that have left memory before that could be done; equal on all ranks."""
     namespaces: int
     """Namespaces, which salts make, of which something is cached or requests are known."""
     namespaces_begun: int

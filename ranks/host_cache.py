@@ -23,7 +23,7 @@ from ..coordinator.collective import Collective
 from ..errors import ConfigError, GroupError, InternalError, UsageError
 from .arguments import as_count, require_text
 from .config import CacheConfig
-from .member import FLUSH_POLL_S, Listener
+from .member import FLUSH_POLL_S, Flushed, Listener
 from .messages import Inbox
 from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache
@@ -237,6 +237,14 @@ class HostCache(RankCache):
         """Say whether copies on some rank may still touch the request's device pages."""
         return bool(self._replica.touching(request))
 
+    def awaits_room(self, request: str) -> bool:
+        """Say whether host memory had no room for all of the request's last `back_up`.
+
+        Once an operation has ended there may be: `back_up` again, with the same tokens and the pages
+        that hold them then.
+        """
+        return self._replica.awaits_room(request)
+
     def awaits_copies(self, request: str) -> bool:
         """Say whether copies of the request's device pages are waited for; one that hangs is not."""
         return bool(self._replica.touching(request, awaited=True))
@@ -298,7 +306,7 @@ class HostCache(RankCache):
         """Begin the copies to the host: after the forward pass of this step was launched."""
         self._executor.begin_copies(Direction.TO_HOST)
 
-    def flush(self) -> bool:
+    def flush(self) -> Flushed:
         """See `RankCache.flush`; copies that still wait for the engine are begun."""
         self.begin_loads()
         self.begin_backups()

@@ -6,6 +6,7 @@ from ..coordinator.round import Rounds
 from ..coordinator.seats import SeatTable
 from ..errors import GroupError, InternalError
 from .executor.base import Executor
+from .replica.attaching import StoreState
 from .replica.check import check
 from .replica.digest import state_digest
 from .replica.journal import Journal
@@ -14,6 +15,7 @@ from .replica.pinning import Pin
 from .replica.replica import Replica
 from .replica.requests import Requests
 from .replica.settings import ReplicaConfig
+from .replica.tree.node import Node
 from .replica.tree.prefixes import Prefixes
 
 
@@ -63,6 +65,20 @@ class Inspection:
     def agreed_ms(self) -> int:
         """Agreed time."""
         return self._replica.clock.agreed_ms
+
+    @property
+    def store_state(self) -> StoreState:
+        """How far the group is with its store."""
+        return self._replica.store_state
+
+    @property
+    def stores(self) -> int:
+        """How many stores there have been."""
+        return self._replica.store.number
+
+    def keeps(self, node: Node) -> bool:
+        """Say whether what is cached at a node is to be written to the store."""
+        return self._replica.persisting.keeps(node)
 
     @property
     def in_flight(self) -> Mapping[int, Operation]:

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
@@ -26,6 +27,7 @@ from .replica.notices import Notice
 from .replica.parts import SOUND, Parts
 from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
+from .replica.tree.backlog import Undone
 from .shortfalls import Shortfalls
 from .tallies import Tallies
 from .timed_events import RoundHeld, StepHalf, Timeline
@@ -38,6 +40,21 @@ FLUSH_POLL_S = 0.005
 
 ROUND_TIMES_KEPT = 1 << 17
 """How many of the last steps are remembered with their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush came to, on every rank alike; true if everything is written."""
+
+    in_time: bool
+    """Whether everything that could be done has ended."""
+    unwritten: Mapping[Undone, int] = field(default_factory=dict[Undone, int])
+    """Pages that could not be copied to host memory or written to the store, by cause."""
+
+    def __bool__(self) -> bool:
+        """Say whether everything is written."""
+        return self.in_time and not self.unwritten
+
 
 Listener = Callable[[Sequence[Notice]], None]
 """Told what has happened, by the engine's thread and in order; must not wait, and changes nothing."""
@@ -226,14 +243,22 @@ class Member:
                 raise
             self._follow((None, effects))
 
-    def flush(self) -> bool:
+    def write_out(self) -> None:
+        """Begin once more to copy and write what has failed or found no room before; see `flush`."""
+        self._require_group()
+        self._follow(self._replica.write_out())
+
+    def flush(self) -> Flushed:
         """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
 
-        What failed, or found no room, is not tried again; `stats().operations` counts it.
-        Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
+        What has failed or found no room before is tried once more. The answer is the same on every
+        rank. It is true if all is written; false if some pages could not be, or if it took longer than
+        `timeouts.flush_s` in agreed time.
         """
+        self.write_out()
         self.step()
-        return self.step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
+        in_time = self.step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
+        return Flushed(in_time, self._replica.unwritten)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
@@ -246,7 +271,7 @@ class Member:
         self._closed = True
         try:
             if flush and self._rounds.ended_by is None:
-                self.flush()
+                _tell_of_unwritten(self.rank, self.flush())
             if self._rounds.pending:
                 self.close_round()
         except GroupError as error:
@@ -298,6 +323,8 @@ class Member:
             pools=pools_in_use(prefixes),
             # What is no plain map, `asdict` makes no map of.
             in_flight=dict(in_flight),
+            unwritten_pages=dict[str, int](self._replica.unwritten.items()),
+            left_unwritten_pages=dict[str, int](self._replica.left_unwritten.items()),
             namespaces=len(prefixes.tree.roots),
             namespaces_begun=prefixes.begun,
             bytes_moved=counts.bytes_moved,
@@ -372,6 +399,12 @@ class Member:
                 self._follow(self._replica.hear(number, content))
                 self._messages.obey(number, content)
         return answer
+
+
+def _tell_of_unwritten(rank: int, flushed: Flushed) -> None:
+    if flushed.unwritten:
+        causes = ", ".join(f"{cause} {pages}" for cause, pages in flushed.unwritten.items())
+        log.warning("rank %d closes, and pages are not written: %s", rank, causes)
 
 
 def steady_clock_ms() -> Callable[[], int]:

@@ -232,11 +232,13 @@ class FaultSource:
     plan: Mishaps
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
+    over: bool = False
+    """Whether nothing fails any more."""
 
     def strikes(self, fault: Mishap) -> bool:
         """Draw whether `fault` strikes now."""
         rate = self.plan.rates.get(fault)
-        if rate is None or self.random.random() >= rate:
+        if self.over or rate is None or self.random.random() >= rate:
             return False
         self.counts[fault.value] += 1
         return True

@@ -27,6 +27,7 @@ from .checkers.findings.group import (
     NotNoticed,
     Restless,
 )
+from .checkers.written import check_written
 from .clock import RankClock, VirtualClock
 from .contents import Contents
 from .engine.lending_workload import LendingWorkload
@@ -240,6 +241,17 @@ class Schedule:
         self._close()
         return True
 
+    def _check_written(self) -> None:
+        """Let nothing fail any more, have everything written, and raise unless it is."""
+        self._faults.over = True
+        for cache in self._epoch.caches:
+            cache.write_out()
+        self._settle()
+        stores = [each.named(FIRST_STORE) for each in self._stores]
+        seen, policy = self._epoch.caches[0].inspection, self.world.config.write_policy
+        check_written(seen, stores, policy)
+        self._faults.over = False
+
     def _lose(self, fault: Mishap, rank: int) -> None:
         """Let one rank fail or differ, and raise unless all others notice it in the same step."""
         epoch = self._epoch
@@ -313,6 +325,7 @@ class Schedule:
             raise Violated(Restless("an idle group has no room for a request", _DRAIN_STEPS_MAX))
         self._take_step()
         self._settle()
+        self._check_written()
 
     def _settle(self) -> None:
         """Take steps until all that is in flight is quarantined, and check the group at rest."""
@@ -321,17 +334,21 @@ class Schedule:
             self._take_step()
             if not seen.idle:
                 continue
+            before = set(seen.in_flight)
             self._clock.advance(_LATE_ENDS_US)
             # Reports may come late, and those that are quarantined may be asked one at a time.
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # A backup may begin that waited for what was quarantined.
-            if seen.idle:
+            # A backup may begin that waited for what was quarantined, or for a pause to end.
+            if set(seen.in_flight) <= before and self._is_idle():
                 break
         else:
             raise Violated(Restless("the group does not come to rest", _DRAIN_STEPS_MAX))
         self._check_rest()
+
+    def _is_idle(self) -> bool:
+        return self._epoch.caches[0].inspection.idle
 
     def _check_rest(self) -> None:
         epoch = self._epoch

@@ -276,6 +276,21 @@ _OPERATIONS: Final[tuple[Family[CacheStats], ...]] = (
         samples=lambda stats: _by_one(stats.in_flight),
     ),
     Family(
+        name="unwritten_pages",
+        type=_GAUGE,
+        meaning="Pages that are still to be copied to host memory or written to the store, by what"
+        " keeps them from it.",
+        labels=("cause",),
+        samples=lambda stats: _by_one(stats.unwritten_pages),
+    ),
+    Family(
+        name="left_unwritten_pages",
+        type=_COUNTER,
+        meaning="Pages that have left memory before they could be copied or written.",
+        labels=("cause",),
+        samples=lambda stats: _by_one(stats.left_unwritten_pages),
+    ),
+    Family(
         name="quarantined_operations",
         type=_COUNTER,
         meaning="Operations that did not fall quiet in time: their pages are out of use.",

@@ -152,6 +152,8 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     """Every lock and pin has a receipt, and every receipt has its locks and pins."""
     owed: Counter[tuple[int, int, int]] = Counter()
     ends = Counter(id(p.awaits) for p in replica.pinning.pins.values() if p.awaits is not None)
+    for backlog in replica.prefixes.residence.backlogs:
+        ends.update(id(node) for node in backlog.nodes())
     begins: Counter[int] = Counter()
     for receipt in _receipts(replica):
         node, tier, component = receipt.node, receipt.tier, receipt.component
@@ -270,8 +272,8 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
 def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
     lent = isinstance(operation, LoadBack | Resume) and operation.lent
     for (node, index), pages in operation.segments.items():
-        owns = operation.fills is not None and not lent
-        count = tree.components[index].pages_of(node.width) if owns else 0
+        owns = bool(pages) if isinstance(operation, Persist) else operation.fills is not None
+        count = tree.components[index].pages_of(node.width) if owns and not lent else 0
         fits = len(pages) == count
         _require(fits, 8, f"{name} has pages of another length for node {node.id}")
         pinned = node.held[HOST][index] > 0

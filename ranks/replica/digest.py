@@ -28,6 +28,8 @@ def state_digest(replica: Replica) -> int:
     for tier in TIERS:
         for pool in prefixes.residence.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())
+    for backlog in prefixes.residence.backlogs:
+        add([node.id for node in backlog.nodes()], sorted(backlog.pages.items()))
     for node in prefixes.tree.nodes():
         add(*_node(node))
     for operation in replica.agenda.in_flight.values():
@@ -44,6 +46,7 @@ def state_digest(replica: Replica) -> int:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
         add(request.prefix, request.saved_from, *(run.tobytes() for run in request.own))
         add([run.tobytes() for run in request.saved or ()], request.computed, request.tail)
+        add(sorted(request.ends), request.awaits_room)
         add(sorted(request.checkpoints), request.priority, request.fetched, sorted(request.copies))
     return digest.intdigest() >> 1
 
@@ -62,6 +65,7 @@ def _node(node: Node) -> tuple[object, ...]:
         node.hits,
         node.priority,
         node.saved_at,
+        node.is_match_end,
         node.store,
         sorted(node.persisted),
         sorted(mark.id for mark in node.marks),

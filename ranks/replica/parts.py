@@ -10,6 +10,7 @@ from .operations.backing_up import BackingUp
 from .operations.loading_back import LoadingBack
 from .operations.offering import Offering
 from .operations.persisting import Persisting
+from .operations.retrying import Retrying
 from .operations.saving import Saving
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
@@ -31,6 +32,7 @@ class Parts:
     prefetching: type[Prefetching] = Prefetching
     backing_up: type[BackingUp] = BackingUp
     persisting: type[Persisting] = Persisting
+    retrying: type[Retrying] = Retrying
     loading_back: type[LoadingBack] = LoadingBack
     saving: type[Saving] = Saving
     offering: type[Offering] = Offering

@@ -6,6 +6,7 @@ nor executor. A command returns its answer and the `Effects` that follow; a verd
 What only reads is a property, or says so, and leaves the digest as it was.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -34,6 +35,7 @@ from .requests import LoadState, Request
 from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
+from .tree.backlog import Undone
 from .tree.matching import Match, match
 
 
@@ -54,12 +56,9 @@ class Replica:
         self.agenda = agenda = parts.agenda(basis, prefixes.residence)
         self.requests = requests = parts.requests(prefixes, journal)
         self.store = store = Store(basis)
-        self.persisting = persisting = parts.persisting(
-            config, prefixes, agenda, store, requests, outbox
-        )
-        self.backing_up = backing_up = parts.backing_up(
-            config, prefixes, agenda, persisting, outbox
-        )
+        self.persisting = persisting = parts.persisting(basis, prefixes, agenda, store, requests)
+        self.backing_up = backing_up = parts.backing_up(basis, prefixes, agenda, persisting)
+        self.retrying = parts.retrying(basis, prefixes, agenda, backing_up, persisting)
         self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
         self.prefetching = prefetching = parts.prefetching(
             basis, prefixes, agenda, store, requests, saving
@@ -93,7 +92,7 @@ class Replica:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
-        return not self.agenda.working.total()
+        return not self.agenda.working.total() and not self.retrying.is_due
 
     @property
     def store_state(self) -> StoreState:
@@ -149,6 +148,21 @@ class Replica:
     def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
         """Return the request's device pages of one pool in token order. Reads only."""
         return self._owned.page_table(self.requests.known(name), pool)
+
+    def awaits_room(self, name: str) -> bool:
+        """Say whether host memory had no room for all that a request has lent last. Reads only."""
+        request = self.requests.get(name)
+        return request is not None and request.awaits_room
+
+    @property
+    def unwritten(self) -> dict[Undone, int]:
+        """How many pages are not yet where the write policy wants them, by cause. Reads only."""
+        return dict(sum((each.pages for each in self.prefixes.residence.backlogs), Counter()))
+
+    @property
+    def left_unwritten(self) -> dict[Undone, int]:
+        """How many pages have left memory before they were written, by cause. Reads only."""
+        return dict(sum((each.lost for each in self.prefixes.residence.backlogs), Counter()))
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
@@ -311,6 +325,12 @@ class Replica:
         return answer
 
     @command
+    def write_out(self) -> None:
+        """Try at once to back up and persist what was put off."""
+        self.journal.record("write out")
+        self.retrying.now()
+
+    @command
     def reset(self, weights_version: str | None = None) -> None:
         """Hide all that is cached now from every request that is not admitted yet."""
         self.clearing.reset(weights_version)
@@ -344,6 +364,7 @@ class Replica:
         self.pinning.look_after()
         self.offering.look_after()
         self.prefixes.room.enforce_limits(clock.agreed_ms)
+        self.retrying.after_verdict()
         self.device.after_verdict()
         self.prefixes.mend()
         return self.outbox.collect()

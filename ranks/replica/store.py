@@ -72,13 +72,11 @@ class Store:
         """Say whether the store has a node's pages of a component, as far as is known."""
         return node.store == self.number and component in node.persisted
 
-    def offer(self, node: Node, component: int | None = None) -> None:
-        """Note that a node was offered to the store, which has `component` of it, if one is given."""
-        has = _NONE if component is None else self._alone[component]
+    def note_written(self, node: Node, component: int) -> None:
+        """Note that the store has a node's pages of a component on every rank."""
         if node.store != self.number:
-            node.store, node.persisted = self.number, has
-        elif has:
-            node.persisted |= has
+            node.store, node.persisted = self.number, _NONE
+        node.persisted |= self._alone[component]
 
     def is_missed(self, pool: str, key: bytes) -> bool:
         """Say whether an object is remembered as one that cannot be read."""

@@ -323,6 +323,8 @@ class SimulatedExecutor:
     def _read_object(self, page: Page) -> int | None:
         origin = page.origin or self._store
         content = origin.read(page.pool, page.key)
+        if page.origin is not None:
+            self._store.note_accepted(page.pool, page.key)
         if self._faults.strikes(Mishap.FAILED_READ) or content is None:
             return None
         for fault in (Mishap.MISSING_PAGE, Mishap.CORRUPT_PAGE):
@@ -373,7 +375,9 @@ class SimulatedExecutor:
         work.touching -= 1
         if work.is_closed or self._faults.strikes(Mishap.FAILED_PERSIST):
             work.ok = False
-        elif not self._faults.strikes(Mishap.LOST_WRITE):
+        elif self._faults.strikes(Mishap.LOST_WRITE):
+            self._store.note_accepted(page.pool, page.key)
+        else:
             wrong = self._store.write(page.pool, page.key, content)
             self._moved["l2_to_l3"] += self._page_bytes
             if wrong is not None:

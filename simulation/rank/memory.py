@@ -146,6 +146,9 @@ class SimulatedStore:
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
+        self.accepted: set[tuple[str, bytes]] = set()
+        """The objects whose write has ended well, also those that were lost then or later, and those that
+        another group has given, which writes them itself."""
         self._meanings = meanings
         self._rank = rank
 
@@ -161,6 +164,7 @@ class SimulatedStore:
         """Write an object unless it is there; return what is wrong with it, if anything."""
         wrong = self.compare(pool, key, content)
         self._objects.setdefault((pool, key), content)
+        self.accepted.add((pool, key))
         return wrong
 
     def compare(self, pool: str, key: bytes, content: int) -> WrongObject | None:

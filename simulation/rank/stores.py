@@ -89,6 +89,10 @@ class OpenStore:
         self.touch("a write")
         return self._store.write(pool, key, content)
 
+    def note_accepted(self, pool: str, key: bytes) -> None:
+        """Note that an object need not be written any more, whether it is there or not."""
+        self._store.accepted.add((pool, key))
+
     def remove(self, pool: str, key: bytes) -> None:
         """See `SimulatedStore`."""
         self._store.remove(pool, key)

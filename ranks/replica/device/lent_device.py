@@ -177,10 +177,12 @@ class LentDevice:
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
-        number = self._backing_up.write_through(
-            node, self._lent(request.id, tokens, node.end, runs)
+        begun = self._backing_up.write_through(
+            node, self._lent(request.id, tokens, node.end, runs), tells=not request.awaits_room
         )
-        self.copies.began(request, number)
+        request.awaits_room = not begun.complete
+        for number in begun.operations:
+            self.copies.began(request, number)
         last = _covered(node)
         self._prefixes.residence.prune(node)
         return last * self._config.page_tokens

@@ -111,6 +111,7 @@ class OwnedDevice:
         self._requests.move(request, Event.ADMIT)
         request.prefix, request.node, request.own, request.locks = best.end, best, own, locks
         request.checkpoints = self._checkpoints.wanted(nodes, best, tokens)
+        request.ends = self._publishing.ends_of(nodes, tokens)
         request.priority = priority
         self._clock.tick()
         prefixes.use(best, hits=1, priority=priority)

@@ -3,6 +3,8 @@
 What is published is shared from then on, backed up under the write policy, and locked for the request.
 """
 
+from collections.abc import Sequence
+
 from ....errors import UsageError
 from ..basis import Basis
 from ..notices import Cause
@@ -29,6 +31,7 @@ class Publishing:
         self._prefixes = prefixes
         self._residence = prefixes.residence
         self._components = prefixes.components
+        self._has_windows = any(each.per_page for each in prefixes.components[1:])
         self._requests = requests
         self._checkpoints = checkpoints
         self._backing_up = backing_up
@@ -64,10 +67,27 @@ class Publishing:
         self._extend_lock(request, node)
         prefixes.use(node, priority=request.priority)
         if node.parent is not None:
+            self._note_ends(request, node, final=final)
             if is_at_page:
                 self._checkpoints.publish(request, node)
             self._backing_up.was_computed(node)
         return pages * self._page_tokens
+
+    def ends_of(self, nodes: Sequence[Node], tokens: bytes) -> frozenset[int]:
+        """Return where matches may end of a request whose tokens are in the tree as far as `nodes`."""
+        if not self._has_windows:
+            return frozenset()
+        branch, last = nodes[-1].end if nodes else 0, self._prefixes.tree.whole_pages(tokens)
+        return frozenset(position for position in (branch, last) if position)
+
+    def _note_ends(self, request: Request, node: Node, *, final: bool) -> None:
+        """Remember where matches may end on the path that was inserted."""
+        passed = [position for position in request.ends if position <= node.end]
+        for position in sorted(passed):
+            self._prefixes.note_end(node, position)
+        request.ends -= frozenset(passed)
+        if final and self._has_windows:
+            node.is_match_end = True
 
     def require_room(self, request: Request, computed_bytes: int) -> None:
         """Raise `UsageError` if a request has no pages for so many bytes of tokens."""

@@ -39,6 +39,8 @@ class Agenda:
         """How many of each kind are in flight, but for what is quarantined or merely serves."""
         self.working_for_store = 0
         """How many of these are for the store."""
+        self.ended = 0
+        """How many operations have ended."""
         self.next_id = 1
         """The id of the next operation; ids are never used again."""
 
@@ -176,6 +178,7 @@ class Agenda:
                 for index, pool in enumerate(self._residence.pools[tier]):
                     pool.give_back(operation.owned_pages(tier, index))
         del self.in_flight[operation.id]
+        self.ended += 1
         self._outbox.expectations.append(Forgotten(operation.id))
         self._outbox.notices.append(Finished(operation.id, operation.kind, ended))
 

@@ -2,21 +2,29 @@
 
 Under write-through every node that an insert has touched and that is not on the host is backed up,
 parents first, and what has been backed up on every rank is persisted. Of full attention that is the
-whole path; of the other components what a match at its end needs, and only if they have it all: a
-window with a gap, or one without the state beside it, would restore nothing. Of a window that an engine
-lends all is backed up that it still has, so that a match may end earlier, where prompts part.
+whole path. Of the other components it is what a match needs at the ends where matches come (the end of
+what was inserted, of the prompt, of earlier turns, and where prompts part), and only if the device has
+all of it: a window with a gap, or one without the state beside it, would restore nothing. Of a window
+a match one page before each end needs one page more, which is backed up as well: a prompt that comes
+again needs its last token computed, and may end with other words. Of a window that an engine lends all
+is backed up that it still has.
+
+A path that finds no room gets an entry in `Residence.not_on_host`, and is tried again (`Retrying`).
+A path that is longer than host memory can never be there as a whole: what does not fit is copied to
+host pages that no node gets, written to the store from there, and given back.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import InternalError
 from ...config import WritePolicy
 from ...orders import CopyTransfer
-from ..effects import Outbox
+from ..basis import Basis
 from ..notices import Cause, NotBegun
 from ..pages import PageRun
-from ..settings import ReplicaConfig
+from ..tree.backlog import Undone
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
@@ -25,26 +33,38 @@ from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import Backup, Retract, Segment
 from .lent import Lent
+from .pauses import Pauses
 from .persisting import Persisting, hold_above
+
+_ENDS_MAX = 4
+"""So many earlier ends of a path are looked at when it is backed up."""
+_PASSING_SHARE = 4
+"""At most one part in so many of host memory is used for pages that only pass through it."""
+
+
+class Begun(NamedTuple):
+    """What a backup has begun."""
+
+    operations: tuple[int, ...] = ()
+    complete: bool = True
+    """Whether nothing is left to do for it but what has begun."""
 
 
 class BackingUp:
     """Begins backups, and gives the tree what they have brought."""
 
     def __init__(
-        self,
-        config: ReplicaConfig,
-        prefixes: Prefixes,
-        agenda: Agenda,
-        persisting: Persisting,
-        outbox: Outbox,
+        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, persisting: Persisting
     ) -> None:
-        self._config = config
+        self._config = config = basis.config
         self._prefixes = prefixes
         self._components = prefixes.components
+        self._has_states = not all(each.per_page for each in prefixes.components)
         self._agenda = agenda
         self._persisting = persisting
-        self._outbox = outbox
+        self._outbox = basis.outbox
+        self.pauses = Pauses(basis.clock)
+        """Between tries of copies that have failed."""
         if config.write_policy is WritePolicy.WRITE_BACK:
             prefixes.room.saves = self._saves
 
@@ -52,6 +72,8 @@ class BackingUp:
         """Back up the path to `node`, which a request has published, if the policy is to do so."""
         if self._config.write_policy is WritePolicy.WRITE_THROUGH:
             self.write_through(node)
+        elif node.values[HOST][0] is not None:
+            self._persisting.offer_path(node)
 
     def was_hit(self, node: Node) -> None:
         """Back up what of the path to `node` is hit often enough by now, if the policy is to do so."""
@@ -63,40 +85,57 @@ class BackingUp:
             self.write_through(worth)
 
     def write_through(
-        self, node: Node, lent: Lent | None = None, *, tells: bool = True
-    ) -> int | None:
+        self,
+        node: Node,
+        lent: Lent | None = None,
+        *,
+        tells: bool = True,
+        again: bool = False,
+        passes: bool = True,
+    ) -> Begun:
         """Back up what of the path to `node` is not on the host, from the top as far as there is room.
 
         From the top, since a backed-up child implies a backed-up parent. What is copied are the
-        nodes' device pages, or those that are lent. Returns the operation, if one was needed. What
-        there is no room for is told in a notice, unless it was told before (`tells`).
+        nodes' device pages, or those that are lent. What there is no room for is told in a notice,
+        unless it was told before (`tells`). If it is done `again`, all is copied or nothing: paths that
+        wait for room would otherwise evict parts of each other without end. Unless it `passes`, nothing
+        of the path leaves host memory for the rest of it. What is there already is offered to the store.
         """
         if not self._config.host_pages:
-            return None
+            return Begun()
         residence = self._prefixes.residence
-        # What is held is counted by nodes, so those that a match needs have to begin where it does.
-        self._prefixes.cut_for(node)
-        if lent is not None:
-            for component in self._components[1:]:
-                if component.per_page:
-                    self._prefixes.cut(node, lent.whole_from(component))
+        ends = [node] if again else self._ends(node, lent)
+        self._cut(node, ends, lent)
         # What is on the host of the path must stay there while room is made beside it.
         pins = residence.hold(HOST, node)
         room = [residence.available(HOST, each.index) for each in self._components]
-        missing, whole = self._full_attention(node, room[0])
+        too_long = passes and self._is_too_long(node)
+        tops_up = not too_long or not self._to_pass_on(node, lent)
+        missing, whole = self._full_attention(node, room[0], tops_up=tops_up)
+        left_out = [node]
         if whole:
-            missing += self._others(node, room, lent, tells=tells)
-            pins += hold_above(residence, node, missing)
-        else:
-            self._no_room(tells=tells)
-        if missing and not whole:
+            others, left_out = self._others(ends, room, lent)
+            missing += others
+        if again and left_out and not too_long:
+            missing = []
+        operations: tuple[int, ...] = ()
+        if missing and whole:
+            pins += hold_above(residence, HOST, node, missing)
+        elif missing:
             shorter = residence.hold(HOST, missing[-1][0])
             residence.release(pins)
             pins = shorter
-        if not missing:
+        if missing:
+            operations = (self._begin(pins, missing, lent),)
+        else:
             residence.release(pins)
-            return None
-        return self._begin(pins, missing, lent)
+        if not whole and too_long:
+            passed, complete = self._pass_on(node, lent)
+            operations += passed
+            left_out = [] if complete else left_out
+        self._postpone(left_out, lent, tells=tells)
+        self._persisting.offer_path(node)
+        return Begun(operations, not left_out)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
         """Return the device pages from which host memory gets what it lacks, if they are there."""
@@ -117,6 +156,10 @@ class BackingUp:
 
     def settle(self, operation: Backup | Retract) -> None:
         """Give the tree what has been copied on every rank, and storage after it."""
+        self.pauses.succeeded()
+        if isinstance(operation, Backup) and operation.passes:
+            self._settle_passing(operation)
+            return
         settled: list[Segment] = []
         for segment in operation.in_order():
             node, component = segment
@@ -128,7 +171,12 @@ class BackingUp:
         self._persisting.offer(settled)
 
     def failed(self, operation: Backup) -> None:
-        """Apply a backup that failed on some rank."""
+        """Apply a backup that failed on some rank; an engine that lends pages gives them again."""
+        self.pauses.failed()
+        if not operation.lent:
+            node = max((segment.node for segment in operation.segments), key=lambda node: node.end)
+            pages = sum(map(len, operation.segments.values()))
+            self._prefixes.residence.not_on_host.add(node, Undone.COPY_FAILED, pages)
         self._agenda.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
@@ -147,12 +195,68 @@ class BackingUp:
             self.write_through(node)
         return node.held[DEVICE][component] > 0
 
-    def _full_attention(self, node: Node, room: int) -> tuple[list[Missing], bool]:
-        """Return what to back up of full attention, and whether it is all."""
+    def _ends(self, node: Node, lent: Lent | None) -> list[Node]:
+        """Return the nodes of the path where matches come and that host memory or the store may lack.
+
+        An engine that lends a window has all above `node` backed up that it still has.
+        """
+        ends = [node]
+        if lent is not None or len(self._components) == 1:
+            return ends
+        for each in node.path():
+            if each is node or not each.is_match_end:
+                continue
+            if len(ends) > _ENDS_MAX or not self._lacks(each):
+                break
+            ends.append(each)
+        return ends
+
+    def _lacks(self, end: Node) -> bool:
+        """Say whether a match at `end` needs what is neither on the host nor in the store."""
+        return any(
+            self._persisting.lacks(each, index)
+            for each, index in self._off_host(self._components[1:], end)
+        )
+
+    def _off_host(self, components: Sequence[Component], end: Node) -> list[Missing]:
+        """Return what a match at `end` needs of these and is not on the host, nor on its way there."""
+        missing = lacking(components, end, HOST)
+        return [(each, index) for each, index in missing if not each.is_to_have(HOST, index)]
+
+    def _cut(self, node: Node, ends: Sequence[Node], lent: Lent | None) -> None:
+        """Cut the path where what is to be copied begins, since pages are counted by nodes."""
+        for end in ends:
+            self._prefixes.cut_for(end)
+            for component in self._components[1:]:
+                if component.per_page and lent is None:
+                    self._prefixes.cut(node, self._first_kept(component, end))
+        for component in self._components[1:]:
+            if component.per_page and lent is not None:
+                self._prefixes.cut(node, lent.whole_from(component))
+
+    def _first_kept(self, component: Component, end: Node) -> int:
+        """Return from where on a window is kept for matches at `end`, and one page before it.
+
+        A state exists at checkpoints only, and a match ends there.
+        """
+        return component.needed_from(end.end if self._has_states else end.end - 1)
+
+    def _is_too_long(self, node: Node) -> bool:
+        return node.end > self._config.host_pages and self._persisting.keeps(node)
+
+    def _full_attention(
+        self, node: Node, room: int, *, tops_up: bool
+    ) -> tuple[list[Missing], bool]:
+        """Return what to back up of full attention, and whether it is all.
+
+        Unless it `tops_up`, not what the store has: it has left for what passes through host memory.
+        """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
             if each.is_to_have(HOST, 0):
                 continue
+            if not (tops_up or missing or self._persisting.lacks(each, 0)):
+                return missing, False
             if each.width <= room:
                 missing.append((each, 0))
                 room -= each.width
@@ -165,62 +269,165 @@ class BackingUp:
         return missing, True
 
     def _others(
-        self, node: Node, room: list[int], lent: Lent | None, *, tells: bool
-    ) -> list[Missing]:
-        """Return what to back up of the other components, so that a match may end at `node`."""
-        found: list[Missing] = []
-        if lent is None and not self._prefixes.tree.is_whole(node):
-            return found
-        for component in self._components[1:]:
-            index = component.index
-            missing = [
-                each
-                for each in lacking((component,), node, HOST)
-                if not each[0].is_to_have(HOST, index)
-            ]
-            pages = sum(component.pages_of(each.width) for each, _ in missing)
-            if any(self.source(each, lent) is None for each in missing):
-                return []
-            if pages > room[index]:
-                self._no_room(tells=tells)
-                return []
-            found += missing
-            if lent is not None and component.per_page:
-                found += self._above(node, component, room[index] - pages, lent)
-        return found
-
-    def _above(self, node: Node, component: Component, room: int, lent: Lent) -> list[Missing]:
-        """Return what is lent above that which a match at `node` needs, as far as there is room."""
-        found: list[Missing] = []
-        for each in node.path():
-            if each.end > component.needed_from(node.end):
+        self, ends: Sequence[Node], room: list[int], lent: Lent | None
+    ) -> tuple[list[Missing], list[Node]]:
+        """Return what matches at `ends` need of the other components, and ends without room for it."""
+        found: dict[Missing, None] = {}
+        left_out: list[Node] = []
+        for end in ends:
+            if lent is None and not self._prefixes.tree.is_whole(end):
                 continue
-            room -= component.pages_of(each.width)
-            there = each.values[HOST][component.index] is not None
-            if there or each.is_to_have(HOST, component.index) or room < 0:
+            wanted = [
+                each for each in self._off_host(self._components[1:], end) if each not in found
+            ]
+            if any(self.source(each, lent) is None for each in wanted):
+                continue
+            left = room.copy()
+            for node, index in wanted:
+                left[index] -= self._components[index].pages_of(node.width)
+            if min(left) < 0:
+                left_out.append(end)
+                continue
+            room[:] = left
+            found.update(dict.fromkeys(wanted))
+            for component in self._components[1:]:
+                if component.per_page:
+                    found.update(dict.fromkeys(self._above(end, component, room, lent)))
+        return list(found), left_out
+
+    def _above(
+        self, end: Node, component: Component, room: list[int], lent: Lent | None
+    ) -> list[Missing]:
+        """Return what there is of a window above that which a match at `end` needs, if there is room.
+
+        Of the nodes' own pages one page more, and all of what is lent.
+        """
+        found: list[Missing] = []
+        index = component.index
+        stop = 0 if lent is not None else self._first_kept(component, end)
+        for each in end.path():
+            if each.end > component.needed_from(end.end):
+                continue
+            if each.end <= stop or each.values[HOST][index] or each.is_to_have(HOST, index):
                 # What lies above it was looked at when it was backed up itself.
                 break
-            if lent.of(each, component) is None:
+            pages = component.pages_of(each.width)
+            if pages > room[index] or self.source((each, index), lent) is None:
                 break
-            found.append((each, component.index))
+            room[index] -= pages
+            found.append((each, index))
         return found
 
-    def _no_room(self, *, tells: bool) -> None:
-        if tells:
-            self._outbox.notices.append(NotBegun(Kind.BACKUP))
+    def _to_pass_on(self, node: Node, lent: Lent | None) -> list[Missing]:
+        """Return what of the path to `node` the device has, and neither host memory nor the store."""
+        wanted = [
+            (each, 0)
+            for each in node.path_down()
+            if each.values[HOST][0] is None
+            and not each.is_to_have(HOST, 0)
+            and self._persisting.lacks(each, 0)
+            and self.source((each, 0), lent) is not None
+        ]
+        others = [
+            (each, index)
+            for each, index in self._off_host(self._components[1:], node)
+            if self._persisting.lacks(each, index)
+        ]
+        if all(self.source(each, lent) is not None for each in others):
+            wanted += others
+        return wanted
 
-    def _begin(self, receipts: list[Receipt], missing: Sequence[Missing], lent: Lent | None) -> int:
-        """Back up what is missing; `receipts` pin what the host has of its path."""
-        residence, last = self._prefixes.residence, receipts[0].node
+    def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
+        """Begin to write to the store what of a path that is too long host memory cannot have.
+
+        Returns the operation, and whether it is the last that the path needs.
+        """
+        wanted = self._to_pass_on(node, lent)
+        if not wanted:
+            return (), True
+        if self._persisting.pauses.blocks or self._persisting.is_full:
+            return (), False
+        taken = self._take_for_passing(wanted)
+        if taken is None:
+            return (), False
+        # Its own path may have made room for it, and was cut for that.
+        wanted = self._to_pass_on(node, lent)
+        chosen: list[Missing] = []
+        room = [len(run) for run in taken]
+        for each, index in wanted:
+            if not index and 0 < room[0] < each.width:
+                self._prefixes.split(each, room[0])
+                assert each.parent is not None
+                each = each.parent  # noqa: PLW2901 - the part of it for which there is room.
+            pages = self._components[index].pages_of(each.width)
+            if pages <= room[index]:
+                room[index] -= pages
+                chosen.append((each, index))
+        if not chosen:
+            for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
+                pool.give_back(run)
+            return (), False
+        complete = len(chosen) == len(wanted) and chosen[-1][0].end == node.end
+        return (self._begin([], chosen, lent, taken),), complete
+
+    def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
+        """Take pages of each component for some of what is wanted; None if not even for the first."""
+        residence = self._prefixes.residence
+        counts = [0] * len(self._components)
+        for node, index in wanted:
+            counts[index] += self._components[index].pages_of(node.width)
+        for index, pages in enumerate(self._config.pool_pages(HOST)):
+            most = min(residence.available(HOST, index), max(1, pages // _PASSING_SHARE))
+            counts[index] = min(counts[index], most)
+        first = wanted[0][1]
+        return self._prefixes.room.take(HOST, counts) if counts[first] else None
+
+    def _settle_passing(self, operation: Backup) -> None:
+        """Have the store written from the pages that have been copied."""
+        pages = {segment: operation.give(segment) for segment in operation.in_order()}
+        last = max((segment.node for segment in pages), key=lambda node: node.end)
+        self._persisting.pass_on(pages, last)
+        self._agenda.finish(operation, Outcome.COMPLETE)
+
+    def _postpone(self, ends: Sequence[Node], lent: Lent | None, *, tells: bool) -> None:
+        """Leave what there is no room for to later tries; what is lent its engine gives again."""
+        if ends and tells:
+            self._outbox.notices.append(NotBegun(Kind.BACKUP))
+        if lent is not None:
+            return
+        for node in ends:
+            missing = self._off_host(self._components, node)
+            pages = sum(self._components[index].pages_of(each.width) for each, index in missing)
+            self._prefixes.residence.not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
+
+    def _begin(
+        self,
+        receipts: list[Receipt],
+        missing: Sequence[Missing],
+        lent: Lent | None,
+        passing: list[PageRun] | None = None,
+    ) -> int:
+        """Back up what is missing; `receipts` pin what the host has of its path.
+
+        With the host pages for what is `passing` through; those that it does not need are given back.
+        """
+        residence = self._prefixes.residence
         # The sources must not be evicted: taking the pages below may evict, so the holds come first.
+        # What lies deeper is on the host already, and need not be on the device.
+        deepest = max((node for node, _ in missing), key=lambda node: node.end)
+        last = receipts[0].node if receipts else deepest
         if lent is None:
-            # What lies deeper is on the host already, and need not be on the device.
-            deepest = max((node for node, _ in missing), key=lambda node: node.end)
             receipts += residence.hold(DEVICE, deepest)
+            receipts += hold_above(residence, DEVICE, deepest, missing)
         counts = [0] * len(self._components)
         for node, index in missing:
             counts[index] += self._components[index].pages_of(node.width)
-        taken = self._prefixes.room.take(HOST, counts)
+        taken = passing
+        if passing is None:
+            taken = self._prefixes.room.take(HOST, counts)
+        else:
+            receipts += residence.hold(HOST, deepest)
+            receipts += hold_above(residence, HOST, deepest, missing)
         if taken is None:
             raise InternalError("a backup finds less room on the host than was counted for it")
         operation = Backup(
@@ -229,7 +436,10 @@ class BackingUp:
             segments=self.divide(missing, taken),
             lent=0 if lent is None else last.end,
             lender="" if lent is None else lent.request,
+            passes=passing is not None,
         )
+        for pool, rest in zip(residence.pools[HOST], taken, strict=True):
+            pool.give_back(rest)
         transfers = self.transfers(operation.segments, lent)
         self._agenda.copy(operation, transfers, last.id, counts)
         return operation.id

@@ -66,7 +66,7 @@ class Moving(Operation):
     """A copy or write of pages that nodes of the tree have, or are to have."""
 
     fills: ClassVar[int | None]
-    """The tier on which its own pages lie, which its nodes are to have."""
+    """The tier on which its own pages lie, which its nodes are to have unless it is a `Persist`."""
     queue: ClassVar[Queue]
     """The queue in which it stands until it has ended."""
     components: Sequence[Component]
@@ -179,6 +179,9 @@ class Backup(Copy):
     kind = Kind.BACKUP
     fills = HOST
     queue = Queue.BACKUP
+    passes: bool = False
+    """Whether its host pages go on to a persist and not to the nodes: for a path that is longer than
+    host memory."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -216,10 +219,14 @@ Loading = LoadBack | Resume
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Persist(Moving):
-    """A write of host pages to storage. The pages stay with their nodes, which are pinned."""
+    """A write of host pages to storage.
+
+    The pages stay with their nodes, which are pinned. A segment that comes with pages is written from
+    those: they are the operation's own, and its node is not to have them.
+    """
 
     kind = Kind.PERSIST
-    fills = None
+    fills = HOST
     queue = Queue.PERSIST
     request: str = ""
     """The request whose tail is written as well; the tail's pages are the operation's meanwhile."""
@@ -229,6 +236,11 @@ class Persist(Moving):
     def is_for_store(self) -> bool:
         """See `Operation`."""
         return True
+
+    def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
+        """See `tree.Mark`: a write fills nothing."""
+        del node, tier, component
+        return False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

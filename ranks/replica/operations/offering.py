@@ -209,7 +209,8 @@ class Offering:
             last = each
         if last is not None:
             # An offer is asked for in every step, and what it lacks room for is told once.
-            self._backing_up.write_through(last, tells=request.offered != last.end)
+            tells = request.offered != last.end
+            self._backing_up.write_through(last, tells=tells, passes=False)
             request.offered = last.end
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:

@@ -5,71 +5,109 @@ from collections.abc import Iterable, Sequence
 
 from ....coordinator.operation import Kind, Outcome, Queue
 from ...orders import ObjectTransfer
-from ..effects import Outbox
+from ..basis import Basis
 from ..notices import Cause, NotBegun, Stored, Tier
-from ..pages import page_run
+from ..pages import PageRun, page_run
 from ..requests import Request, Requests
-from ..settings import ReplicaConfig
 from ..store import Store
 from ..tail import Tail
+from ..tree.backlog import Undone
+from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
 from ..tree.residence import Residence
 from .agenda import Agenda
 from .kinds import Persist, Segment
+from .pauses import Pauses
 
 
 class Persisting:
-    """Begins persists, so many at a time, and notes what the store has."""
+    """Begins persists, so many at a time, and notes what the store has.
 
-    def __init__(  # noqa: PLR0917 - the parts that it touches.
-        self,
-        config: ReplicaConfig,
-        prefixes: Prefixes,
-        agenda: Agenda,
-        store: Store,
-        requests: Requests,
-        outbox: Outbox,
+    A path that could not be written gets an entry in `Residence.not_stored`. While the store fails,
+    new paths get one at once, and one write is tried after each pause.
+    """
+
+    def __init__(
+        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, store: Store, requests: Requests
     ) -> None:
+        config = basis.config
         self._bounds = config.bounds
         self._names_pages = config.names_pages
         self._prefixes = prefixes
         self._agenda = agenda
         self._store = store
         self._requests = requests
-        self._outbox = outbox
+        self._outbox = basis.outbox
         self.waiting: deque[Persist] = deque()
         self.issued = 0
         """Persists whose order was given and that have not settled."""
+        self.pauses = Pauses(basis.clock)
 
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
         """Persist the part of `settled` that the store lacks. Host memory has all of it.
 
         It is what a match needs that ends with the deepest node of that part, or at `last`.
         """
-        if not settled or not self._store.keeps(settled[0].node.place, self._requests.generation):
+        if not settled or not self._keeps(settled[0].node):
             return
         unsaved = self._unsaved(settled)
-        if not unsaved:
+        if unsaved:
+            self._write(dict.fromkeys(unsaved, page_run()), last)
+
+    def offer_path(self, node: Node) -> None:
+        """Persist what the store lacks and host memory has of the path to `node` and of a match there.
+
+        It costs one look where the store has all of it.
+        """
+        if not self._keeps(node):
             return
-        for node, _ in unsaved:
-            self._store.offer(node)
-            self._prefixes.residence.changed[node] = None
-        if self.is_full:
-            self._outbox.notices.append(NotBegun(Kind.PERSIST))
+        unsaved = self._above(node)
+        if node.values[HOST][0] is not None:
+            for component in self._prefixes.components[1:]:
+                start = component.needed_from(node.end - 1)
+                here = (Segment(each, component.index) for each in node.path() if each.end > start)
+                unsaved += [each for each in here if self._is_lacking(each)]
+        if unsaved:
+            self._write(dict.fromkeys(unsaved, page_run()), node)
+
+    def offer_again(self, node: Node) -> None:
+        """Persist all that the store lacks and host memory has of the path to `node`.
+
+        What has failed may lie above what another persist has written since.
+        """
+        if not self._keeps(node):
             return
-        if last is None:
-            last = max((segment.node for segment in unsaved), key=lambda node: node.end)
-        residence = self._prefixes.residence
-        operation = Persist(
-            components=self._prefixes.components,
-            receipts=residence.hold(HOST, last) + hold_above(residence, last, unsaved),
-            segments={segment: page_run() for segment in unsaved},
+        every = (
+            Segment(each, component.index)
+            for component in self._prefixes.components
+            for each in node.path_down()
         )
-        self._agenda.begin(operation, last.id)
-        self.waiting.append(operation)
-        self.begin_waiting()
+        unsaved = [each for each in every if self._is_lacking(each)]
+        if unsaved:
+            self._write(dict.fromkeys(unsaved, page_run()), node)
+
+    def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
+        """Persist pages that no node has on the host; they are the operation's own from now on.
+
+        If the write cannot begin, they return to the free lists.
+        """
+        if not (self._keeps(last) and self._write(pages, last)):
+            pools = self._prefixes.residence.pools[HOST]
+            for segment, run in pages.items():
+                pools[segment.component].give_back(run)
+
+    def lacks(self, node: Node, component: int) -> bool:
+        """Say whether the store should get a node's pages of a component, and no write is under way."""
+        return not (
+            self._store.has(node, component)
+            or any(_writes(mark, Segment(node, component)) for mark in node.marks)
+        )
+
+    def keeps(self, node: Node) -> bool:
+        """Say whether what is cached at `node` is to be written to the store that is attached."""
+        return self._keeps(node)
 
     def write_tail(self, request: Request, tail: Tail) -> None:
         """Write the tail that a request has saved, unless too many persists wait.
@@ -89,12 +127,20 @@ class Persisting:
         """Whether so many persists wait that no more may."""
         return bool(self.waiting) and len(self.waiting) >= self._bounds.persists_waiting
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether one more persist would not have to wait."""
+        return self.issued < self._bounds.persists
+
     def begin_waiting(self) -> None:
         """Give the orders of the persists whose turn has come, in the order of their ids."""
-        while self.waiting and self.issued < self._bounds.persists:
+        while self.waiting and self.has_turn:
             operation = self.waiting.popleft()
             self.issued += 1
-            transfers = [self.transfer(each) for each in operation.in_order()]
+            transfers = [
+                self._transfer(each, operation.segments[each] or _host_pages(each))
+                for each in operation.in_order()
+            ]
             if operation.tail is not None:
                 components = self._prefixes.components
                 pages = [operation.owned_pages(HOST, each.index) for each in components]
@@ -103,8 +149,9 @@ class Persisting:
 
     def ended(self, operation: Persist) -> None:
         """Apply a persist that has ended on every rank."""
+        self.pauses.succeeded()
         for segment in operation.in_order():
-            self._store.offer(segment.node, segment.component)
+            self._store.note_written(segment.node, segment.component)
             pool, keys = self._named(segment)
             self._store.forget_misses(pool, keys)
             after = b""
@@ -123,6 +170,8 @@ class Persisting:
     def failed(self, operation: Persist) -> None:
         """Apply a persist that failed on some rank; its pages are held until all are quiet."""
         self.issued -= 1
+        self.pauses.failed()
+        self._postpone(operation.segments, Undone.STORE_FAILED)
         self._agenda.stop(operation, Outcome.FAILED)
         self.begin_waiting()
 
@@ -139,15 +188,19 @@ class Persisting:
             self._agenda.finish(operation, Outcome.ABORTED)
         self._agenda.stop_issued(Queue.PERSIST, Outcome.ABORTED)
         self.issued = 0
+        self._prefixes.residence.not_stored.clear()
+        self.pauses.succeeded()
+
+    def _keeps(self, node: Node) -> bool:
+        return self._store.keeps(node.place, self._requests.generation)
 
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
-        """Return what of `settled` the store lacks, after what of the path above it was never offered.
+        """Return what of `settled` the store lacks, after what it lacks of the path above.
 
-        What was in host memory before the store was attached goes there with the first of its
-        descendants that does: a prefix without its beginning could not be found.
+        Something may be missing above if a store was attached later, or if a write has failed: a
+        prefix without its beginning could not be found.
         """
-        store = self._store
-        new = [each for each in settled if not store.has(each.node, each.component)]
+        new = [each for each in settled if self.lacks(*each)]
         if not new:
             return []
         if len(new) == 1 and not new[0].node.start:
@@ -155,38 +208,99 @@ class Persisting:
             return new
         full = {id(each.node) for each in settled if not each.component}
         last = max((each.node for each in new), key=lambda node: node.end)
-        above = [
-            Segment(node, 0)
-            for node in last.path()
-            if node.store != store.number
-            and id(node) not in full
-            and node.values[HOST][0] is not None
-        ]
-        return above[::-1] + new
+        return [each for each in self._above(last) if id(each.node) not in full] + new
+
+    def _above(self, node: Node) -> list[Segment]:
+        """Return from the top down what host memory has of full attention and the store lacks.
+
+        Up to the first node that the store has or that is being written: a persist always takes what is
+        missing above with it, and a failed one leaves an entry in the backlog.
+        """
+        found: list[Segment] = []
+        for each in node.path():
+            if each.values[HOST][0] is not None:
+                if not self.lacks(each, 0):
+                    break
+                found.append(Segment(each, 0))
+        return found[::-1]
+
+    def _is_lacking(self, segment: Segment) -> bool:
+        node, component = segment
+        return node.values[HOST][component] is not None and self.lacks(node, component)
+
+    def _write(self, segments: dict[Segment, PageRun], last: Node | None) -> bool:
+        """Begin a persist; False, with an entry in the backlog, if the store cannot take it now."""
+        if self.is_full:
+            self._postpone(segments, Undone.STORE_BUSY)
+            self._outbox.notices.append(NotBegun(Kind.PERSIST))
+            return False
+        if not self.pauses.allow():
+            self._postpone(segments, Undone.STORE_FAILED)
+            return False
+        if last is None:
+            last = max((segment.node for segment in segments), key=lambda node: node.end)
+        residence = self._prefixes.residence
+        receipts = residence.hold(HOST, last) + hold_above(residence, HOST, last, segments)
+        operation = Persist(
+            components=self._prefixes.components,
+            receipts=receipts,
+            segments={segment: page_run(pages) for segment, pages in segments.items()},
+        )
+        self._agenda.begin(operation, last.id)
+        self.waiting.append(operation)
+        self.begin_waiting()
+        return True
+
+    def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
+        """Leave what was not written to a later try, which looks at the whole path."""
+        last, pages = None, 0
+        for node, component in segments:
+            pages += self._component(component).pages_of(node.width)
+            last = node if last is None or node.end > last.end else last
+        if last is not None:
+            self._prefixes.residence.not_stored.add(last, cause, pages)
 
     def transfer(self, segment: Segment) -> ObjectTransfer:
-        """Return the objects of a segment, and the host pages that hold them."""
-        pages = segment.node.values[HOST][segment.component]
-        assert pages is not None
+        """Return the objects of a segment, and its node's host pages, which hold them."""
+        return self._transfer(segment, _host_pages(segment))
+
+    def _transfer(self, segment: Segment, pages: PageRun) -> ObjectTransfer:
         pool, keys = self._named(segment)
         return ObjectTransfer(pool, keys, tuple(pages))
 
     def _named(self, segment: Segment) -> tuple[str, tuple[bytes, ...]]:
-        component = self._prefixes.components[segment.component]
+        component = self._component(segment.component)
         keys = self._prefixes.tree.keys(segment.node)
         return component.pool, tuple(keys if component.per_page else keys[-1:])
 
+    def _component(self, index: int) -> Component:
+        return self._prefixes.components[index]
+
 
 def hold_above(
-    residence: Residence, node: Node, pieces: Iterable[tuple[Node, int]]
+    residence: Residence, tier: int, node: Node, pieces: Iterable[tuple[Node, int]]
 ) -> list[Receipt]:
-    """Pin what of the path to `node` a match there does not need, down from where `pieces` begin.
+    """Lock or pin what of the path to `node` a match there does not need, down from its first piece.
 
-    Each piece is a node of the path, and a component of which it is to stay on the host.
+    Each piece is a node of the path, and a component of which it is to stay on the tier.
     """
     starts: dict[int, int] = {}
+    receipts: list[Receipt] = []
     for piece, index in pieces:
         component = residence.components[index]
-        if component.per_page and piece.start < component.needed_from(node.end):
+        if not component.per_page and piece is not node:
+            receipts.append(residence.holds.acquire(tier, index, piece, piece.start))
+        elif component.per_page and piece.start < component.needed_from(node.end):
             starts[index] = min(piece.start, starts.get(index, piece.start))
-    return [residence.holds.acquire(HOST, index, node, start) for index, start in starts.items()]
+    acquire = residence.holds.acquire
+    return receipts + [acquire(tier, index, node, start) for index, start in starts.items()]
+
+
+def _host_pages(segment: Segment) -> PageRun:
+    pages = segment.node.values[HOST][segment.component]
+    assert pages is not None
+    return pages
+
+
+def _writes(mark: object, segment: Segment) -> bool:
+    return isinstance(mark, Persist) and segment in mark.segments

@@ -76,6 +76,7 @@ class Node:
         "hits",
         "hold_count",
         "id",
+        "is_match_end",
         "keys",
         "last_access",
         "marks",
@@ -129,6 +130,9 @@ class Node:
         """When it was last used, in the replica's logical clock."""
         self.hits = 0
         """How many requests have found it cached."""
+        self.is_match_end = False
+        """Whether a prompt or a turn ended with it, or prompts part there: matches may end here. Kept
+        for models that need more than full attention for a match."""
         self.priority = 0
         """The highest priority of the requests that used it."""
         self.keys: list[bytes] | None = None
@@ -141,13 +145,13 @@ class Node:
         self.used_ms = 0
         """When it was last used, in agreed time; 0 while none has been agreed on."""
         self.store = 0
-        """The number of the last store that it was read from or offered to."""
+        """The number of the store that `persisted` is about."""
         self.marks = UNMARKED
         """Operations in flight that read or fill pages of this node."""
 
     @property
     def history(self) -> tuple[object, ...]:
-        """Its uses, backups and offers, on which it depends when it leaves and where it goes."""
+        """Its uses, backups and writes, on which it depends when it leaves and where it goes."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property

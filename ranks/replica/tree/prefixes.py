@@ -155,6 +155,14 @@ class Prefixes:
             if each.start <= position:
                 return
 
+    def note_end(self, node: Node, position: int) -> None:
+        """Remember that matches may end at `position` of the path to `node`."""
+        self.cut(node, position)
+        for each in node.path():
+            if each.end == position:
+                each.is_match_end = True
+                return
+
     def cut_for(self, node: Node) -> None:
         """Cut the path where the components' needs of a match that ends at `node` begin."""
         for component in self.components:

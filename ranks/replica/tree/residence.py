@@ -17,6 +17,7 @@ from ..basis import Basis
 from ..clock import Clock
 from ..notices import Cause, Removed, Stored, Tier
 from ..pages import PagePool, PageRun, page_run
+from .backlog import Backlog
 from .eviction import EvictionQueue
 from .eviction_policies import find_policy
 from .holds import Holds, Receipt
@@ -74,6 +75,11 @@ class Residence:
         self.changed: dict[Node, None] = {}
         """Nodes that something may have divided from their neighbours, and perhaps no longer does."""
         self.holds = Holds(len(self.components), self._was_let_go, self.changed)
+        self.not_on_host, self.not_stored = self.backlogs = (
+            Backlog(self.changed),
+            Backlog(self.changed),
+        )
+        """Paths that wait for room in host memory, and paths that wait for the store."""
         policy = find_policy(config.eviction)
         self._grade = policy.grade
         selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
@@ -341,6 +347,8 @@ class Residence:
             self.changed[node] = None
             return False
         self._tree.remove(node)
+        for backlog in self.backlogs:
+            backlog.left(node, parent)
         if len(parent.children) == 1:
             self.changed[parent] = None
         if parent.parent is None and not parent.children:

@@ -156,9 +156,11 @@ class Tree:
         """Say whether something keeps a node and its only child apart (rule R15).
 
         A lock or pin that ends or begins between them, an operation in flight on either, pages that
-        only one of them has, a state at the end of the upper one, or another history.
+        only one of them has, a state or a match at the end of the upper one, or another history.
         """
         if upper.ends or lower.begins or upper.marks or lower.marks or len(upper.children) > 1:
+            return True
+        if upper.is_match_end:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True

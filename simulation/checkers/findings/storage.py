@@ -139,3 +139,22 @@ class DoneUntold(Finding):
             f"Storage was {_VERBS[self.proposal.change]}ed although not every rank had been told to do"
             " so.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten(Finding):
+    """Something is in memory that the store should have been given by now, and it was not."""
+
+    rank: int
+    node: int
+    pool: str
+    end: int
+    """The position, in pages, at which the part ends that is not written."""
+
+    def say(self) -> Said:
+        return Said(
+            f"rank {self.rank}: node {self.node} is in memory at rest, and its {self.pool} pages up to"
+            f" {self.end} were never accepted by the store",
+            f"A prompt is still in memory and the storage works, but rank {self.rank} has never written"
+            " it whole, so after a restart it is not found and has to be computed anew.",
+        )

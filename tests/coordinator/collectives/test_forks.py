@@ -101,7 +101,7 @@ def fork_with_a_cache(
         cache.close,
     )
     cache.release("a")
-    flushed = cache.flush()
+    flushed = bool(cache.flush())
     persisted = cache.stats().operations["persist"]
     cache.close()
     return said, in_flight, flushed, persisted

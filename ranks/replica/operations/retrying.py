@@ -1,0 +1,88 @@
+"""Retrying: backups that found no room, and writes that failed, once they may go well."""
+
+from collections.abc import Callable
+
+from ...config import WritePolicy
+from ..basis import Basis
+from ..tree.backlog import Backlog
+from ..tree.node import DEVICE, Node
+from ..tree.prefixes import Prefixes
+from .agenda import Agenda
+from .backing_up import BackingUp
+from .persisting import Persisting
+
+_TRIES = 4
+"""So many paths are tried after one verdict, so that no step pays for many."""
+
+
+class Retrying:
+    """Works on the two backlogs of `Residence` after each verdict.
+
+    Room in host memory can have come only when an operation has ended, so each path that waits for it
+    is tried once after that. Where an engine lends the device pages it gives them again itself.
+    """
+
+    def __init__(
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        backing_up: BackingUp,
+        persisting: Persisting,
+    ) -> None:
+        self._copies_again = (
+            basis.config.device_pages > 0
+            and basis.config.write_policy is not WritePolicy.WRITE_BACK
+        )
+        self._residence = prefixes.residence
+        self._agenda = agenda
+        self._backing_up = backing_up
+        self._persisting = persisting
+        self._ended = 0
+        self._to_try = 0
+        """How many paths have not been tried since an operation has ended."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a path is to be tried in the next step."""
+        waits = bool(self._residence.not_on_host) and not self._backing_up.pauses.blocks
+        return waits and (self._to_try > 0 or self._ended != self._agenda.ended)
+
+    def after_verdict(self) -> None:
+        """Try what may go well by now."""
+        not_on_host, not_stored = self._residence.backlogs
+        if not_on_host:
+            if self._ended != self._agenda.ended:
+                self._ended, self._to_try = self._agenda.ended, len(not_on_host)
+            most = min(_TRIES, self._to_try)
+            self._to_try -= self._try(not_on_host, self._backing_up.pauses.allow, most)
+        if not_stored:
+            self._try(not_stored, self._store_takes_more, _TRIES)
+
+    def now(self) -> None:
+        """Try everything, whatever has failed before."""
+        for pauses in (self._backing_up.pauses, self._persisting.pauses):
+            pauses.succeeded()
+        not_on_host, not_stored = self._residence.backlogs
+        self._try(not_on_host, self._backing_up.pauses.allow, len(not_on_host))
+        self._try(not_stored, self._store_takes_more, len(not_stored))
+
+    def _store_takes_more(self) -> bool:
+        return self._persisting.has_turn and not self._persisting.pauses.blocks
+
+    def _try(self, backlog: Backlog, may_try: Callable[[], bool], most: int) -> int:
+        """Try the first entries as long as that is allowed, up to `most`; return how many."""
+        for count in range(most):
+            entry = backlog.take() if backlog and may_try() else None
+            if entry is None:
+                return count
+            self._try_path(entry[0])
+        return most
+
+    def _try_path(self, node: Node) -> None:
+        on_device = node
+        while on_device.parent is not None and on_device.values[DEVICE][0] is None:
+            on_device = on_device.parent
+        if self._copies_again and on_device.parent is not None:
+            self._backing_up.write_through(on_device, tells=False, again=True)
+        self._persisting.offer_again(node)

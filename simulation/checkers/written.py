@@ -1,0 +1,83 @@
+"""At rest, with the store well, what was served and is still in memory can be found in the store.
+
+As far as the write policy promises: under write-through all that the device has, with what matches need
+at the ends where they come; under each policy all that host memory has.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ...ranks.config import WritePolicy
+from ...ranks.inspection import Inspection
+from ...ranks.replica.attaching import StoreState
+from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.node import DEVICE, HOST, Node, needed
+from ..rank.memory import SimulatedStore
+from .findings.finding import Violated
+from .findings.storage import NotWritten
+
+
+def check_written(seen: Inspection, stores: Sequence[SimulatedStore], policy: WritePolicy) -> None:
+    """Raise unless each rank's store has accepted what it should have.
+
+    A store that was attached later need not have what was in memory before; and pages in quarantine may
+    be the room that is lacking.
+    """
+    first = seen.config.has_store and seen.stores == 1
+    if not first or seen.store_state is not StoreState.ATTACHED or seen.in_flight:
+        return
+    for node in seen.prefixes.tree.nodes():
+        if not seen.keeps(node):
+            continue
+        for component, part in _promised(seen, node, policy):
+            for key in _keys(seen, component, part):
+                for rank, store in enumerate(stores):
+                    if (component.pool, key) not in store.accepted:
+                        raise Violated(NotWritten(rank, node.id, component.pool, part.end))
+
+
+def _promised(
+    seen: Inspection, node: Node, policy: WritePolicy
+) -> Iterator[tuple[Component, Node]]:
+    """Yield what the store should have for a node: components, and nodes of its path."""
+    components = seen.prefixes.components
+    for component in components:
+        if node.values[HOST][component.index] is not None:
+            yield component, node
+    if policy is not WritePolicy.WRITE_THROUGH or not seen.config.device_pages:
+        return
+    full = components[0]
+    if node.values[DEVICE][0] is not None:
+        yield full, node
+    if node.is_match_end and seen.prefixes.tree.is_whole(node) and _fits(seen):
+        yield from _for_match(components[1:], node)
+        if all(each.per_page for each in components) and node.width > 1:
+            # A prompt that comes again needs its last token computed, so it may match a page less.
+            yield from _before(components[1:], node)
+
+
+def _fits(seen: Inspection) -> bool:
+    """Say whether host memory has room for all that one match needs of each component but the first."""
+    pages = seen.config.pool_pages(HOST)[1:]
+    spans = (each.span or 0 for each in seen.prefixes.components[1:])
+    return all(span < room for span, room in zip(spans, pages, strict=True))
+
+
+def _for_match(components: Sequence[Component], node: Node) -> Iterator[tuple[Component, Node]]:
+    for component in components:
+        for each in needed(component, node):
+            yield component, each
+
+
+def _before(components: Sequence[Component], node: Node) -> Iterator[tuple[Component, Node]]:
+    """Yield the window page more that a match one page before `node` needs, if memory has it."""
+    for component in components:
+        start = component.needed_from(node.end - 1)
+        for each in node.path():
+            there = each.has(component.index)
+            if start <= each.start < component.needed_from(node.end) and there:
+                yield component, each
+
+
+def _keys(seen: Inspection, component: Component, node: Node) -> Sequence[bytes]:
+    keys = seen.prefixes.tree.keys(node)
+    return keys if component.per_page else keys[-1:]

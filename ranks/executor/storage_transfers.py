@@ -276,7 +276,7 @@ class PersistTransfer(Transfer):
         """How many pages after that the first of them comes."""
         if order.after:
             (self._after,) = objects.names(KV_POOL, (order.after,))
-            self._distance = 1
+            self._distance = order.distance
 
     def wants(self, batch: Batch) -> bool:  # noqa: ARG002 - a failure spares them all.
         return not self._failed

@@ -19,7 +19,7 @@ class UseTimes:
     """The times of the files of one call, by their position in it. Thread-safe."""
 
     def __init__(self, root_fd: int, after: str | None = None, distance: int = 0) -> None:
-        """The first one is number `distance` of those that continue the file `after`, if one is given."""
+        """The first one comes `distance` files after that of the path `after`, if one is given."""
         self._root_fd = root_fd
         self._after = after
         self._distance = distance

@@ -311,7 +311,7 @@ class _Pass:
     def _is_record(self, directory: int, name: str) -> bool:
         """Say whether a file is a record under its own name, or might be, as it cannot be read."""
         try:
-            stored = stored_as(directory, name, self._contents)
+            stored = stored_as(directory, name, self._contents, self._now)
         except OSError:
             return True
         if stored is None or not is_record(stored):

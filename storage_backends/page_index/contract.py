@@ -163,7 +163,8 @@ class PageIndex(Protocol):
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in any order, a few hundred at a time.
 
-        An entry that changes meanwhile may be told as it was, as it is, twice or not at all.
+        An entry that changes meanwhile may be told as it was, as it is, twice or not at all. Ages are
+        as of the beginning.
         """
         ...
 

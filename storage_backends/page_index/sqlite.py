@@ -205,14 +205,13 @@ class SqlitePageIndex:
 
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in the order of their keys."""
-        after = b""
+        after, now = b"", int(self._clock() * 1e6)
         while True:
             with self._use(self._reading) as database:
                 rows = database.execute(
                     f"SELECT {_COLUMNS}, used FROM entries WHERE key > ? ORDER BY key LIMIT ?",  # noqa: S608
                     (after, _KEYS_AT_A_TIME),
                 ).fetchall()
-                now = int(self._clock() * 1e6)
             if not rows:
                 return
             after = rows[-1][0]

@@ -172,6 +172,8 @@ class FileBackend(ThreadedBackend):
         """Say for each name whether there is something under it; False for what is late."""
         if self._ready() is None:
             return [False] * len(names)
+        if self._sweeper is not None and self._sweeper.has_removed():
+            self._seen = SeenNames(_NAMES_SEEN_MAX)
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:

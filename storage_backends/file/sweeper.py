@@ -52,6 +52,7 @@ class Sweeper:
         self._used: dict[ObjectName, None] = {}
         self._written = 0
         self._wanted = False
+        self._removed = threading.Event()
         self._stopping = False
         self._wake = threading.Event()
 
@@ -92,6 +93,13 @@ class Sweeper:
             self._wanted = True
             self._wake.set()
 
+    def has_removed(self) -> bool:
+        """Say whether files were removed since this was asked last."""
+        removed = self._removed.is_set()
+        if removed:
+            self._removed.clear()
+        return removed
+
     def turn(self, *, wanted: bool) -> Swept | None:
         """Mark what was used, and make a pass unless another does or has just done.
 
@@ -104,12 +112,15 @@ class Sweeper:
             if now is None:
                 return None
             give_up = time.monotonic() + PASS_MAX_S
-            return sweep_store(
+            swept = sweep_store(
                 self._root_fd,
                 self._limits,
                 now=now,
                 stop=lambda: self._stopping or time.monotonic() >= give_up,
             )
+            if swept.files_removed:
+                self._removed.set()
+            return swept
 
     def _live(self) -> None:
         wanted = False

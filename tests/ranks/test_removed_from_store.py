@@ -1,7 +1,7 @@
 """What others remove from a store while it is in memory is there again after its next use."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +28,17 @@ STATE = Recurrent(
     device_pages=64,
     host_pages=64,
 )
-COMPONENTS = {"full attention": (), "window": (WINDOW,), "state": (STATE,), "both": (WINDOW, STATE)}
+COMPONENTS: dict[str, tuple[SlidingWindow | Recurrent, ...]] = {
+    "full attention": (),
+    "window": (WINDOW,),
+    "state": (STATE,),
+    "both": (WINDOW, STATE),
+}
 PROMPT = range(12)
 
 
 @contextmanager
-def cache_on(store: str, components: str) -> Iterator[Cache]:
+def cache_on(store: str, components: str) -> Generator[Cache]:
     config = CacheConfig(
         model="m",
         layout=LAYOUT,

@@ -72,6 +72,10 @@ async def kept_by(backend: StorageBackend) -> set[int]:
     return {int(stored.name.key, 16) async for stored in backend.objects()}
 
 
+def no_passes(sweeper: Sweeper) -> None:
+    """In place of `Sweeper.start`: the test makes the passes itself."""
+
+
 @pytest.fixture(params=["file", "3fs"])
 def bounded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,8 +89,7 @@ def bounded(
             files=1,
         )
         return lambda: using(store.backend())
-    # The test makes the passes itself.
-    monkeypatch.setattr(Sweeper, "start", lambda _: None)
+    monkeypatch.setattr(Sweeper, "start", no_passes)
     limits = SweepLimits(quota_bytes=OBJECTS_MAX * ROOM)
     return lambda: using(FileBackend(tmp_path / "kv", limits=limits))
 

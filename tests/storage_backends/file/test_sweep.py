@@ -357,6 +357,22 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     assert left(store) == [0, 2]
 
 
+async def test_a_store_that_has_swept_says_of_what_it_has_removed_that_it_is_missing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sweeper, "start", no_turns)
+    names = [object_name(number) for number in range(2)]
+
+    async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=1000))) as backend:
+        await put_many(backend, range(2), SIZE)
+        before = await backend.exists(names, deadline=soon())
+        make_really_old(store.path(names[0]), 1e5)
+        sweeper_of(backend).turn(wanted=True)
+        after = await backend.exists(names, deadline=soon())
+
+    assert (before, after) == ([True, True], [False, True])
+
+
 async def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_beyond_its_time(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """What the store had a while ago is written again when it is used: it may have been removed since."""
 
-from lockstep.ranks.orders import ObjectTransfer, Put
+from lockstep.ranks.orders import CopyToHost, ObjectTransfer, Put
 from lockstep.ranks.replica.store import RENEWED_PART, RENEWED_S
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 HOST_PAGES = 64
 PROMPT = list(range(4 * PAGE_TOKENS))
@@ -72,6 +72,22 @@ def test_a_prompt_that_is_used_after_a_while_is_written_again_though_nothing_els
     ranks.step()
 
     assert pages_of(puts(ranks, "b", PROMPT)) == 4
+
+
+def test_a_prompt_that_an_engine_lends_again_is_written_again_though_nothing_is_copied() -> None:
+    ranks = HostRanksInTurn(host_pages=HOST_PAGES)
+    ranks.every(lambda cache: cache.back_up("a", PROMPT, range(4)))
+    ranks.every(lambda cache: cache.begin_backups())
+    ranks.settle()
+    ranks.every(lambda cache: cache.release("a"))
+    ranks.now_ms = [now + int(1000 * RENEWED_S) for now in ranks.now_ms]
+    ranks.step()
+
+    ranks.every(lambda cache: cache.back_up("b", PROMPT, range(4)))
+
+    orders = [executor.given(Put) for executor in ranks.executors]
+    assert [pages_of(each) for each in orders] == [4, 4]
+    assert ranks.executors[0].given(CopyToHost) == []
 
 
 def test_pages_count_as_seen_when_those_were_that_they_continue() -> None:

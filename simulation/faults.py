@@ -233,7 +233,7 @@ class FaultSource:
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
     over: bool = False
-    """Whether nothing fails any more."""
+    """Whether nothing fails, and no rank is slow, any more."""
 
     def strikes(self, fault: Mishap) -> bool:
         """Draw whether `fault` strikes now."""

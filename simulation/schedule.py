@@ -244,9 +244,11 @@ class Schedule:
     def _check_written(self) -> None:
         """Let nothing fail any more, have everything written, and raise unless it is."""
         self._faults.over = True
-        for cache in self._epoch.caches:
-            cache.write_out()
-        self._settle()
+        for _ in range(2):
+            # Writes that began before may still fail, the first time.
+            for cache in self._epoch.caches:
+                cache.write_out()
+            self._settle()
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen, policy = self._epoch.caches[0].inspection, self.world.config.write_policy
         check_written(seen, stores, policy)
@@ -313,6 +315,7 @@ class Schedule:
         """Let go of all requests; raise unless everything ends and every page is accounted for."""
         self._workload.drain()
         self._settle()
+        self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
             # What a store or a copy never lets go of is not there to be had.
@@ -325,7 +328,6 @@ class Schedule:
             raise Violated(Restless("an idle group has no room for a request", _DRAIN_STEPS_MAX))
         self._take_step()
         self._settle()
-        self._check_written()
 
     def _settle(self) -> None:
         """Take steps until all that is in flight is quarantined, and check the group at rest."""

@@ -57,7 +57,9 @@ class Replica:
         self.requests = requests = parts.requests(prefixes, journal)
         self.store = store = Store(basis)
         self.persisting = persisting = parts.persisting(basis, prefixes, agenda, store, requests)
-        self.backing_up = backing_up = parts.backing_up(basis, prefixes, agenda, persisting)
+        self.backing_up = backing_up = parts.backing_up(
+            basis, prefixes, agenda, requests, persisting
+        )
         self.retrying = parts.retrying(basis, prefixes, agenda, backing_up, persisting)
         self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
         self.prefetching = prefetching = parts.prefetching(

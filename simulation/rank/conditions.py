@@ -120,7 +120,8 @@ class Conditions:
     def duration_us(self, work: OrderWork, spread_us: int) -> int:
         """Draw how long a transfer takes: mostly a short time, at times up to `spread_us` or more."""
         usual_us = 300 + self.random.random() ** 2 * spread_us
-        return int(usual_us * self._pace * work.slowness)
+        pace = 1.0 if self.faults.over else self._pace
+        return int(usual_us * pace * work.slowness)
 
     def plan_hung(self, work: OrderWork, end: Action) -> None:
         """Let a transfer outlive its deadline: by a little, beyond all patience, or for ever."""

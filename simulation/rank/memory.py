@@ -147,8 +147,8 @@ class SimulatedStore:
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self.accepted: set[tuple[str, bytes]] = set()
-        """The objects whose write has ended well, also those that were lost then or later, and those that
-        another group has given, which writes them itself."""
+        """Objects whose write has ended well, though they may be lost, and objects that came from
+        another group, which writes them itself."""
         self._meanings = meanings
         self._rank = rank
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..epoch import Build
 from ..world import REPLICA
-from . import handoffs, incidents, votes
+from . import handoffs, hits, incidents, votes
 
 SEEDS = range(2_000)
 """The schedules among which one must find a revived bug, unless other seeds are asked for."""
@@ -106,6 +106,22 @@ _BUGS = (
         build=votes.smallest_of_the_longest,
         profile="qwen-next",
         faults="crash",
+    ),
+    RevivedBug(
+        name="write-once",
+        about="a page that the store refused for a moment is never written again while it stays in"
+        " memory (Mooncake#3331, #2997)",
+        build=hits.write_once,
+        profile="llama",
+        faults="storage",
+    ),
+    RevivedBug(
+        name="backup-once",
+        about="a prompt for which host memory had no room at once is never copied there, though the"
+        " device still has it (sglang#39444, #28614)",
+        build=hits.back_up_once,
+        profile="llama",
+        faults="pressure",
     ),
 )
 

@@ -66,7 +66,8 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
     with pytest.raises(FrozenInstanceError):
         window.sources = [page + 1000 for page in window.sources]
 
-    assert list(window.sources) == list(node.pages(HOST, 1) or ())
+    windows = [list(each.pages(HOST, 1) or ()) for each in node.path_down()]
+    assert list(window.sources) in windows
     assert {type(getattr(window, each.name)) for each in fields(window)} == {str, tuple, bool}
 
 
@@ -107,7 +108,8 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
 
 def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
     """Incident D, seen on the way: only full attention's recency was refreshed by such an insert."""
-    ranks = windowed_ranks(window_host_pages=3 * WINDOW_PAGES)
+    # Two of three prompts have room, each with matches at its last page and one before.
+    ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
     other = prompt(7, 4)
     ranks.compute("stem", STEM)
     ranks.compute("other", other)

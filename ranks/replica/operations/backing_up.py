@@ -24,9 +24,9 @@ from ...orders import CopyTransfer
 from ..basis import Basis
 from ..notices import Cause, NotBegun
 from ..pages import PageRun
+from ..requests import Requests
 from ..tree.backlog import Undone
 from ..tree.components.base import Component
-from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
@@ -34,7 +34,7 @@ from .agenda import Agenda
 from .kinds import Backup, Retract, Segment
 from .lent import Lent
 from .pauses import Pauses
-from .persisting import Persisting, hold_above
+from .persisting import Persisting, hold_pieces
 
 _ENDS_MAX = 4
 """So many earlier ends of a path are looked at when it is backed up."""
@@ -54,13 +54,19 @@ class BackingUp:
     """Begins backups, and gives the tree what they have brought."""
 
     def __init__(
-        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, persisting: Persisting
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        requests: Requests,
+        persisting: Persisting,
     ) -> None:
         self._config = config = basis.config
         self._prefixes = prefixes
         self._components = prefixes.components
         self._has_states = not all(each.per_page for each in prefixes.components)
         self._agenda = agenda
+        self._requests = requests
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
@@ -98,16 +104,16 @@ class BackingUp:
         From the top, since a backed-up child implies a backed-up parent. What is copied are the
         nodes' device pages, or those that are lent. What there is no room for is told in a notice,
         unless it was told before (`tells`). If it is done `again`, all is copied or nothing: paths that
-        wait for room would otherwise evict parts of each other without end. Unless it `passes`, nothing
-        of the path leaves host memory for the rest of it. What is there already is offered to the store.
+        wait for room would otherwise evict parts of each other without end. Unless it `passes`, no part
+        of the path leaves host memory for the rest. What is there already is offered to the store.
         """
         if not self._config.host_pages:
             return Begun()
         residence = self._prefixes.residence
-        ends = [node] if again else self._ends(node, lent)
+        ends = self._ends(node, lent, again=again)
         self._cut(node, ends, lent)
         # What is on the host of the path must stay there while room is made beside it.
-        pins = residence.hold(HOST, node)
+        pins = [pin for end in ends for pin in residence.hold(HOST, end)]
         room = [residence.available(HOST, each.index) for each in self._components]
         too_long = passes and self._is_too_long(node)
         tops_up = not too_long or not self._to_pass_on(node, lent)
@@ -116,19 +122,12 @@ class BackingUp:
         if whole:
             others, left_out = self._others(ends, room, lent)
             missing += others
-        if again and left_out and not too_long:
+        if again and node in left_out and not too_long:
             missing = []
         operations: tuple[int, ...] = ()
-        if missing and whole:
-            pins += hold_above(residence, HOST, node, missing)
-        elif missing:
-            shorter = residence.hold(HOST, missing[-1][0])
-            residence.release(pins)
-            pins = shorter
         if missing:
-            operations = (self._begin(pins, missing, lent),)
-        else:
-            residence.release(pins)
+            operations = (self._begin(node, missing, lent),)
+        residence.release(pins)
         if not whole and too_long:
             passed, complete = self._pass_on(node, lent)
             operations += passed
@@ -161,22 +160,24 @@ class BackingUp:
             self._settle_passing(operation)
             return
         settled: list[Segment] = []
+        orphaned: list[Segment] = []
         for segment in operation.in_order():
             node, component = segment
             if node.values[HOST][component] is None and _may_attach(node, component):
                 pages = operation.give(segment)
                 self._prefixes.residence.attach(node, HOST, component, pages, Cause.BACKED_UP)
                 settled.append(segment)
+            elif node.values[HOST][component] is None:
+                orphaned.append(segment)
+        # The copy of what is above these has failed meanwhile.
+        self._copy_again(operation, orphaned)
         self._agenda.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
 
     def failed(self, operation: Backup) -> None:
-        """Apply a backup that failed on some rank; an engine that lends pages gives them again."""
+        """Apply a backup that failed on some rank."""
         self.pauses.failed()
-        if not operation.lent:
-            node = max((segment.node for segment in operation.segments), key=lambda node: node.end)
-            pages = sum(map(len, operation.segments.values()))
-            self._prefixes.residence.not_on_host.add(node, Undone.COPY_FAILED, pages)
+        self._copy_again(operation, operation.in_order())
         self._agenda.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
@@ -195,10 +196,11 @@ class BackingUp:
             self.write_through(node)
         return node.held[DEVICE][component] > 0
 
-    def _ends(self, node: Node, lent: Lent | None) -> list[Node]:
+    def _ends(self, node: Node, lent: Lent | None, *, again: bool) -> list[Node]:
         """Return the nodes of the path where matches come and that host memory or the store may lack.
 
-        An engine that lends a window has all above `node` backed up that it still has.
+        Above the first one that is whole, only if it is done `again`. An engine that lends a window has
+        all above `node` backed up that it still has.
         """
         ends = [node]
         if lent is not None or len(self._components) == 1:
@@ -206,9 +208,12 @@ class BackingUp:
         for each in node.path():
             if each is node or not each.is_match_end:
                 continue
-            if len(ends) > _ENDS_MAX or not self._lacks(each):
+            if self._lacks(each):
+                ends.append(each)
+            elif not again:
                 break
-            ends.append(each)
+            if len(ends) > _ENDS_MAX:
+                break
         return ends
 
     def _lacks(self, end: Node) -> bool:
@@ -286,7 +291,8 @@ class BackingUp:
             for node, index in wanted:
                 left[index] -= self._components[index].pages_of(node.width)
             if min(left) < 0:
-                left_out.append(end)
+                if self._can_ever_fit(end):
+                    left_out.append(end)
                 continue
             room[:] = left
             found.update(dict.fromkeys(wanted))
@@ -294,6 +300,14 @@ class BackingUp:
                 if component.per_page:
                     found.update(dict.fromkeys(self._above(end, component, room, lent)))
         return list(found), left_out
+
+    def _can_ever_fit(self, end: Node) -> bool:
+        """Say whether host memory would have room for a match at `end` if nothing else were there."""
+        spans = (min(each.span or 0, end.end) for each in self._components[1:])
+        return all(
+            span <= pages
+            for span, pages in zip(spans, self._config.pool_pages(HOST)[1:], strict=True)
+        )
 
     def _above(
         self, end: Node, component: Component, room: list[int], lent: Lent | None
@@ -354,21 +368,24 @@ class BackingUp:
         wanted = self._to_pass_on(node, lent)
         chosen: list[Missing] = []
         room = [len(run) for run in taken]
+        complete = True
         for each, index in wanted:
-            if not index and 0 < room[0] < each.width:
-                self._prefixes.split(each, room[0])
-                assert each.parent is not None
-                each = each.parent  # noqa: PLW2901 - the part of it for which there is room.
             pages = self._components[index].pages_of(each.width)
             if pages <= room[index]:
                 room[index] -= pages
                 chosen.append((each, index))
+                continue
+            complete = False
+            if room[0] and not index:
+                self._prefixes.split(each, room[0])
+                assert each.parent is not None
+                chosen.append((each.parent, 0))
+                room[0] = 0
         if not chosen:
             for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        complete = len(chosen) == len(wanted) and chosen[-1][0].end == node.end
-        return (self._begin([], chosen, lent, taken),), complete
+        return (self._begin(node, chosen, lent, taken),), complete
 
     def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
         """Take pages of each component for some of what is wanted; None if not even for the first."""
@@ -400,48 +417,51 @@ class BackingUp:
             pages = sum(self._components[index].pages_of(each.width) for each, index in missing)
             self._prefixes.residence.not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
 
+    def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
+        """Leave to a later try what a copy has not brought; what is lent its engine gives again."""
+        request = self._requests.get(operation.lender) if operation.lender else None
+        if not lost:
+            return
+        if request is not None:
+            request.awaits_room = True
+        if not operation.lent:
+            node = max((segment.node for segment in lost), key=lambda node: node.end)
+            pages = sum(self._components[index].pages_of(each.width) for each, index in lost)
+            self._prefixes.residence.not_on_host.add(node, Undone.COPY_FAILED, pages)
+
     def _begin(
         self,
-        receipts: list[Receipt],
+        node: Node,
         missing: Sequence[Missing],
         lent: Lent | None,
         passing: list[PageRun] | None = None,
     ) -> int:
-        """Back up what is missing; `receipts` pin what the host has of its path.
+        """Back up what is missing of the path to `node`, of which the host keeps what it has meanwhile.
 
         With the host pages for what is `passing` through; those that it does not need are given back.
         """
         residence = self._prefixes.residence
         # The sources must not be evicted: taking the pages below may evict, so the holds come first.
-        # What lies deeper is on the host already, and need not be on the device.
-        deepest = max((node for node, _ in missing), key=lambda node: node.end)
-        last = receipts[0].node if receipts else deepest
-        if lent is None:
-            receipts += residence.hold(DEVICE, deepest)
-            receipts += hold_above(residence, DEVICE, deepest, missing)
+        receipts = [] if lent is not None else hold_pieces(residence, DEVICE, missing)
         counts = [0] * len(self._components)
-        for node, index in missing:
-            counts[index] += self._components[index].pages_of(node.width)
-        taken = passing
-        if passing is None:
-            taken = self._prefixes.room.take(HOST, counts)
-        else:
-            receipts += residence.hold(HOST, deepest)
-            receipts += hold_above(residence, HOST, deepest, missing)
+        for each, index in missing:
+            counts[index] += self._components[index].pages_of(each.width)
+        taken = self._prefixes.room.take(HOST, counts) if passing is None else passing
         if taken is None:
             raise InternalError("a backup finds less room on the host than was counted for it")
+        receipts += hold_pieces(residence, HOST, missing)
         operation = Backup(
             components=self._components,
             receipts=receipts,
             segments=self.divide(missing, taken),
-            lent=0 if lent is None else last.end,
+            lent=0 if lent is None else node.end,
             lender="" if lent is None else lent.request,
             passes=passing is not None,
         )
         for pool, rest in zip(residence.pools[HOST], taken, strict=True):
             pool.give_back(rest)
         transfers = self.transfers(operation.segments, lent)
-        self._agenda.copy(operation, transfers, last.id, counts)
+        self._agenda.copy(operation, transfers, node.id, counts)
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:

@@ -21,6 +21,9 @@ from .agenda import Agenda
 from .kinds import Persist, Segment
 from .pauses import Pauses
 
+_PIECE_PAGES = 8
+"""What has failed is written again in pieces of at most so many pages."""
+
 
 class Persisting:
     """Begins persists, so many at a time, and notes what the store has.
@@ -72,9 +75,10 @@ class Persisting:
         if unsaved:
             self._write(dict.fromkeys(unsaved, page_run()), node)
 
-    def offer_again(self, node: Node) -> None:
-        """Persist all that the store lacks and host memory has of the path to `node`.
+    def offer_again(self, node: Node, cause: Undone) -> None:
+        """Persist what the store lacks and host memory has of the path to `node`, in small pieces.
 
+        A store that was too slow for all of it at once takes a piece. What is left gets an entry again.
         What has failed may lie above what another persist has written since.
         """
         if not self._keeps(node):
@@ -84,9 +88,10 @@ class Persisting:
             for component in self._prefixes.components
             for each in node.path_down()
         )
-        unsaved = [each for each in every if self._is_lacking(each)]
-        if unsaved:
-            self._write(dict.fromkeys(unsaved, page_run()), node)
+        piece, rest = self._divide([each for each in every if self._is_lacking(each)])
+        if piece:
+            self._write(dict.fromkeys(piece, page_run()), node)
+        self._postpone(rest, cause)
 
     def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
         """Persist pages that no node has on the host; they are the operation's own from now on.
@@ -276,17 +281,31 @@ class Persisting:
             return False
         if last is None:
             last = max((segment.node for segment in segments), key=lambda node: node.end)
-        residence = self._prefixes.residence
-        receipts = residence.hold(HOST, last) + hold_above(residence, HOST, last, segments)
         operation = Persist(
             components=self._prefixes.components,
-            receipts=receipts,
+            receipts=hold_pieces(self._prefixes.residence, HOST, segments),
             segments={segment: page_run(pages) for segment, pages in segments.items()},
         )
         self._agenda.begin(operation, last.id)
         self.waiting.append(operation)
         self.begin_waiting()
         return True
+
+    def _divide(self, unsaved: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+        """Divide what is to be written again into a piece and the rest; a node may be cut for that."""
+        piece: list[Segment] = []
+        left = _PIECE_PAGES
+        for at, (node, index) in enumerate(unsaved):
+            if not left:
+                return piece, list(unsaved[at:])
+            pages = self._component(index).pages_of(node.width)
+            if pages > left:
+                self._prefixes.split(node, left)
+                assert node.parent is not None
+                return [*piece, Segment(node.parent, index)], list(unsaved[at:])
+            piece.append(Segment(node, index))
+            left -= pages
+        return piece, []
 
     def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
         """Leave what was not written to a later try, which looks at the whole path."""
@@ -314,23 +333,15 @@ class Persisting:
         return self._prefixes.components[index]
 
 
-def hold_above(
-    residence: Residence, tier: int, node: Node, pieces: Iterable[tuple[Node, int]]
+def hold_pieces(
+    residence: Residence, tier: int, pieces: Iterable[tuple[Node, int]]
 ) -> list[Receipt]:
-    """Lock or pin what of the path to `node` a match there does not need, down from its first piece.
-
-    Each piece is a node of the path, and a component of which it is to stay on the tier.
-    """
-    starts: dict[int, int] = {}
-    receipts: list[Receipt] = []
-    for piece, index in pieces:
-        component = residence.components[index]
-        if not component.per_page and piece is not node:
-            receipts.append(residence.holds.acquire(tier, index, piece, piece.start))
-        elif component.per_page and piece.start < component.needed_from(node.end):
-            starts[index] = min(piece.start, starts.get(index, piece.start))
+    """Lock or pin nodes of one path, each for one component, and full attention of all above them."""
     acquire = residence.holds.acquire
-    return receipts + [acquire(tier, index, node, start) for index, start in starts.items()]
+    pieces = list(pieces)
+    deepest = max((node for node, _ in pieces), key=lambda node: node.end)
+    receipts = [acquire(tier, 0, deepest)]
+    return receipts + [acquire(tier, index, node, node.start) for node, index in pieces if index]
 
 
 def _host_pages(segment: Segment) -> PageRun:

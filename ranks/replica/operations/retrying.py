@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ...config import WritePolicy
 from ..basis import Basis
-from ..tree.backlog import Backlog
+from ..tree.backlog import Backlog, Undone
 from ..tree.node import DEVICE, Node
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
@@ -45,8 +45,11 @@ class Retrying:
     @property
     def is_due(self) -> bool:
         """Whether a path is to be tried in the next step."""
-        waits = bool(self._residence.not_on_host) and not self._backing_up.pauses.blocks
-        return waits and (self._to_try > 0 or self._ended != self._agenda.ended)
+        not_on_host, not_stored = self._residence.backlogs
+        if not_stored and self._store_takes_more():
+            return True
+        has_changed = self._to_try > 0 or self._ended != self._agenda.ended
+        return bool(not_on_host) and has_changed and not self._backing_up.pauses.blocks
 
     def after_verdict(self) -> None:
         """Try what may go well by now."""
@@ -76,13 +79,13 @@ class Retrying:
             entry = backlog.take() if backlog and may_try() else None
             if entry is None:
                 return count
-            self._try_path(entry[0])
+            self._try_path(entry[0], entry[1])
         return most
 
-    def _try_path(self, node: Node) -> None:
+    def _try_path(self, node: Node, cause: Undone) -> None:
         on_device = node
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         if self._copies_again and on_device.parent is not None:
             self._backing_up.write_through(on_device, tells=False, again=True)
-        self._persisting.offer_again(node)
+        self._persisting.offer_again(node, cause)

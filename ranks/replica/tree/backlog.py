@@ -50,7 +50,7 @@ class Backlog:
             return
         if parent in self._entries and len(parent.children) == 1:
             # A prompt that grows: the entry of the longer path stands for the shorter one.
-            pages += self._remove(parent)[1]
+            pages = max(pages, self._remove(parent)[1])
         if node in self._entries:
             pages = max(pages, self._remove(node)[1])
         self._entries[node] = cause, pages
@@ -68,8 +68,7 @@ class Backlog:
             cause, pages = self._remove(node)
             gone = min(pages, node.width)
             self.lost[cause] += gone
-            if pages > gone:
-                self.add(parent, cause, pages - gone)
+            self.add(parent, cause, pages - gone)
 
     def clear(self) -> None:
         """Forget all entries."""

@@ -230,7 +230,7 @@ def test_a_request_released_while_it_loads_leaves_the_load_to_settle_by_itself()
 
 def test_children_are_backed_up_only_after_their_parents() -> None:
     """Invariant 4: a backed-up child implies a backed-up parent."""
-    ranks = RanksInTurn(2, host_pages=3)
+    ranks = RanksInTurn(2, host_pages=3, store=False)
     tokens = prompt(4)
     ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=16))
     for end in (8, 12, 16):

@@ -206,27 +206,31 @@ def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host()
     """A write of one page pins the prefix above it."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
     for number in range(3):
-        hang_write(ranks, number)
+        shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
+        ranks.compute(f"a{number}", shared)
+    for number in range(3):
+        shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
+        ranks.publish(f"b{number}", [*shared, *[9] * PAGE_TOKENS])
+    hang_writes(ranks)
 
     assert ranks.every(lambda cache: cache.store_state()) is not StoreState.ATTACHED
 
 
-def hang_write(ranks: RanksInTurn, number: int) -> None:
-    """Let the write of one page that continues a long prefix hang, where there is a store."""
-    shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
-    ranks.compute(f"a{number}", shared)
-    ranks.publish(f"b{number}", [*shared, *[9] * PAGE_TOKENS])
+def hang_writes(ranks: RanksInTurn) -> None:
+    """Let the writes of what was published hang, where there is a store."""
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
     ranks.step()
     for executor in ranks.executors:
         for write in executor.take(Put):
             executor.said.append(Ended(write.operation, ok=False))
-    ranks.step()
+    for _ in range(3):
+        ranks.step()
     for executor in ranks.executors:
         for cancel in executor.take(Cancel):
             executor.said.append(QuiesceExpired(cancel.operation))
-    ranks.step()
+    for _ in range(3):
+        ranks.step()
 
 
 def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:

@@ -1,0 +1,32 @@
+"""Bugs by which prompts are never found again although nothing is wrong; see `revived`."""
+
+from collections.abc import Iterable, Sequence
+
+from ...ranks.replica.operations.backing_up import BackingUp
+from ...ranks.replica.operations.kinds import Segment
+from ...ranks.replica.operations.lent import Lent
+from ...ranks.replica.operations.persisting import Persisting
+from ...ranks.replica.parts import Parts
+from ...ranks.replica.tree.backlog import Undone
+from ...ranks.replica.tree.node import Node
+from ..epoch import Build
+
+
+def write_once() -> Build:
+    """What could not be written to the store is not tried again."""
+    return Build(parts=Parts(persisting=_WritesOnce))
+
+
+class _WritesOnce(Persisting):
+    def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
+        del segments, cause
+
+
+def back_up_once() -> Build:
+    """What host memory had no room for is not tried again."""
+    return Build(parts=Parts(backing_up=_BacksUpOnce))
+
+
+class _BacksUpOnce(BackingUp):
+    def _postpone(self, ends: Sequence[Node], lent: Lent | None, *, tells: bool) -> None:
+        del ends, lent, tells

@@ -134,8 +134,8 @@ class Put:
     after: bytes = b""
     """The key of the page of full attention that all of them continue, if a prefix does not begin with
     them: the store is to keep that for as long as them."""
-    distance: int = 1
-    """How many pages after that the first object comes."""
+    distance: int = 0
+    """How many pages after that the first object comes; 0 where a prefix begins."""
 
 
 @dataclass(frozen=True, slots=True)

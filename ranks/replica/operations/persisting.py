@@ -262,7 +262,7 @@ class Persisting:
         above = node if component else node.parent
         while above is not None and above.parent is not None:
             if self._store.has(above, 0):
-                return above, max(1, node.start + 1 - above.end)
+                return above, (node.end if component else node.start) + 1 - above.end
             above = above.parent
         return None, 0
 

@@ -162,7 +162,11 @@ def test_pages_count_as_used_when_the_page_was_that_they_continue_and_each_befor
     (again, more) = objects(700)[0]._replace(stored=True), objects(800, first_key=700)[0]
 
     happened(executor, [Put(2, (again,), LONG_S)], includes(Ended(2, ok=True)))
-    happened(executor, [Put(3, (more,), LONG_S, after=again.keys[-1])], includes(Ended(3, ok=True)))
+    happened(
+        executor,
+        [Put(3, (more,), LONG_S, after=again.keys[-1], distance=1)],
+        includes(Ended(3, ok=True)),
+    )
 
     times = used_ns(executor, tmp_path, 1500)
     assert times[699] > max(older)

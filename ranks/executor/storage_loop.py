@@ -313,6 +313,8 @@ class StorageLoop:
             began = time.monotonic()
             pace.begin(began)
             call.add_done_callback(partial(self._returned, transfer, batch, share, began))
+            if transfer.goes_first(batch):
+                await asyncio.wait([call])
             # The call begins before the next batch is put together.
             await asyncio.sleep(0)
 

@@ -421,8 +421,11 @@ class BackingUp:
         if lent is not None:
             return
         for node in ends:
-            missing = lacking(self._components, node, HOST)
-            pages = sum(self._components[index].pages_of(each.width) for each, index in missing)
+            pages = sum(
+                self._components[index].pages_of(each.width)
+                for each, index in lacking(self._components, node, HOST)
+                if not each.is_to_have(HOST, index)
+            )
             self._prefixes.residence.not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..epoch import Build
-from ..world import REPLICA
+from ..world import ENGINE, REPLICA
 from . import handoffs, incidents, votes
 
 SEEDS = range(2_000)
@@ -106,6 +106,14 @@ _BUGS = (
         build=votes.smallest_of_the_longest,
         profile="qwen-next",
         faults="crash",
+    ),
+    RevivedBug(
+        name="one-pin",
+        about="a request is served up to several ends, and only what a match at the farthest of them"
+        " needs is pinned",
+        build=handoffs.one_pin_for_all_ends,
+        profile="gemma",
+        l1=ENGINE,
     ),
 )
 

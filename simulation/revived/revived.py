@@ -115,6 +115,14 @@ _BUGS = (
         profile="gemma",
         l1=ENGINE,
     ),
+    RevivedBug(
+        name="unfilled",
+        about="window pages that an engine lends to a load, and that the load does not fill, are backed"
+        " up as if they held the prefix's KV",
+        build=incidents.backups_of_unfilled_pages,
+        profile="gemma",
+        l1=ENGINE,
+    ),
 )
 
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}

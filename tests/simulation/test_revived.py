@@ -33,6 +33,7 @@ FINDINGS = {
     "early-return": ("did not come to round", "reached 0 collectives"),
     "min-of-lengths": ("the tree offers host state", "copies host state"),
     "one-pin": ("has not pinned the window pages",),
+    "unfilled": ("copies device window page", "the tree offers host window page"),
 }
 """By bug: what the checkers may say of it, in one of these words."""
 

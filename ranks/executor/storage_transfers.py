@@ -18,7 +18,7 @@ from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import After, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ...storage_backends.records.shardings import OWN, Shardings
 from ..orders import KV_POOL, Fetch, ObjectTransfer, Put
-from .pools import HostPool
+from .pools import HostPool, PageLease
 from .writers import WriterShare
 
 BATCH_PAGES = 512
@@ -60,6 +60,14 @@ class RankObjects:
     def page_views(self, pool: str, slots: Sequence[int]) -> list[memoryview]:
         """Return the bytes of host pages; writable, no copy."""
         return self._pool(pool).page_views(slots)
+
+    def leases(self, pool: str, slots: Sequence[int]) -> list[PageLease]:
+        """Return the bytes of host pages as they are now; see `HostPool.leases`."""
+        return self._pool(pool).leases(slots)
+
+    def begin_writes(self, pool: str, slots: Sequence[int]) -> None:
+        """End the leases of host pages that are about to be written."""
+        self._pool(pool).begin_writes(slots)
 
     def page_bytes(self, pool: str) -> int:
         """Return the length of a page: of an object with the columns that are kept here."""
@@ -187,6 +195,13 @@ class FetchTransfer(Transfer):
         """Which pages have landed."""
         self._landed = 0
         self._ceiling = self._pages
+
+    def _objects_of(
+        self, transfer: ObjectTransfer, start: int, stop: int
+    ) -> tuple[tuple[ObjectName, memoryview], ...]:
+        objects = super()._objects_of(transfer, start, stop)
+        self._objects.begin_writes(transfer.pool, transfer.pages[start:stop])
+        return objects
 
     def wants(self, batch: Batch) -> bool:
         return batch.first < self._ceiling

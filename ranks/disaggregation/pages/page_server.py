@@ -2,8 +2,8 @@
 
 It has a thread of its own with an event loop, which alone touches sockets and offers. The engine's
 thread hands in what may be read and what no longer, and never waits. A page is touched only between
-`serve` and the call of `on_quiet` that answers `withdraw`: whoever serves pages keeps them as they
-are for so long.
+`serve` and the call of `on_quiet` that answers `withdraw`: the caller keeps the pages as they are for
+so long. A page whose slot is written again before that is not sent, because its generation has changed.
 """
 
 import asyncio
@@ -129,13 +129,10 @@ class PageServer:
         May come several times for one operation, and one object may be under several.
         """
         offered = [
-            OfferedPage((transfer.pool, key.hex()), slot, view)
+            OfferedPage((transfer.pool, key.hex()), lease)
             for transfer in transfers
-            for key, slot, view in zip(
-                transfer.keys,
-                transfer.pages,
-                self._objects.page_views(transfer.pool, transfer.pages),
-                strict=True,
+            for key, lease in zip(
+                transfer.keys, self._objects.leases(transfer.pool, transfer.pages), strict=True
             )
         ]
         self._hand_in(partial(self.offers.serve, operation, offered))

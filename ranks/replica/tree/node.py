@@ -233,3 +233,14 @@ def needed(component: Component, last: Node) -> Iterator[Node]:
         if node.end <= start:
             return
         yield node
+
+
+def covered(last: Node) -> int:
+    """Return the position up to which the path to `last` is on the host, or on its way there."""
+    end = last.end
+    for node in last.path():
+        if node.values[HOST][0] is not None:
+            break
+        if not node.is_to_have(HOST, 0):
+            end = node.start
+    return end

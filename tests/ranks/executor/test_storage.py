@@ -48,6 +48,8 @@ from tests.kit.ranks.executor_parts import (
     objects,
     plain_layout,
     random_bytes,
+    to_device,
+    to_host,
     waited,
 )
 from tests.kit.storage.calls import digest_of
@@ -138,6 +140,20 @@ def test_a_fetch_brings_back_the_bytes_that_a_persist_wrote(
     assert moved.l2_to_l3 == total
     happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
     assert executor.counts().bytes_moved.l3_to_l2 == total
+
+
+def test_whatever_writes_to_a_host_page_ends_its_leases_and_no_other(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store, host_pages=8)
+    persisted(executor, 2)
+    leases = executor.host_pool.leases(range(8))
+
+    happened(executor, [to_host(2, [0], [4])], includes(Ended(2, ok=True)))
+    happened(executor, [to_device(3, [5], [1])], includes(Ended(3, ok=True)))
+    happened(executor, [Fetch(4, objects(2, first_page=6), LONG_S)], includes(Landed(4, 2)))
+
+    assert [each.slot for each in leases if not each.is_current] == [4, 6, 7]
 
 
 def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(

@@ -94,9 +94,11 @@ class Offering:
         whole = ends and node.end == self._prefixes.tree.whole_pages(tokens)
         # A tail has the state itself.
         others = self._prefixes.components if whole else self._saving.shared
-        wanted = self._segments(node, others if whole or tail is not None else ())
-        lacking = [each for each in wanted if each.node.values[HOST][each.component] is None]
-        self._bring_to_host(request, node, lacking)
+        beside = others if whole or tail is not None else ()
+        wanted, lacking = self._wanted(node, beside)
+        if self._bring_to_host(request, node, lacking):
+            # Nodes may have been cut for the backup.
+            wanted, lacking = self._wanted(node, beside)
         # What a match at the end needs beside is served all together, if there is a tail with that.
         may_lend = tail is not None and not lacking and request.saved is not None
         all_of_it = may_lend or (whole and not lacking)
@@ -198,14 +200,22 @@ class Offering:
             wanted += [Segment(each, component.index) for each in reversed(nodes)]
         return wanted
 
-    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> None:
+    def _wanted(
+        self, node: Node, components: Sequence[Component]
+    ) -> tuple[list[Segment], list[Segment]]:
+        """Return what others have to read, see `_segments`, and what of it is not on the host."""
+        wanted = self._segments(node, components)
+        return wanted, [each for each in wanted if each.node.values[HOST][each.component] is None]
+
+    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> bool:
         """Back up what of the path to `node` is not on the host, whatever the write policy.
 
-        As far as the device has it: the path may be another request's, and its pages evicted.
+        As far as the device has it: the path may be another request's, and its pages evicted. Returns
+        whether nodes of the path may have been cut for that.
         """
         off = any(node.values[HOST][index] is None for node, index in lacking)
         if not off or not self._owns_device or request.stage is not Stage.READY:
-            return
+            return False
         last: Node | None = None
         for each in node.path_down():
             if each.values[HOST][0] is None and each.values[DEVICE][0] is None:
@@ -216,6 +226,7 @@ class Offering:
             tells = request.offered != last.end
             self._backing_up.write_through(last, tells=tells, passes=False)
             request.offered = last.end
+        return last is not None
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:
         """Return up to which position full attention is not lacking, of the path to `last`."""
@@ -247,7 +258,8 @@ class Offering:
     def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
         """Pin what is served anew of a component, beside what is served of it at other ends."""
         holds, index = self._prefixes.residence.holds, component.index
-        last = max(nodes, key=lambda node: node.end)
+        before = [] if index or operation.last is None else [operation.last]
+        last = max([*nodes, *before], key=lambda node: node.end)
         start = min(node.start for node in nodes)
         receipts = [*operation.receipts, holds.acquire(HOST, index, last, start)]
         if not index:

@@ -258,8 +258,8 @@ class Connection:
                     headers = headers_of(reading, message, attached_bytes)
                     yield [headers]
                     if headers:
-                        tag = bytearray(self._tags.received.nbytes)
-                        yield [memoryview(tag)]
+                        tag = self._tags.received.room()
+                        yield [tag]
                         self._tags.received.require(headers, tag)
                     self._read(reading, message, headers)
                 case _:
@@ -276,8 +276,8 @@ class Connection:
             if running is not None and not reading.is_abandoned():
                 running.add(sinks)
         if running is not None:
-            tag = bytearray(self._tags.received.nbytes)
-            yield [memoryview(tag)]
+            tag = self._tags.received.room()
+            yield [tag]
             if not reading.is_abandoned():
                 running.require(tag)
 

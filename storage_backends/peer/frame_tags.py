@@ -6,7 +6,8 @@ direction. So a tag is right for one frame at one place in one connection: if a 
 out, repeated, moved or sent back to its sender, a tag is wrong.
 
 Pages are authenticated and not encrypted, because GMAC reads them where they lie, and AES-GCM, at half
-the speed, would write every page into a buffer before it is sent (docs/performance.md). Without a secret there are no tags.
+the speed, would write every page into a buffer before it is sent (docs/performance.md). Without a
+secret there are no tags.
 """
 
 import hmac
@@ -44,6 +45,10 @@ class FrameTags:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
             self._cipher = AESGCM(key)
+
+    def room(self) -> memoryview:
+        """Return memory to receive a tag into."""
+        return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
         """Return the next tag, of `data`."""

@@ -196,8 +196,9 @@ class Reading(Request):
             if self.is_abandoned():
                 yield scratch(sum(pieces[done + 1 :]))
                 return
-            for view in views if hashes is not None else ():
-                hashes.add(view)
+            if hashes is not None:
+                for view in views:
+                    hashes.add(view)
         if plan is not None and hashes is not None:
             self._judge(at, bytes(header), plan, hashes.joined())
 

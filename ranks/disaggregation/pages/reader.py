@@ -322,7 +322,7 @@ class Reader:
         running = self._tags.sent.begin() if attached_bytes else None
         group_bytes = 0
         for one in begun:
-            views = [one.header(), *one.wanted]
+            views: list[memoryview | bytes] = [one.header(), *one.wanted]
             if running is not None:
                 running.add(views)
             group += views

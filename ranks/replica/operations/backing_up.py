@@ -110,12 +110,16 @@ class BackingUp:
         if not self._config.host_pages:
             return Begun()
         residence = self._prefixes.residence
+        too_long = passes and self._is_too_long(node)
+        if again and too_long and self._persisting.pauses.blocks:
+            # Its parts would only evict each other: none of them can go on to the store now.
+            self._postpone([node], lent, tells=tells)
+            return Begun(complete=False)
         ends = self._ends(node, lent, again=again)
         self._cut(node, ends, lent)
         # What is on the host of the path must stay there while room is made beside it.
         pins = [pin for end in ends for pin in residence.hold(HOST, end)]
         room = [residence.available(HOST, each.index) for each in self._components]
-        too_long = passes and self._is_too_long(node)
         tops_up = not too_long or not self._to_pass_on(node, lent)
         missing, whole = self._full_attention(node, room[0], tops_up=tops_up)
         left_out = [node]

@@ -31,7 +31,7 @@ from .adapters import Adapters
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
-from .kv_identity import kv_identity, weights_of
+from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
@@ -167,7 +167,12 @@ def _side(
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
-        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
+        Adapters(
+            FileDigests(records / "adapters.json", log=log),
+            parsed.adapter_versions,
+            options=adapter_options(config, engine_version=engine_version),
+            log=log,
+        ),
         weights=Weights(
             {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
             cache.inspection.config.life.hex(),

@@ -71,7 +71,7 @@ def _is_plain_config(config: object) -> bool:
     if not isinstance(config, dict) or "peft_type" not in config:
         return False
     found = cast("dict[str, Any]", config)
-    numbers = [found.get(name) for name in ("r", "lora_alpha")]
+    numbers: list[Any] = [found.get(name) for name in ("r", "lora_alpha")]
     modules = found.get("target_modules")
     if not all(type(each) in {int, float} and each > 0 for each in numbers):
         return False

@@ -164,6 +164,7 @@ def _side(
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    encoders = config.ec_transfer_config
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
@@ -187,4 +188,5 @@ def _side(
         waits_in_pass=not isinstance(cache, DecidingCache),
         in_flight=parsed.in_flight,
         handing_over=parsed.handing_over,
+        own_embeddings=encoders is None or not encoders.is_ec_consumer,
     )

@@ -73,7 +73,7 @@ class PromptsWithItems:
         ids = np.array(request.origin_input_ids, dtype=np.int64)
         for each in inputs.mm_items:
             content = _content(each)
-            padding = [*(each.pad_values or (each.pad_value,))]
+            padding = [id_ for id_ in each.pad_values or (each.pad_value,) if id_ is not None]
             for part, (start, last) in enumerate(each.offsets or ()):
                 end = last + 1
                 if content is None or not np.isin(ids[start:end], padding).all() or end > len(ids):

@@ -56,7 +56,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     # SGLang would set up HiCache in `create_unified_radix_cache`.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
-    namespaces = Namespaces(host, identity.adapters(ctx.tp_worker))
+    namespaces = Namespaces(host, identity.adapters(ctx.tp_worker), page_tokens=params.page_size)
     namespaces.look()
     below = Below(
         host=host,

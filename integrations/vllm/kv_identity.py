@@ -101,6 +101,11 @@ def configuration_digest(
     return digest([engine_version, canonical(counted, "environment"), found])
 
 
+def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
+    """Return what may change how this engine applies an adapter, as a digest."""
+    return digest([engine_version, canonical(config.lora_config, "lora_config", left_out())])
+
+
 def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) -> str:
     """Return what the engine's weights are, those of a draft model included.
 

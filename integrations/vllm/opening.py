@@ -31,7 +31,7 @@ from .adapters import Adapters
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout
-from .kv_identity import kv_identity, weights_of
+from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
 from .scheduler_side import SchedulerSide
 from .settings import ConnectorSettings
@@ -164,10 +164,16 @@ def _side(
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    encoders = config.ec_transfer_config
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
-        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
+        Adapters(
+            FileDigests(records / "adapters.json", log=log),
+            parsed.adapter_versions,
+            options=adapter_options(config, engine_version=engine_version),
+            log=log,
+        ),
         weights=Weights(
             {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
             cache.inspection.config.life.hex(),
@@ -182,4 +188,5 @@ def _side(
         waits_in_pass=not isinstance(cache, DecidingCache),
         in_flight=parsed.in_flight,
         handing_over=parsed.handing_over,
+        own_embeddings=encoders is None or not encoders.is_ec_consumer,
     )

@@ -53,7 +53,7 @@ AT_ANY_VALUE: Final[Reasons] = {
     },
     f"{_CONFIG}.lora.LoRAConfig": {
         "max_lora_rank fully_sharded_loras specialize_active_lora": (
-            "How much room an adapter has, and how ranks divide it; what it is counts by itself."
+            "Nothing, without an adapter. An adapter that they may change counts with them."
         ),
     },
     f"{_CONFIG}.model.ModelConfig": {

@@ -34,6 +34,8 @@ REAL = {
     cache_contract.HashedCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.TransferOutput: "vllm.v1.outputs:KVConnectorOutput",
     contract.CompilationConfig: "vllm.config:CompilationConfig",
+    contract.EncoderTransferConfig: "vllm.config:ECTransferConfig",
+    contract.MultiModalPosition: "vllm.multimodal.inputs:PlaceholderRange",
     block_forms.AttentionBackend: "vllm.v1.attention.backend:AttentionBackend",
     block_forms.AttentionLayer: "vllm.model_executor.layers.attention:Attention",
     cache_contract.AttentionSpec: "vllm.v1.kv_cache_interface:AttentionSpec",

@@ -68,7 +68,11 @@ class WorkerHalf(Protocol):
         ...
 
     def ballots(self) -> Ballots | None:
-        """Return this rank's ballot, last thing in the step, if the scheduler waits for it."""
+        """Return this rank's ballot of the step, if the scheduler waits for it."""
+        ...
+
+    def wait_for_copies(self) -> None:
+        """Return when no copy touches the engine's KV, which is about to be unmapped."""
         ...
 
     def told(self) -> Told | None:
@@ -98,6 +102,9 @@ class BesideScheduler:
     def ballots(self) -> Ballots | None:
         return None
 
+    def wait_for_copies(self) -> None:
+        self._handover.opened.keep_off()
+
     def told(self) -> Told | None:
         return None
 
@@ -108,8 +115,10 @@ class BesideScheduler:
 class UnderScheduler:
     """Obeys the scheduler in another process, which has the replica."""
 
-    def __init__(self, rank: WorkerRank) -> None:
+    def __init__(self, rank: WorkerRank, fence_s: float) -> None:
+        """A copy that somebody waits for, and that has not ended after `fence_s`, fails."""
         self._rank = rank
+        self._fence_s = fence_s
         self._feed = StatsFeed(rank.rank)
         self._obeyed: PassMetadata | None = None
 
@@ -128,6 +137,9 @@ class UnderScheduler:
     def ballots(self) -> Ballots | None:
         folded = self._rank.vote()
         return None if folded is None else Ballots(folded)
+
+    def wait_for_copies(self) -> None:
+        self._rank.wait_for_copies(self._fence_s)
 
     def told(self) -> Told | None:
         idle = self._obeyed is not None and not self._obeyed.computes

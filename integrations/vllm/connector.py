@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from vllm import __version__ as engine_version
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -29,6 +30,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
 from ...ranks.decider.deciding import DecidingCache
+from ..releases import require_release
 from . import handover, settings
 from .cache_contract import HashedCacheConfig
 from .contract import (
@@ -51,8 +53,9 @@ from .halves import (
     WorkerHalf,
 )
 from .lending import Lending
-from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
+from .opening import has_one_decider, log, open_beside_worker, open_for_workers, open_worker_rank
 from .pass_result import PassResult
+from .proven_out import READ_IN
 from .scheduler_side import SchedulerSide
 from .watching import kv_events
 from .watching.engine_metrics import LockstepMetrics, LockstepStats
@@ -103,6 +106,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
+        require_release(
+            "vLLM",
+            engine_version,
+            READ_IN,
+            self._settings.unsupported_engine,
+            where=settings.WHERE,
+            log=log,
+        )
         require_supported(vllm_config)
         if self._one_decider:
             require_fences(vllm_config, kv_cache_config)

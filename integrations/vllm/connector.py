@@ -30,7 +30,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
 from ...ranks.decider.deciding import DecidingCache
-from ..releases import require_release
 from . import handover, settings
 from .cache_contract import HashedCacheConfig
 from .contract import (
@@ -42,7 +41,7 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import require_fences, require_supported
+from .engine_layout import drafts_after_saves, require_fences, require_supported
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -53,9 +52,14 @@ from .halves import (
     WorkerHalf,
 )
 from .lending import Lending
-from .opening import has_one_decider, log, open_beside_worker, open_for_workers, open_worker_rank
+from .opening import (
+    has_one_decider,
+    open_beside_worker,
+    open_for_workers,
+    open_worker_rank,
+    require_release,
+)
 from .pass_result import PassResult
-from .proven_out import READ_IN
 from .scheduler_side import SchedulerSide
 from .watching import kv_events
 from .watching.engine_metrics import LockstepMetrics, LockstepStats
@@ -106,14 +110,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
-        require_release(
-            "vLLM",
-            engine_version,
-            READ_IN,
-            self._settings.unsupported_engine,
-            where=settings.WHERE,
-            log=log,
-        )
+        require_release(self._settings)
         require_supported(vllm_config)
         if self._one_decider:
             require_fences(vllm_config, kv_cache_config)
@@ -139,7 +136,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
                 kv_caches,
                 names_pages=self._events is not None,
             )
-            self._worker = UnderScheduler(rank, self._settings.timeouts.fence_s)
+            self._worker = UnderScheduler(
+                rank,
+                self._settings.timeouts.fence_s,
+                drafts_last=drafts_after_saves(self._config, engine_version),
+            )
         else:
             self._worker = BesideScheduler(
                 handover.put(self._engine_id, kv_caches, self._cache_config)

@@ -23,7 +23,7 @@ from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .disaggregation.taking import Taking
 from .disaggregation.transfer_params import Handoff
 from .leaving import Leaving
-from .lending import BlockTables, Lending, back_up
+from .lending import BlockTables, Lending, back_up, load
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
 from .tracked import Ended, TrackedRequest
@@ -141,20 +141,11 @@ class SchedulerSide:
         return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
-        """Begin the load that was promised, now that the request has `blocks` for it."""
+        """Begin the load of what the engine takes of its hit, into the request's `blocks`."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None or not load_tokens:
-            return
-        first = tracked.device_tokens // self._page_tokens
-        end_tokens = tracked.device_tokens + load_tokens
-        self.cache.load(
-            tracked.name,
-            tracked.head(end_tokens),
-            self._lending.for_load(blocks, first, end_tokens // self._page_tokens),
-            device_tokens=tracked.device_tokens,
-        )
-        tracked.loaded = True
-        self._loading[request.request_id] = tracked
+        if tracked is not None and load_tokens:
+            load(self.cache, self._lending, tracked, blocks, load_tokens)
+            self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
         """Give the commands that follow from what was scheduled, and launch the round."""

@@ -1,0 +1,79 @@
+"""A worker on a CPU that sleeps as vLLM's does on a GPU, where backups take as long as they may.
+
+vLLM finds it by `worker_cls`. When it sleeps, its KV cache is overwritten with numbers that change all
+that is computed from them. A backup reads only once something waits for it, or with the next step: one
+that nobody waits for before the engine sleeps copies these numbers.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from lockstep.ranks.decider.worker import WorkerRank
+from lockstep.ranks.executor.copies import CopyJob, CpuCopies
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.orders import Direction
+
+NOTHING_OF_ITS_OWN = 1e4
+"""What is in memory that was mapped anew."""
+
+
+class SleepingWorker(CPUWorker):
+    """Calls the connector where vLLM's worker on a GPU calls it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        delay_backups()
+
+    def sleep(self, level: int = 1) -> None:
+        """Let the connector know, and lose the KV."""
+        group: Any = get_kv_transfer_group() if has_kv_transfer_group() else None
+        if group is not None:
+            group.unregister_kv_caches()
+        runner: Any = self.model_runner
+        caches: list[torch.Tensor] = runner.kv_caches
+        for each in caches:
+            each.fill_(NOTHING_OF_ITS_OWN)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Let the connector know; vLLM 0.32 does not."""
+        if has_kv_transfer_group():
+            getattr(get_kv_transfer_group(), "restore_kv_caches", _nothing)()
+
+
+def delay_backups() -> None:
+    """Hold backups in this process from their beginning until a step or a fence comes."""
+    may_run = threading.Event()
+    classes: tuple[Any, ...] = (CpuCopies, WorkerRank, RankExecutor)
+    copies, worker, executor = classes
+    copy: Callable[[CpuCopies, CopyJob], None] = copies._copy
+    begin = worker.begin_backups
+
+    def late(self: CpuCopies, job: CopyJob) -> None:
+        if job.direction is Direction.TO_HOST:
+            may_run.wait()
+        copy(self, job)
+
+    def begin_held(self: WorkerRank) -> None:
+        may_run.clear()
+        begin(self)
+
+    copies._copy, worker.begin_backups = late, begin_held
+    for owner, name in ((worker, "obey"), (executor, "_fence"), (executor, "close")):
+        setattr(owner, name, _opening(may_run, getattr(owner, name)))
+
+
+def _opening(may_run: threading.Event, method: Callable[..., Any]) -> Callable[..., Any]:
+    def opening(*arguments: Any) -> Any:
+        may_run.set()
+        return method(*arguments)
+
+    return opening
+
+
+def _nothing() -> None:
+    pass

@@ -80,7 +80,8 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
 
     worker.wait_for_copies()
 
-    [copy], [fence] = (ranks.executors[0].given(kind) for kind in (CopyToHost, Fence))
+    [executor] = ranks.executors
+    [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
     assert fence == Fence((copy.operation,), 1.0)
 
 

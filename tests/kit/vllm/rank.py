@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
 from lockstep import HostCache
 from tests.kit.vllm import afflicted
@@ -162,12 +160,13 @@ def generate_between_sleeps(
         engine.add_request(name, prompt, sampling)
     core: Any = engine.engine_core
     core = core.engine_core
+    paused: Any = import_module("vllm.v1.core.sched.interface").PauseState
     finished: dict[str, Any] = {}
     slept = 0
     while engine.has_unfinished_requests():
         finished |= {each.request_id: each for each in engine.step() if each.finished}
         if slept < sleeps and core.scheduler.running and not any(map(loads, requests_of(core))):
-            core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+            core.scheduler.set_pause_state(paused.PAUSED_ALL)
             while core.scheduler.has_finished_requests():
                 finished |= {each.request_id: each for each in engine.step() if each.finished}
             core.sleep(mode="keep")
@@ -186,7 +185,7 @@ def requests_of(core: Any) -> list[Any]:
 
 def loads(request: Any) -> bool:
     """Say whether a request waits for a load."""
-    return bool(request.status == RequestStatus.WAITING_FOR_REMOTE_KVS)
+    return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def output_of(request: Any) -> Output:

@@ -7,22 +7,24 @@ that nobody waits for before the engine sleeps copies these numbers.
 
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lockstep.ranks.decider.worker import WorkerRank
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import Direction
 
+kv_transfer: Any = import_module("vllm.distributed.kv_transfer")
+Worker: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
+
 NOTHING_OF_ITS_OWN = 1e4
 """What is in memory that was mapped anew."""
 
 
-class SleepingWorker(CPUWorker):
+class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUntypedBaseClass]
     """Calls the connector where vLLM's worker on a GPU calls it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -31,9 +33,7 @@ class SleepingWorker(CPUWorker):
 
     def sleep(self, level: int = 1) -> None:
         """Let the connector know, and lose the KV."""
-        group: Any = get_kv_transfer_group() if has_kv_transfer_group() else None
-        if group is not None:
-            group.unregister_kv_caches()
+        kv_transfer.get_kv_transfer_group().unregister_kv_caches()
         runner: Any = self.model_runner
         caches: list[torch.Tensor] = runner.kv_caches
         for each in caches:
@@ -41,8 +41,7 @@ class SleepingWorker(CPUWorker):
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Let the connector know; vLLM 0.32 does not."""
-        if has_kv_transfer_group():
-            getattr(get_kv_transfer_group(), "restore_kv_caches", _nothing)()
+        getattr(kv_transfer.get_kv_transfer_group(), "restore_kv_caches", _nothing)()
 
 
 def delay_backups() -> None:

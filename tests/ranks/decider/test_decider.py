@@ -188,7 +188,8 @@ def test_a_worker_waits_for_the_copies_under_way_before_its_memory_is_unmapped()
     ranks.decider.load("s", PROMPT, range(4, 8))
     ranks.step()
     [worker, _], [executor, _] = ranks.workers, ranks.executors
-    copies = [*executor.given(CopyToHost), *executor.given(CopyToDevice)]
+    copies: list[CopyToHost | CopyToDevice] = [*executor.given(CopyToHost)]
+    copies += executor.given(CopyToDevice)
 
     worker.wait_for_copies(7.0)
     worker.wait_for_copies(7.0)
@@ -205,7 +206,8 @@ def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_rou
     ranks.decider.back_up("r", PROMPT, range(4))
 
     for _ in range(3):
-        sent, ballots = ranks.schedule(), []
+        sent = ranks.schedule()
+        ballots: list[FoldedBallots | None] = []
         for worker, executor in zip(ranks.workers, ranks.executors, strict=True):
             worker.obey(sent)
             worker.begin_loads()

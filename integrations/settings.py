@@ -228,10 +228,18 @@ def _unshown(where: str, value: object) -> str:
     return value
 
 
-_READERS: Mapping[type, Callable[[str, object], object]] = {
+def _texts(where: str, value: object) -> tuple[str, ...]:
+    """Return a list of texts."""
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list of texts, not {value!r}")
+    return tuple(text(where, each) for each in cast("list[object]", value))
+
+
+_READERS: Mapping[Any, Callable[[str, object], object]] = {
     StopRule: lambda where, value: one_of(where, StopRule, value),
     float: number,
     bool: truth,
     str: _unshown,
+    tuple[str, ...]: _texts,
 }
 """What reads a field of a section by its type; all others are whole numbers."""

@@ -116,6 +116,8 @@ class StorageLoop:
         self._stopping = asyncio.Event()
         self._close_timeout_s = 0.0
         self._trouble: str | None = None
+        self.failure: tuple[Exception, float] | None = None
+        """What kept the backend from opening, and when."""
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self._open_by = self._open_timeout_s = 0.0
         self._is_open = False
@@ -221,6 +223,7 @@ class StorageLoop:
             self._made = MetricsBackend(self._make_backend(), self._calls)
             await self._made.open(self._objects.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
+            self.failure = error, time.monotonic()
             self._trouble = f"the store did not open: {error}"
             self._opened.put(error)
             self._take_early()

@@ -138,7 +138,7 @@ class BackingUp:
             left_out = [] if complete else left_out
         self._postpone(left_out, lent, tells=tells)
         self._persisting.offer_path(node)
-        return Begun(operations, not left_out)
+        return Begun(operations, not (left_out and self._can_ever_be_whole(node)))
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
         """Return the device pages from which host memory gets what it lacks, if they are there."""
@@ -264,6 +264,10 @@ class BackingUp:
         room = self._config.pool_pages(HOST)[component.index]
         one_more = not self._has_states and (component.span or 0) < room
         return component.needed_from(end.end - 1 if one_more else end.end)
+
+    def _can_ever_be_whole(self, node: Node) -> bool:
+        """Say whether host memory, or a store behind it, can have the whole path to `node`."""
+        return node.end <= self._config.host_pages or self._persisting.keeps(node)
 
     def _is_too_long(self, node: Node) -> bool:
         return node.end > self._config.host_pages and self._persisting.keeps(node)
@@ -425,6 +429,8 @@ class BackingUp:
         if lent is not None:
             return
         for node in ends:
+            if not self._can_ever_be_whole(node):
+                continue
             pages = sum(
                 self._components[index].pages_of(each.width)
                 for each, index in lacking(self._components, node, HOST)

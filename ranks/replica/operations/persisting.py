@@ -110,6 +110,10 @@ class Persisting:
             or any(_writes(mark, Segment(node, component)) for mark in node.marks)
         )
 
+    def has(self, node: Node, component: int) -> bool:
+        """Say whether the store has a node's pages of a component, as far as is known."""
+        return self._store.has(node, component)
+
     def keeps(self, node: Node) -> bool:
         """Say whether what is cached at `node` is to be written to the store that is attached."""
         return self._keeps(node)

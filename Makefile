@@ -13,8 +13,14 @@ BIN := $(VENV)/bin
 ENGINES := .venv-engines
 ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check \
 	--constraint tests/install/engines_constraints.txt
+# vLLM 0.33 has no build for CPUs: its Python runs on the kernels of the installed one. Its tests are
+# those that reach most of what the plug-in uses of vLLM.
+VLLM_0_33 := $(ENGINES)/vllm-0.33
+UNDER_0_33 := $(addprefix tests/integrations/vllm/test_,engine_contract.py engine_fields.py \
+	engine_failed_loads.py engine_sleep.py engine_workers.py kv_events.py)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
+TORCH := torch==2.13.0
 # One thread for each process: the tests' own processes already fill the cores. Many of those start,
 # so what is compiled is kept, even where the environment says otherwise.
 # The order of sets is drawn for each run, and stands in the printed command, so that what fails for it can
@@ -56,10 +62,12 @@ test: install-dev install-stores  ## Run the tests, but for the slow ones and th
 scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
 	$(PYTEST) tests/scenarios/test_scenarios.py --write-scenarios
 
-install-engines: $(ENGINES)/.installed  ## Install vLLM and SGLang for CPUs, 3.7 GB, into .venv-engines.
+install-engines: $(ENGINES)/.installed $(VLLM_0_33)/.installed  ## Install vLLM and SGLang for CPUs, 3.8 GB, into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
-	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations tests/ranks/executor/test_host_rows.py
+	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations tests/ranks/executor/test_host_rows.py \
+		--ignore tests/integrations/vllm/test_engine_sleep.py
+	VLLM_TARGET_DEVICE=cpu PYTHONPATH=$(abspath $(VLLM_0_33)) $(ENGINES)/bin/python -m pytest -m engines $(UNDER_0_33)
 
 test-slow: install-dev install-stores install-engines  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
@@ -104,11 +112,11 @@ $(VENV)/pyvenv.cfg:
 
 # The stamps are written last, so that an install that failed is tried again.
 $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) .
+	$(INSTALL) . $(TORCH)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) '.[dev,ray,mooncake,redis,s3,metrics]'
+	$(INSTALL) '.[dev,ray,mooncake,redis,s3,metrics]' $(TORCH)
 	@touch $(VENV)/.installed $@
 
 # torch comes first, since the engines' own requirements name builds and companions that are not needed.
@@ -122,4 +130,11 @@ $(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt test
 	$(ENGINES_INSTALL) --no-deps sglang
 	$(ENGINES_INSTALL) --requirement tests/install/sglang_requirements.txt
 	$(ENGINES_INSTALL) --editable . accelerate pytest pytest-timeout hypothesis
+	@touch $@
+
+$(VLLM_0_33)/.installed: $(ENGINES)/.installed tests/install/lay_over.py
+	rm -rf $(VLLM_0_33)
+	$(ENGINES)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VLLM_0_33) vllm==0.33.0
+	$(ENGINES)/bin/python tests/install/lay_over.py $(VLLM_0_33)/*.whl $(VLLM_0_33)
+	rm $(VLLM_0_33)/*.whl
 	@touch $@

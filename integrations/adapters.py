@@ -1,6 +1,8 @@
 """What the adapters of requests are: their weights, by what their files hold or by the user's word.
 
-Any engine can use this: it says under what it keeps an adapter and the KV that this gave.
+Any engine can use this: it says under what it keeps an adapter and the KV that this gave. Engines share
+the pages of plain adapters (`plain_adapters.py`). What an engine makes of any other one follows from
+that engine and from its options, so these are part of the adapter's name.
 """
 
 import logging
@@ -8,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .plain_adapters import is_plain
 from .weights import FileDigests, weights_digest
 
 _log = logging.getLogger(__name__)
@@ -42,16 +45,26 @@ class AdapterWeights:
         digests: FileDigests,
         versions: Mapping[str, str],
         *,
+        engine: str,
+        shares: bool = True,
         where: str,
         anew: str,
         log: logging.Logger = _log,
     ) -> None:
-        """`where` is where users give versions, and `anew` how they have changed weights trusted."""
+        """`where` is where users give versions, and `anew` how they have changed weights trusted.
+
+        `engine` names the engine with all its options that may change how it applies an adapter. With
+        `shares` it applies plain adapters as every other engine does.
+        """
         self._digests = digests
         self._versions = versions
         self._where = where
         self._anew = anew
+        self._engine = engine
+        self._shares = shares
         self._log = log
+        self._applied: dict[str, str] = {}
+        """The name of weights with what the engine makes of them, by the name of the weights."""
         self._known: dict[str | int, str | None] = {}
         """What the weights are, by what stands for them; None if they are not to be trusted."""
 
@@ -90,11 +103,19 @@ class AdapterWeights:
         """Return what the weights are, or None and why that is not known."""
         version = self._versions.get(adapter.name)
         if version is not None:
-            return f"version {version} of {adapter.name}{adapter.form}", ""
+            return self._as_applied(f"version {version} of {adapter.name}", adapter), ""
         if adapter.path is None:
             return None, "its weights did not come from files"
         try:
             path = Path(adapter.path).expanduser()
-            return f"files {weights_digest(path, self._digests)}{adapter.form}", ""
+            return self._as_applied(f"files {weights_digest(path, self._digests)}", adapter), ""
         except (OSError, RuntimeError) as error:
             return None, f"its weights cannot be read ({error})"
+
+    def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
+        """Return the name of weights, with the engine unless all engines apply them as one function."""
+        if weights not in self._applied:
+            path = adapter.path
+            plain = self._shares and path is not None and is_plain(Path(path).expanduser())
+            self._applied[weights] = weights if plain else f"{weights} under {self._engine}"
+        return self._applied[weights] + adapter.form

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..ranks.config import Bounds, Timeouts
 from ..ranks.outside import Control
 from ..telemetry.port import PORT_MAX
+from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
@@ -24,6 +25,12 @@ _SECTIONS: Mapping[str, type[StopPolicy | Bounds | Timeouts]] = {
     "stop_policy": StopPolicy,
     "bounds": Bounds,
     "timeouts": Timeouts,
+}
+
+_CHOICES: Mapping[str, type[StrEnum]] = {
+    "transport": Transport,
+    "share": Share,
+    "unsupported_engine": UnsupportedEngine,
 }
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -51,6 +58,8 @@ class PluginSettings:
     """What stands in keys for an adapter's weights, by its name, in the place of its files."""
     share: Share = Share.ALL
     """With whom pages are shared: `all` engines that compute the same, or those of one `engine`."""
+    unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
+    """What becomes of an engine of a release that the plug-in is not for: `refuse` it, or `try` it."""
     weight_digests: str | None = None
     """The folder in which digests of files of weights are remembered; by default the engine's cache."""
     pipeline_depth: int = 1
@@ -122,10 +131,8 @@ def _value(where: str, key: str, value: object, own: Iterable[str]) -> object:
         return {name: text(f"{where}.{name}", each) for name, each in given.items()}
     if key in {"store", "model", "weights_version", "weight_digests", "control"}:
         return text(where, value)
-    if key == "transport":
-        return one_of(where, Transport, value)
-    if key == "share":
-        return one_of(where, Share, value)
+    if key in _CHOICES:
+        return one_of(where, _CHOICES[key], value)
     if key in {"host_memory_gib", "idle_wait_s"}:
         return number(where, value)
     return integer(where, value)
@@ -228,10 +235,18 @@ def _unshown(where: str, value: object) -> str:
     return value
 
 
-_READERS: Mapping[type, Callable[[str, object], object]] = {
+def _texts(where: str, value: object) -> tuple[str, ...]:
+    """Return a list of texts."""
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list of texts, not {value!r}")
+    return tuple(text(where, each) for each in cast("list[object]", value))
+
+
+_READERS: Mapping[Any, Callable[[str, object], object]] = {
     StopRule: lambda where, value: one_of(where, StopRule, value),
     float: number,
     bool: truth,
     str: _unshown,
+    tuple[str, ...]: _texts,
 }
 """What reads a field of a section by its type; all others are whole numbers."""

@@ -7,7 +7,7 @@ has others counts by all that it is configured with, and shares with its own kin
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, cast
@@ -15,6 +15,7 @@ from typing import Any, cast
 from .canonical import Json, canonical
 from .kv_description import KvDescription
 from .proven_out import names_by_owner
+from .releases import is_release
 
 Reasons = Mapping[str, Mapping[str, str]]
 """Names, several to a line, and their reason, by the class or namespace that has them."""
@@ -59,9 +60,9 @@ def kv_name(
     return f"{weights}/{description.digest}"
 
 
-def unproven_version(found: str, read_in: str) -> Iterator[str]:
-    """Yield a version of an engine's that is not the one in which its options were read."""
-    if found != read_in and not found.startswith(f"{read_in}."):
+def unproven_version(found: str, read_in: Sequence[str]) -> Iterator[str]:
+    """Yield a version of an engine's that is of no release in which its options were read."""
+    if not is_release(found, read_in):
         yield f"version {found}"
 
 

@@ -116,8 +116,19 @@ def print_handoff(report: "HandoffReport") -> None:
     figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
     by = "host to host" if report["transfer"] == TCP else f"host to host, by {report['transfer']}"
     table.add_row(by, *(f"{each:.2f}" for each in figures))
+    authenticated = report["authenticated_gbps"]
+    if authenticated is not None:
+        limit = report["limit_gbps"]
+        figures = (authenticated, limit, authenticated / limit)
+        table.add_row(f"{by}, authenticated", *(f"{each:.2f}" for each in figures))
     console = Console(highlight=False, emoji=False)
     console.print(table)
+    if authenticated is not None:
+        console.print(
+            f"authenticated frames (`Peers.secret`): {report['authenticated_ratio']:.2f} of the speed"
+            f" without, {report['authenticated_cpu_s_per_gb']:.2f} s of CPU for each GB",
+            soft_wrap=True,
+        )
     console.print(
         f"pages of {count(report['page_bytes'], 'byte')}; limit: one bare connection over loopback;"
         f" medians of {count(report['rounds'], 'round')}",

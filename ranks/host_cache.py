@@ -116,7 +116,9 @@ class HostCache(RankCache):
         """Bring `tokens`, which `hit` has just promised, from `device_tokens` on.
 
         `device_pages` are the pages for what is brought, in order. They belong to the load until
-        `load_state` says READY or FAILED. A prefetch of the request ends with what has landed. Where
+        `load_state` says READY or FAILED. Of a window only the pages from `needed_from` on are filled:
+        those before it stay as they are, and `back_up` and `retract` never copy them for this request,
+        until a `fence`. A prefetch of the request ends with what has landed. Where
         `hit` has promised all that another group has left, they are as for `resume`: also the page that
         is not full, and the slot for the state after `tokens`, and the request goes on from there.
         """
@@ -183,11 +185,12 @@ class HostCache(RankCache):
     def resume(
         self, request: str, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> Wait | None:
-        """Bring a SAVED request back to device pages that hold all it had from `device_tokens` on.
+        """Bring a SAVED request back to device pages: what it goes on with from `device_tokens` on.
 
-        What the engine had given up of a window when it was retracted does not come back: -1 stands for
-        it, and for what it has given up since.
-        They belong to the load until `load_state` says READY; its bytes are checked on the way, and
+        Of a window that is what `needed_from` names for its whole pages, as far as it was lent when
+        the request was retracted, and the page that is not full. -1 may stand for all else, and for
+        what was given up since; pages that are lent for all else are not filled, as by `load`.
+        The pages belong to the load until `load_state` says READY; bytes are checked on the way, and
         FAILED says that it has to be computed anew. `Wait.LOST` says that what it shared with others
         is gone, or what it had saved, since the time for which it was served is over: it is as one that
         was never admitted then. `Wait.LOADING` says that others still read what it has saved.

@@ -234,6 +234,10 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
     """
     if config.peers is None or parse_uri(source).scheme != "peer":
         raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
+    if config.peers.excludes(source):
+        raise ConfigError(
+            f"{source!r} is none of the sources that are allowed; see allow_sources of peers"
+        )
     options = _reading_options(config.peers)
     uri = f"{source}{'&' if '?' in source else '?'}{options}" if options else source
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
@@ -250,6 +254,8 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
 def _reading_options(peers: Peers) -> str:
     """Return the options of a source's URI that say how this rank reads."""
     options = {"secret": peers.secret} if peers.secret else {}
+    if peers.allow_sources:
+        options["allow_sources"] = ",".join(peers.allow_sources)
     if peers.engine is not None:
         options |= {
             "transfer": peers.transfer,

@@ -34,6 +34,8 @@ class ObjectTransfer(NamedTuple):
     sealed: bool = False
     """The pages go out only if they still have the checksums that they were saved with; see
     `CopyTransfer`."""
+    stored: bool = False
+    """The store had the objects a while ago: only those that it has no more are to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,19 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write host pages to the store. Reports `Ended`; not ok once `timeout_s` has passed."""
+    """Write host pages to the store, which counts as their use. Reports `Ended`.
+
+    Not ok once `timeout_s` has passed.
+    """
 
     operation: int
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
+    after: bytes = b""
+    """The key of the page of full attention that all of them continue, if a prefix does not begin with
+    them: the store is to keep that for as long as them."""
+    distance: int = 0
+    """How many pages after that the first object comes; 0 where a prefix begins."""
 
 
 @dataclass(frozen=True, slots=True)

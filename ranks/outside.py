@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
-from ..storage_backends.host_port import require_long_enough, split_address
+from ..storage_backends.host_port import require_long_enough, split_address, split_host
+from ..storage_backends.peer.allowed_sources import AllowedSources
 from ..storage_backends.peer.engine_settings import PROTOCOLS, TCP, TRANSFERS, EngineSettings
+from ..storage_backends.uri import parse_uri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +17,15 @@ class Peers:
     """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
     between ranks."""
     reached_at: str = ""
-    """The host by which readers reach it, if that is another one; it may differ between ranks."""
+    """The host by which readers reach it, if that is another one, with :port if the port is another one
+    as well; it may differ between ranks. With a secret, a reader is admitted only if it means this
+    address, or the one that its connection has reached."""
     secret: str = field(default="", repr=False)
     """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
     the address."""
+    allow_sources: tuple[str, ...] = ()
+    """The networks (`10.0.0.0/8`), addresses and names of hosts that requests and other groups may name
+    for this rank to read from; empty for any that proves the secret."""
     transfer: str = TCP
     """What moves pages: `tcp`, the connection by which they are asked for; or `mooncake`, Mooncake's
     transfer engine, between groups that both have it. It gives host memory to whoever reaches the ports
@@ -34,6 +41,9 @@ class Peers:
 
     def __post_init__(self) -> None:
         split_address(self.address)
+        if self.reached_at:
+            split_host(self.reached_at)
+        AllowedSources(self.allow_sources)
         require_long_enough("peers", self.secret.encode())
         for name, choices in (("transfer", TRANSFERS), ("protocol", PROTOCOLS)):
             if getattr(self, name) not in choices:
@@ -46,6 +56,11 @@ class Peers:
             False,
         ):
             raise ConfigError("protocol, device and insists of peers need transfer='mooncake'")
+
+    def excludes(self, source: str) -> bool:
+        """Say whether `allow_sources` excludes a `peer://` URI, as far as that shows without DNS."""
+        host, _ = split_address(parse_uri(source).host)
+        return AllowedSources(self.allow_sources).excludes(host)
 
     @property
     def engine(self) -> EngineSettings | None:

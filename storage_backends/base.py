@@ -21,6 +21,11 @@ S8  An object consists of parts (`object_shape`), and says which optional column
     lacks a column of them is LACKING: a miss. A write that brings a column which the object lacks
     replaces it, whole and at once, by one that has the columns of both; otherwise S6 holds. So
     presence only grows.
+S9  A store that removes objects by itself removes the least recently used first, and no object counts
+    as used later than one that it continues: so ends go before roots. Those of a call of `write`
+    continue each other in their order, and the first of them continues its `after`: it counts as used
+    when that was. Stores whose objects are evicted by others (a server, the life cycle of a bucket)
+    do not promise this.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -74,12 +79,26 @@ class Read(NamedTuple):
     shape: ObjectShape
 
 
+class After(NamedTuple):
+    """What an object continues."""
+
+    name: ObjectName
+    distance: int = 1
+    """Which of the objects that continue it one after the other this is."""
+
+
 class Write(NamedTuple):
-    """Write the bytes of `buffers`, one after the other, as the object: all parts of it."""
+    """Write the bytes of `buffers`, one after the other, as the object: all parts of it.
+
+    To write an object that is PRESENT is to use it. That is cheap, and tells who asks whether it is
+    there still.
+    """
 
     name: ObjectName
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
+    after: After | None = None
+    """What the first object of a call continues, in all objects of the call; see S9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

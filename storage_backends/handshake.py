@@ -1,28 +1,36 @@
 """How two processes show each other that they know the same secret, before anything else is said.
 
     both       greeting: magic (8 bytes), version (2), zeros (2), nonce (32)
-    connecting proof (32): HMAC-SHA256 by the secret, of "connecting" and both greetings, its own first
-    listening  verdict (1) and its own proof (32), of "listening" and both greetings; zeros where it
-               refuses
+    connecting length (2) and text of the addresses that it means, as it was told and as it has dialled
+               them, with a space between; and its proof (32): HMAC-SHA256 by the secret, of
+               "connecting", both greetings (its own first) and that text
+    listening  verdict (1) and its own proof (32), of "listening", the verdict, both greetings and that
+               text; zeros if the secret is another
 
-Nonces are new for each connection, so nothing that was heard once proves anything; and a side cannot
-hand back the proof that it was shown, since each names its role. The magic says what the connection is
-for, so that a proof for one purpose is none for another. Where no secret is set it is empty, and the
-same is done. What follows the handshake is neither encrypted nor signed: it is for networks in which
-nobody changes what others send.
+Nonces are new for each connection, so a recorded handshake proves nothing; and a side cannot hand back
+the proof that it was shown, because each names its role. The magic says what the connection is for, so
+that a proof for one purpose is none for another. The listening side admits a connection only if one of
+the addresses is its own, so a process at another address that passes on every byte is refused. Both
+sides derive a key for each direction (`SessionKeys`), to authenticate what follows.
+
+Without a secret the same is said with an empty one; it proves nothing, and addresses are not compared.
 """
 
 import hmac
 import secrets
 import struct
+from collections.abc import Container, Sequence
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from ..errors import LockstepError
+from ..errors import ConfigError, LockstepError
 
 _GREETING: Final = struct.Struct(">8sHH32s")
+_LENGTH: Final = struct.Struct(">H")
 _PROOF_BYTES: Final = 32
-_WELCOME, _WRONG_SECRET, _FULL = b"\0", b"\1", b"\2"
+_MEANT_BYTES_MAX: Final = 1024
+_WELCOME, _WRONG_SECRET, _FULL, _WRONG_ADDRESS = b"\0", b"\1", b"\2", b"\3"
+_UNEQUAL: Final = "the other side has another secret; give both the same one"
 
 
 class Why(Enum):
@@ -36,6 +44,8 @@ class Why(Enum):
     """It has another secret."""
     FULL = auto()
     """The side that listens has as many connections as it may have."""
+    ADDRESS = auto()
+    """The side that listens is reached by none of the addresses that the other one meant."""
 
 
 class NotAdmitted(LockstepError):
@@ -44,6 +54,21 @@ class NotAdmitted(LockstepError):
     def __init__(self, why: Why, sentence: str) -> None:
         super().__init__(sentence)
         self.why = why
+
+
+UNPROVEN_S: Final = 60.0
+"""How long an address is left alone where somebody answers who does not prove to be who was meant."""
+
+
+class UnprovenError(ConfigError):
+    """The process at an address has not proved that it knows the secret and is reached there."""
+
+
+class SessionKeys(NamedTuple):
+    """The keys of one connection: what each side authenticates what it sends with."""
+
+    connecting: bytes
+    listening: bytes
 
 
 class ByteStream(Protocol):
@@ -58,8 +83,10 @@ class ByteStream(Protocol):
         ...
 
 
-async def introduce(stream: ByteStream, *, magic: bytes, version: int, secret: bytes) -> None:
-    """Do the part of the side that has connected.
+async def introduce(
+    stream: ByteStream, *, magic: bytes, version: int, secret: bytes, meant: Sequence[str]
+) -> SessionKeys:
+    """Do the part of the side that has connected; `meant` are the addresses of the other side.
 
     Raises `NotAdmitted` where nothing comes of it.
     """
@@ -67,34 +94,66 @@ async def introduce(stream: ByteStream, *, magic: bytes, version: int, secret: b
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    await stream.write(_proof(secret, b"connecting", ours, theirs))
+    # A name with a space in it must not count as two.
+    text = " ".join(each.replace(" ", "_") for each in meant).encode()
+    said = ours + theirs + text
+    await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))
     answer = await stream.read(1 + _PROOF_BYTES)
-    if answer[:1] == _FULL:
+    verdict, proof = answer[:1], answer[1:]
+    if not hmac.compare_digest(proof, _digest(secret, b"listening" + verdict, said)):
+        raise NotAdmitted(Why.SECRET, _UNEQUAL)
+    if verdict == _FULL:
         raise NotAdmitted(Why.FULL, "the other side has as many connections as it may have")
-    known = hmac.compare_digest(answer[1:], _proof(secret, b"listening", ours, theirs))
-    if answer[:1] != _WELCOME or not known:
-        raise NotAdmitted(Why.SECRET, "the other side has another secret; give both the same one")
+    if verdict != _WELCOME:
+        raise NotAdmitted(
+            Why.ADDRESS,
+            f"who answers knows the secret, but {meant[0]} is not its address; either it is not"
+            " configured to be reached there, or a stranger there relays connections to it",
+        )
+    return _keys(secret, said)
 
 
 async def admit(
-    stream: ByteStream, *, magic: bytes, version: int, secret: bytes, full: bool = False
-) -> None:
+    stream: ByteStream,
+    *,
+    magic: bytes,
+    version: int,
+    secret: bytes,
+    own: Container[str],
+    full: bool = False,
+) -> SessionKeys:
     """Do the part of the side that listens; raises `NotAdmitted` as `introduce` does.
 
-    Where it is `full`, that is said to whoever knows the secret, and to nobody else.
+    `own` are the addresses at which it is reached. That it is none of those, or `full`, is said only to
+    who knows the secret.
     """
     ours = greeting(magic, version)
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
+    (length,) = _LENGTH.unpack(await stream.read(_LENGTH.size))
+    if length > _MEANT_BYTES_MAX:
+        raise NotAdmitted(Why.STRANGER, f"it means to reach an address of {length} bytes")
+    text = await stream.read(length)
+    said = theirs + ours + text
     proof = await stream.read(_PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"connecting", theirs, ours)):
+    if not hmac.compare_digest(proof, _digest(secret, b"connecting", said)):
         await stream.write(_WRONG_SECRET + bytes(_PROOF_BYTES))
-        raise NotAdmitted(Why.SECRET, "the other side has another secret; give both the same one")
-    if full:
-        await stream.write(_FULL + bytes(_PROOF_BYTES))
+        raise NotAdmitted(Why.SECRET, _UNEQUAL)
+    meant = text.decode(errors="replace").split(" ")
+    verdict = _FULL if full else _WELCOME
+    if secret and not any(each in own for each in meant):
+        verdict = _WRONG_ADDRESS
+    await stream.write(verdict + _digest(secret, b"listening" + verdict, said))
+    if verdict == _WRONG_ADDRESS:
+        raise NotAdmitted(
+            Why.ADDRESS,
+            f"the other side means {meant[0]!r:.300}, which is not an address of this one; either this"
+            " one is not configured to be reached there, or a stranger there relays connections to it",
+        )
+    if verdict == _FULL:
         raise NotAdmitted(Why.FULL, "there are as many connections as there may be")
-    await stream.write(_WELCOME + _proof(secret, b"listening", theirs, ours))
+    return _keys(secret, said)
 
 
 def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
@@ -116,5 +175,10 @@ def greeting(magic: bytes, version: int) -> bytes:
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 
-def _proof(secret: bytes, role: bytes, connecting: bytes, listening: bytes) -> bytes:
-    return hmac.digest(secret, role + connecting + listening, "sha256")
+def _keys(secret: bytes, said: bytes) -> SessionKeys:
+    both = (_digest(secret, b"key of " + role, said) for role in (b"connecting", b"listening"))
+    return SessionKeys(*both)
+
+
+def _digest(secret: bytes, purpose: bytes, said: bytes) -> bytes:
+    return hmac.digest(secret, purpose + said, "sha256")

@@ -148,6 +148,8 @@ class MemoryBackend:
         objects, buffers = self.shelf.objects, fitting(write.buffers, write.shape.nbytes)
         if buffers is None:
             return WriteOutcome.FAILED
+        if digest in objects and not write.shape.present:
+            return WriteOutcome.PRESENT
         kept = _encoded(write.name, digest, buffers, write.shape)
         if objects.setdefault(digest, kept) is kept:
             return WriteOutcome.OK

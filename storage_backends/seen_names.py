@@ -4,7 +4,7 @@ It may be wrong about what others have removed since, as existence may (S7); who
 missing or corrupt takes it out again, so that a wrong answer is not repeated.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from ..page_format.object_name import ObjectName
 from .base import Read, ReadOutcome, Write, WriteOutcome
@@ -36,12 +36,6 @@ class SeenNames:
                 self._count = 0
             keys.add(name.key)
             self._count += 1
-
-    def __iter__(self) -> Iterator[ObjectName]:
-        """Yield the names, in no order."""
-        for (namespace, pool, shard), keys in self._keys.items():
-            for key in keys:
-                yield ObjectName(namespace, key, pool, shard)
 
     def discard(self, names: Iterable[ObjectName]) -> None:
         """Forget these."""

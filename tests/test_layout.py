@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -24,10 +23,7 @@ from tests.kit.source_tree import (
 )
 
 NAME = ROOT / "src" / "lockstep"
-MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
-FOLDER_MODULES_MAX = 24
-"""About twenty: a folder that nearly has so many is to be looked at."""
 WHERE = re.compile(r"^\|.*\| `([\w/]+\.py)` `([\w.]+)` \|$", re.MULTILINE)
 NAMED = re.compile(r"`(?:\w+/\*\*/)?([\w/]+\.py)`")
 
@@ -85,12 +81,6 @@ def test_the_library_imports_its_neighbours_relatively() -> None:
     assert offenders == []
 
 
-def test_no_module_is_longer_than_a_reader_holds_in_mind() -> None:
-    lengths = {str(module.path): len(module.source.splitlines()) for module in read_library()}
-
-    assert {path: n for path, n in lengths.items() if n > MODULE_LINES_MAX} == {}
-
-
 def test_no_function_is_longer_than_a_screen() -> None:
     lengths = {
         f"{module.path}:{node.lineno} {node.name}": (node.end_lineno or node.lineno)
@@ -114,14 +104,6 @@ def test_every_module_is_named_after_what_it_does() -> None:
     ]
 
     assert offenders == []
-
-
-def test_no_folder_has_more_modules_than_a_reader_takes_in_at_a_glance() -> None:
-    modules = [*read_library(), *read_folder("tests")]
-
-    counts = Counter(str(module.path.parent) for module in modules if module.package)
-
-    assert {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX} == {}
 
 
 def test_every_test_has_one_path_and_makes_its_claim_once() -> None:

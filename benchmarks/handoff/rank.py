@@ -33,6 +33,7 @@ _CALLS: Final = 2
 """So many calls at a time, of so many bytes, as the storage loop of a rank makes."""
 _TIMEOUT_S: Final = 120.0
 _PLACES: Final = "places"
+_SECRET: Final = "of this measurement"  # noqa: S105 - both processes are on this machine.
 
 
 def measure(settings: HandoffSettings, member: Member, say: Say) -> Turns:
@@ -75,12 +76,15 @@ def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
 
 def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> Turns:
     """Send all pages, bare and as objects, in each round."""
-    turns = Turns([], [])
-    server = PageServer(objects, make_engine=partial(_engine, settings))
-    server.open([server.rank])
+    turns = Turns([], [], [])
+    servers = [PageServer(objects, make_engine=partial(_engine, settings))]
+    if settings.authenticates:
+        servers.append(PageServer(objects, secret=_SECRET))
+    for server in servers:
+        server.open([server.rank])
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        bare = f"127.0.0.1:{listening.getsockname()[1]}"
-        (member.folder / _PLACES).write_text(f"{server.address} {bare}", encoding="ascii")
+        places = [f"127.0.0.1:{listening.getsockname()[1]}", *(each.address for each in servers)]
+        (member.folder / _PLACES).write_text(" ".join(places), encoding="ascii")
         dist.barrier()
         connection, _ = listening.accept()
     pages = objects.page_views(KV_POOL, range(settings.pages))
@@ -93,43 +97,54 @@ def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> T
                 connection.sendall(page)
             dist.barrier()
             turns.limit.append(Turn(0.0, time.process_time() - cpu))
-            keys = _keys(settings, number)
-            slots = tuple(range(settings.pages))
-            server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
-            dist.barrier()
-            cpu = time.process_time()
-            dist.barrier()
-            turns.handoff.append(Turn(0.0, time.process_time() - cpu))
-            quiet = SimpleQueue[int]()
-            server.withdraw(number, quiet.put)
-            quiet.get(timeout=_TIMEOUT_S)
-    server.close()
+            for server, taken in zip(servers, (turns.handoff, turns.authenticated), strict=False):
+                taken.append(_serve_once(settings, number, server))
+    for server in servers:
+        server.close()
     return turns
+
+
+def _serve_once(settings: HandoffSettings, number: int, server: PageServer) -> Turn:
+    """Let the other process read all pages by a server, and return what it took here."""
+    keys, slots = _keys(settings, number), tuple(range(settings.pages))
+    server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
+    dist.barrier()
+    cpu = time.process_time()
+    dist.barrier()
+    turn = Turn(0.0, time.process_time() - cpu)
+    quiet = SimpleQueue[int]()
+    server.withdraw(number, quiet.put)
+    quiet.get(timeout=_TIMEOUT_S)
+    return turn
 
 
 async def _read(settings: HandoffSettings, member: Member, objects: RankObjects, say: Say) -> Turns:
     """Receive all pages, bare and as objects, in each round."""
-    turns = Turns([], [])
+    turns = Turns([], [], [])
     dist.barrier()
-    served, bare = (member.folder / _PLACES).read_text(encoding="ascii").split()
+    bare, *served = (member.folder / _PLACES).read_text(encoding="ascii").split()
     pages = objects.page_views(KV_POOL, range(settings.pages))
     expected = [bytes(page) for page in pages] if settings.page_bytes <= _CALL_BYTES else []
-    backend = PeerBackend(served, engine=settings.engine)
-    await backend.open(objects.memory())
+    backends = [PeerBackend(served[0], engine=settings.engine)]
+    backends += [PeerBackend(each, _SECRET) for each in served[1:]]
+    for backend in backends:
+        await backend.open(objects.memory())
     host, _, port = bare.partition(":")
     with socket.create_connection((host, int(port))) as connection:
         for number in range(settings.rounds):
             say(f"round {number + 1} of {settings.rounds}")
             turns.limit.append(await _turn(_receiving(connection, pages)))
-            for page in pages:
-                page[-8:] = bytes(len(page[-8:]))
             names = objects.names(KV_POOL, _keys(settings, number))
             shape = objects.shape(KV_POOL)
             reads = [Read(name, (page,), shape) for name, page in zip(names, pages, strict=True)]
-            turns.handoff.append(await _turn(_reading(backend, reads, settings.page_bytes)))
-            if any(bytes(page) != was for page, was in zip(pages, expected, strict=False)):
-                raise StorageError("a page came with other bytes than it has")
-    await backend.close()
+            for backend, taken in zip(backends, (turns.handoff, turns.authenticated), strict=False):
+                for page in pages:
+                    page[-8:] = bytes(len(page[-8:]))
+                taken.append(await _turn(_reading(backend, reads, settings.page_bytes)))
+                if any(bytes(page) != was for page, was in zip(pages, expected, strict=False)):
+                    raise StorageError("a page came with other bytes than it has")
+    for backend in backends:
+        await backend.close()
     return turns
 
 

@@ -4,7 +4,8 @@ Two processes on one machine: one serves its host pages, the other reads them th
 over its connection or by a transfer engine, verified as they always are. The limit is the same bytes
 over one bare connection, from and into the same memory, right before each turn. The medians of the
 rounds count, and their ratio is the figure. Every round has fresh keys, so that each page's checksums
-are computed anew, as in a handoff they are once.
+are computed anew, as in a handoff they are once. Over a connection the same is done by one that has a
+secret, with authenticated frames.
 """
 
 import os
@@ -30,8 +31,13 @@ class HandoffReport(TypedDict):
     handoff_gbps: float
     limit_gbps: float
     ratio: float
+    authenticated_gbps: float | None
+    """The same with authenticated frames; None if a transfer engine moves the pages."""
+    authenticated_ratio: float | None
+    """How fast that is, compared with frames that are not authenticated."""
     handoff_cpu_s_per_gb: float
     """What both processes compute for it, in the median round."""
+    authenticated_cpu_s_per_gb: float | None
     limit_cpu_s_per_gb: float
     load: float
     """The machine's load in the last minute, when the measurement began."""
@@ -52,6 +58,7 @@ def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) 
     gb = settings.pages * settings.page_bytes / 1e9
     handoff_s = statistics.median(turn.wall for turn in reader.handoff)
     limit_s = statistics.median(turn.wall for turn in reader.limit)
+    secret_s = statistics.median([turn.wall for turn in reader.authenticated] or [0.0])
     return HandoffReport(
         transfer=settings.transfer,
         page_bytes=settings.page_bytes,
@@ -60,7 +67,12 @@ def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) 
         handoff_gbps=gb / handoff_s,
         limit_gbps=gb / limit_s,
         ratio=limit_s / handoff_s,
+        authenticated_gbps=gb / secret_s if secret_s else None,
+        authenticated_ratio=handoff_s / secret_s if secret_s else None,
         handoff_cpu_s_per_gb=_cpu_s(server.handoff, reader.handoff) / gb,
+        authenticated_cpu_s_per_gb=(
+            _cpu_s(server.authenticated, reader.authenticated) / gb if secret_s else None
+        ),
         limit_cpu_s_per_gb=_cpu_s(server.limit, reader.limit) / gb,
         load=load,
         python=platform.python_version(),

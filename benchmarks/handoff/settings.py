@@ -45,6 +45,11 @@ class HandoffSettings:
         return self.total_bytes // self.page_bytes
 
     @property
+    def authenticates(self) -> bool:
+        """Whether it is measured with authenticated frames as well: an engine's reads have none."""
+        return self.transfer == TCP
+
+    @property
     def engine(self) -> EngineSettings | None:
         """The transfer engine that moves pages; None for the connection."""
         return EngineSettings(insists=True) if self.transfer == MOONCAKE else None
@@ -63,4 +68,5 @@ class Turns:
     """Says what all turns took of one process."""
 
     handoff: list[Turn]
+    authenticated: list[Turn]
     limit: list[Turn]

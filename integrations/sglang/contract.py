@@ -6,6 +6,7 @@ describe themselves in `typings/sglang`; these are the parts of objects that it 
 
 from array import array
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -45,6 +46,37 @@ class KvRow(Protocol):
     mamba_prev_track_seqlen: int | None
 
 
+class MultimodalItem(Protocol):
+    """`sglang.srt.managers.schedule_batch.MultimodalDataItem`: an image, a video, a recording."""
+
+    modality: Enum
+    format: Enum
+    hash: int | None
+    """By which SGLang keeps its embeddings; a client may give it."""
+    pad_value: int | None
+    pad_values: Sequence[int] | None
+    """The ids in the place of its placeholders, in turn; None for `pad_value` alone."""
+    offsets: Sequence[tuple[int, int]] | None
+    """The first and the last of each run of its placeholders."""
+    feature: object | None
+    """What an encoder reads, until it has been read."""
+    precomputed_embeddings: object | None
+    """What an encoder elsewhere has made of it."""
+    model_specific_data: dict[str, object]
+
+
+class MultimodalInputs(Protocol):
+    """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the items of a prompt."""
+
+    num_image_tokens: int | None
+    """How many tokens an encoder beside the decoder has; None if there is none."""
+
+    @property
+    def mm_items(self) -> Sequence[MultimodalItem]:
+        """The items, those of one kind in the order of the prompt."""
+        ...
+
+
 class SglangRequest(Protocol):
     """A request of SGLang's."""
 
@@ -62,7 +94,7 @@ class SglangRequest(Protocol):
     output_ids: "array[int]"
     full_untruncated_fill_ids: "array[int]"
     sampling_params: Any
-    multimodal_inputs: object | None
+    multimodal_inputs: MultimodalInputs | None
     input_embeds: object | None
     positional_embed_overrides: object | None
 

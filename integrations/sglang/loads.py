@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
@@ -16,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.host_cache import HostCache
+from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import Handle, Lock, Room
 from .pools.slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
@@ -134,6 +134,6 @@ def _still_needed(waiting: Waiting) -> int:
 
 def _key(waiting: Waiting, count: int) -> RadixKey:
     """Return the first tokens of a request as the tree has them."""
-    tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[:count].astype(np.int64)
+    tokens = waiting.prompt.tokens(waiting.tokens[: count * TOKEN_BYTES])
     ids = array("q", tokens.tobytes())
     return RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt)

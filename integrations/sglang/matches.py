@@ -70,14 +70,17 @@ class Matches:
             # Another one of the same name, or the same one after it has computed more.
             self.waiting.forget(handle)
             waiting = None
-        if waiting is None and self.weights.may_cache:
+        # Also of a request that is not cached: SGLang keeps embeddings of its items under their names.
+        prompt = None if waiting else self.weights.namespaces.items_of(request)
+        if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)
             if namespace is not None:
                 waiting = self.waiting.arrive(
                     handle,
-                    token_bytes(key.token_ids, count),
+                    token_bytes(key.token_ids, count, prompt),
                     namespace,
                     device_tokens,
+                    prompt=prompt,
                     extra_key=request.extra_key,
                     cache_salt=request.cache_salt,
                     room=_room_of(request) + self.slots.page_tokens,

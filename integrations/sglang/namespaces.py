@@ -1,11 +1,16 @@
 """What keeps apart requests whose tokens are the same and whose KV is not."""
 
+import logging
 from collections.abc import Collection
 from typing import Protocol
 
+from ..items import ItemNames, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import SglangRequest
 from .identity.adapters import without_adapter
+from .items import PromptItems, PromptsWithItems
+
+_log = logging.getLogger("sglang.lockstep")
 
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"
@@ -28,16 +33,11 @@ class Witnessing(Protocol):
 
 
 def may_be_cached(request: SglangRequest) -> bool:
-    """Say whether a request's tokens, with its namespace, determine its KV.
+    """Say whether a request's tokens, with its items and its namespace, determine its KV.
 
-    Embeddings in the place of tokens have no ids; and the ids that SGLang makes up for pictures stand
-    for less than their content.
+    Embeddings in the place of tokens have no ids.
     """
-    return (
-        request.multimodal_inputs is None
-        and request.input_embeds is None
-        and request.positional_embed_overrides is None
-    )
+    return request.input_embeds is None and request.positional_embed_overrides is None
 
 
 class Namespaces:
@@ -47,9 +47,19 @@ class Namespaces:
     and is found again when its version comes back. `weights.py` says when it is not.
     """
 
-    def __init__(self, host: Witnessing, adapters: Identifies) -> None:
+    def __init__(self, host: Witnessing, adapters: Identifies, *, page_tokens: int = 1) -> None:
         self._host = host
         self._adapters = adapters
+        self._items = PromptsWithItems(page_tokens)
+        self.names = ItemNames(
+            lambda: _log.warning(
+                "a client has given one hash to two items; requests with a hash that stands for"
+                " several items stay on the device"
+            )
+        )
+        """What SGLang's hashes of items stand for."""
+        self._told = False
+        """Whether the log says that items are not known."""
         self.weights = ""
         """The name of the weights since the last update; empty while they are those of the start."""
         self.cleared = ""
@@ -61,11 +71,34 @@ class Namespaces:
         if found:
             self._host.witness("adapters are", *found)
 
+    def items_of(self, request: SglangRequest) -> PromptItems | None:
+        """Return the items of a request that SGLang is going to compute; None if they are not known."""
+        found = self._items.of(request)
+        if found is not None:
+            self.names.note(found.items)
+        elif request.multimodal_inputs is not None:
+            self.names.note_unknown(each.hash for each in request.multimodal_inputs.mm_items)
+        return found
+
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None for one that is not to be cached."""
         if not may_be_cached(request):
             return None
-        parts = {"weights": self.weights, "cleared": self.cleared}
+        found = self.items_of(request)
+        known = found is not None and self.names.trusted(found.items)
+        if request.multimodal_inputs is not None:
+            contents = [each.content.hex() for each in found.items] if known and found else []
+            self._host.witness("items of a request are", *contents or ["of unknown content"])
+        if found is None and not self._told:
+            self._told = True
+            _log.warning(
+                "requests with images or other items stay on the device where this rank does not have"
+                " what its encoder reads of them, or does not know their tokens"
+            )
+        if found is None or not known:
+            return None
+        parts: dict[str, object] = {"weights": self.weights, "cleared": self.cleared}
+        parts["items"] = [] if found.in_ids else named_by_content(found.items)
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
             # Ranks that have read other files, or could not read them, are told apart by it.

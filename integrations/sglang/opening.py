@@ -15,16 +15,18 @@ from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
+from ..releases import require_release
 from ..settings import control_of
 from .below import Below
 from .identity.identity import Identity
+from .identity.proven_out import READ_IN
 from .namespaces import Namespaces
 from .pools.engine_layout import EnginePool, engine_pools
 from .pools.slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
 from .pools.state_slots import STATE_POOL, StateSlots
 from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
-from .settings import PoolSize, SglangSettings, parse
+from .settings import WHERE, PoolSize, SglangSettings, parse
 from .weights import WeightsVersions
 
 log = logging.getLogger("sglang.lockstep")
@@ -34,6 +36,14 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     """Return this rank's tree with Lockstep below it. Collective over the ranks of the engine."""
     require_supported(ctx.server_args)
     settings = parse(get_memory())
+    require_release(
+        "SGLang",
+        sglang.__version__,
+        READ_IN,
+        settings.plugin.unsupported_engine,
+        where=WHERE,
+        log=log,
+    )
     params = ctx.params
     allocator = params.token_to_kv_pool_allocator
     pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)
@@ -56,7 +66,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     # SGLang would set up HiCache in `create_unified_radix_cache`.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
-    namespaces = Namespaces(host, identity.adapters(ctx.tp_worker))
+    namespaces = Namespaces(host, identity.adapters(ctx.tp_worker), page_tokens=params.page_size)
     namespaces.look()
     below = Below(
         host=host,

@@ -56,7 +56,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._loads = Loads(self, self._match_tree, self._waiting, host, below.slots)
         self._backups = LentBackups(host, self.unlock)
         self._weights = below.weights
-        self._running = RunningRequests(self._backups, below.slots, below.write_policy)
+        self._running = RunningRequests(
+            self._backups, below.slots, below.write_policy, below.namespaces.names
+        )
         self._matches = Matches(
             match_tree=self._match_tree,
             waiting=self._waiting,

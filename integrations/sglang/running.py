@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ...ranks.config import WritePolicy
-from ...ranks.replica.tree.tokens import as_token_bytes
+from ..items import ItemNames
 from .contract import Handle, Lock, SglangRequest
+from .items import TEXT_ALONE, PromptItems
 from .lent_backups import LentBackups
 from .pools.slots import Slots
 from .waiting import Waiting
@@ -24,6 +25,7 @@ class _Running:
     """A request that was admitted."""
 
     namespace: str
+    prompt: PromptItems
     shared: int
     """How many of its tokens had been computed for somebody before."""
     backed_up: int = 0
@@ -37,6 +39,7 @@ class RunningRequests:
     backups: LentBackups
     slots: Slots
     write_policy: WritePolicy
+    names: ItemNames
     _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])
     _saved_by: dict[Handle, str] = field(default_factory=dict[Handle, str])
     """The backups of retracted requests, until these wait again."""
@@ -47,7 +50,7 @@ class RunningRequests:
 
     def admitted(self, handle: Handle, waiting: Waiting) -> None:
         """Take note that a request is in the batch."""
-        self._known[handle] = _Running(waiting.namespace, waiting.prefix)
+        self._known[handle] = _Running(waiting.namespace, waiting.prompt, waiting.prefix)
 
     def computed(
         self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
@@ -60,11 +63,11 @@ class RunningRequests:
         count = tree_tokens
         if self.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             count = min(count, running.shared)
-        if count <= running.backed_up:
+        if count <= running.backed_up or not self.names.trusted(running.prompt.items):
             return
         running.backed_up = count
         lock, slots, state = keep(count)
-        tokens = token_bytes(request.full_untruncated_fill_ids, len(slots))
+        tokens = token_bytes(request.full_untruncated_fill_ids, len(slots), running.prompt)
         self.backups.keep(tokens, self.slots.pages_of(slots, state), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
@@ -74,12 +77,13 @@ class RunningRequests:
         """
         running = self._known[request.cache_request_handle]
         count, state = self.slots.computed(request)
-        if count <= running.backed_up:
+        if count <= running.backed_up or not self.names.trusted(running.prompt.items):
             return
         known = array("q", request.origin_input_ids)
         known.extend(request.output_ids)
         pages = self.slots.pages_of(row[:count].to(torch.int64), state)
-        name = self.backups.save(token_bytes(known, count), pages, running.namespace)
+        tokens = token_bytes(known, count, running.prompt)
+        name = self.backups.save(tokens, pages, running.namespace)
         if name is not None:
             self._saved_by[request.cache_request_handle] = name
 
@@ -102,6 +106,6 @@ class RunningRequests:
         self._saved_by.clear()
 
 
-def token_bytes(tokens: "array[int]", count: int) -> bytes:
-    """Return the first of SGLang's tokens as Lockstep has them."""
-    return as_token_bytes(np.frombuffer(tokens, dtype=np.int64)[:count])
+def token_bytes(tokens: "array[int]", count: int, prompt: PromptItems = TEXT_ALONE) -> bytes:
+    """Return the first tokens of a request as ids in keys; `prompt` says what it begins with."""
+    return prompt.ids(np.frombuffer(tokens, dtype=np.int64)[:count])

@@ -17,6 +17,7 @@ from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import Handle, Lock
+from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
@@ -56,6 +57,7 @@ class Waiting:
     namespace: str
     extra_key: str | None
     cache_salt: str | None
+    prompt: PromptItems = TEXT_ALONE
     room: int = 0
     """How many tokens it needs on the device in all, with what it is to decode."""
     held_by: str | None = None
@@ -120,6 +122,7 @@ class WaitingRequests:
         namespace: str,
         device_tokens: int,
         *,
+        prompt: PromptItems = TEXT_ALONE,
         extra_key: str | None = None,
         cache_salt: str | None = None,
         room: int = 0,
@@ -128,7 +131,14 @@ class WaitingRequests:
         """Note a request, and begin to bring what storage has of it."""
         self._arrivals += 1
         waiting = Waiting(
-            f"r{self._arrivals}", tokens, namespace, extra_key, cache_salt, room, held_by=held_by
+            f"r{self._arrivals}",
+            tokens,
+            namespace,
+            extra_key,
+            cache_salt,
+            prompt,
+            room,
+            held_by=held_by,
         )
         self._known[handle] = waiting
         if held_by is None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.transformers")
 
-NO_PAGE = -1
-
 
 class LockstepCache:
     """Prefixes of one model, in host memory and storage, for one sequence at a time.
@@ -212,7 +210,7 @@ class LockstepCache:
                 break
             # Where a page was lost, a shorter prefix needs other pages of the windows: ask once more.
         if found:
-            cache.load(name, wanted[:found], self._lent(found, 0))
+            cache.load(name, wanted[:found], self._lent(found))
             cache.begin_loads()
             self._step_until(lambda: cache.load_state(name) is not LoadState.LOADING)
             if cache.load_state(name) is LoadState.FAILED:
@@ -230,20 +228,16 @@ class LockstepCache:
         # so every page is the last of one copy or before the last within its window.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
-            self.cache.back_up(name, tokens[:end], self._lent(end, reused), salt)
+            self.cache.back_up(name, tokens[:end], self._lent(end), salt)
         self.cache.begin_backups()
         if not self.cache.release(name):
             self.cache.finish_copies()
         self.cache.collect_freed()
 
-    def _lent(self, tokens: int, reused: int) -> Mapping[str, npt.NDArray[np.int32]]:
-        """Return the pages of so many tokens by pool, but those before a window that was reused."""
-        unit = self._settings.page_tokens
-        lent: dict[str, npt.NDArray[np.int32]] = {}
-        for pool, start in self.cache.needed_from(reused).items():
-            lent[pool] = np.arange(tokens // unit, dtype=np.int32)
-            lent[pool][: start // unit if pool != KV_POOL else 0] = NO_PAGE
-        return lent
+    def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
+        """Return the pages of so many tokens by pool. The cache knows which no load has filled."""
+        pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
+        return dict.fromkeys(self.cache.needed_from(0), pages)
 
     def _step_until(self, done: Callable[[], bool]) -> None:
         while not done():

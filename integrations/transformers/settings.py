@@ -44,8 +44,11 @@ def parse(given: Mapping[str, Any]) -> GenerateSettings:
         raise ConfigError(
             f"{WHERE}: adapter_versions is for engines that serve adapters; see reset"
         )
-    if "share" in values:
-        raise ConfigError(f"{WHERE}: share is for engines; what `generate` computes is its own")
+    for name in ("share", "unsupported_engine"):
+        if name in values:
+            raise ConfigError(
+                f"{WHERE}: {name} is for engines; what `generate` computes is its own"
+            )
     settings = GenerateSettings(**values)
     settings.require_host_memory()
     return settings

@@ -1,4 +1,4 @@
-"""Lockstep under vLLM, with a scheduler on every rank.
+"""Lockstep under vLLM 0.32 and 0.33, with a scheduler on every rank.
 
 vLLM loads the plug-in by name, from its own configuration:
 
@@ -18,6 +18,8 @@ vLLM loads the plug-in by name, from its own configuration:
 
 from typing import TYPE_CHECKING
 
+from ...errors import ConfigError
+
 if TYPE_CHECKING:
     from .connector import LockstepConnector
 
@@ -27,7 +29,24 @@ __all__ = ["LockstepConnector"]
 def __getattr__(name: str) -> object:
     # Everything but the connector itself can be used, and tested, where vLLM is not installed.
     if name == "LockstepConnector":
-        from .connector import LockstepConnector  # noqa: PLC0415
-
+        try:
+            from .connector import LockstepConnector  # noqa: PLC0415
+        except ImportError as error:
+            _refuse_other_release(error)
+            raise
         return LockstepConnector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _refuse_other_release(error: ImportError) -> None:
+    """Raise `ConfigError` if the connector cannot be imported since vLLM is of another release."""
+    from vllm import __version__  # noqa: PLC0415
+
+    from ..releases import is_release  # noqa: PLC0415
+    from .proven_out import READ_IN  # noqa: PLC0415
+
+    if not is_release(__version__, READ_IN):
+        raise ConfigError(
+            f"Lockstep's plug-in is for vLLM {' and '.join(READ_IN)}, and cannot be imported under vLLM"
+            f" {__version__}: {error}"
+        ) from error

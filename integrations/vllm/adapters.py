@@ -26,9 +26,18 @@ class Adapters:
     """
 
     def __init__(
-        self, digests: FileDigests, versions: Mapping[str, str], *, log: logging.Logger = _log
+        self,
+        digests: FileDigests,
+        versions: Mapping[str, str],
+        *,
+        options: str = "",
+        log: logging.Logger = _log,
     ) -> None:
-        self._weights = AdapterWeights(digests, versions, where=WHERE, anew=ANEW, log=log)
+        """`options` stands for all that the engine is told of adapters; see `adapter_options`."""
+        engine = f"vLLM {options}".rstrip()
+        self._weights = AdapterWeights(
+            digests, versions, engine=engine, where=WHERE, anew=ANEW, log=log
+        )
 
     def identify(self, adapter: LoraRequest) -> str | None:
         """Return what the weights of a request's adapter are; None: do not cache the request."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from vllm import __version__ as engine_version
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -27,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ...errors import ConfigError
 from ...ranks.decider.deciding import DecidingCache
 from . import handover, settings
 from .cache_contract import HashedCacheConfig
@@ -39,7 +41,7 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import require_fences, require_supported
+from .engine_layout import drafts_after_saves, require_fences, require_supported
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -50,7 +52,13 @@ from .halves import (
     WorkerHalf,
 )
 from .lending import Lending
-from .opening import has_one_decider, open_beside_worker, open_for_workers, open_worker_rank
+from .opening import (
+    has_one_decider,
+    open_beside_worker,
+    open_for_workers,
+    open_worker_rank,
+    require_release,
+)
 from .pass_result import PassResult
 from .scheduler_side import SchedulerSide
 from .watching import kv_events
@@ -96,10 +104,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._one_decider = has_one_decider(vllm_config.parallel_config)
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
+        self._told: list[bytes] = []
+        """What the workers have told of their ranks in the handshake."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None
         self._settings = settings.parse(transfer.kv_connector_extra_config)
+        require_release(self._settings)
         require_supported(vllm_config)
         if self._one_decider:
             require_fences(vllm_config, kv_cache_config)
@@ -125,7 +136,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
                 kv_caches,
                 names_pages=self._events is not None,
             )
-            self._worker = UnderScheduler(rank)
+            self._worker = UnderScheduler(
+                rank,
+                self._settings.timeouts.fence_s,
+                drafts_last=drafts_after_saves(self._config, engine_version),
+            )
         else:
             self._worker = BesideScheduler(
                 handover.put(self._engine_id, kv_caches, self._cache_config)
@@ -134,6 +149,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return what the scheduler has to know of this rank, if it is in another process."""
         return None if self._opened is None else OpenedRank(self._opened)
+
+    def unregister_kv_caches(self) -> None:
+        """Let no copy touch the KV, which vLLM is about to unmap: it goes to sleep (from 0.33 on)."""
+        self._half.wait_for_copies()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Let no copy touch a block that this step may overwrite."""
@@ -174,7 +193,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return this rank's ballot: the last thing that a worker does in a step."""
+        """Return this rank's ballot; with a drafter vLLM asks for it before `wait_for_save`."""
         return self._half.ballots()
 
     # The scheduler's half.
@@ -186,10 +205,18 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Open the cache for the workers, which have told of their ranks, if it is not theirs."""
+        """Open the cache for the workers, which have told of their ranks, if it is not theirs.
+
+        vLLM 0.33 repeats the handshake whenever it wakes up. The workers' ranks stay open meanwhile.
+        """
         if not self._one_decider:
             return
-        told = [each.opened for each in metadata.values() if isinstance(each, OpenedRank)]
+        told = sorted(each.opened for each in metadata.values() if isinstance(each, OpenedRank))
+        if told == self._told:
+            return
+        if self._told:
+            raise ConfigError("the workers have opened their caches anew; start the engine anew")
+        self._told = told
         self._scheduler = open_for_workers(
             self._config, self._lending, self._settings, told, self._events
         )

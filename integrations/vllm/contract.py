@@ -15,11 +15,22 @@ class MultiModalPosition(Protocol):
     offset: int
     length: int
 
+    @property
+    def is_embed(self) -> object | None:
+        """Which of the placeholders the item's embeddings stand in for; None for all."""
+        ...
+
 
 class MultiModalFeature(Protocol):
-    """An item of another modality; its identifier is a hash of its content."""
+    """An item of another modality; its identifier is a hash of it, or a client's word."""
 
     identifier: str
+    modality: str
+
+    @property
+    def data(self) -> object | None:
+        """What the model reads, by name, each in the `data` of an object; None if it is elsewhere."""
+        ...
 
     @property
     def mm_position(self) -> MultiModalPosition:
@@ -221,6 +232,15 @@ class SpeculativeConfig(Protocol):
         ...
 
 
+class EncoderTransferConfig(Protocol):
+    """`vllm.config.ECTransferConfig`."""
+
+    @property
+    def is_ec_consumer(self) -> bool:
+        """Whether other engines give this one the embeddings of items, by their identifiers."""
+        ...
+
+
 class CompilationConfig(Protocol):
     """`vllm.config.CompilationConfig`."""
 
@@ -261,6 +281,11 @@ class EngineConfig(Protocol):
     @property
     def kv_transfer_config(self) -> TransferConfig | None:
         """The connector's configuration."""
+        ...
+
+    @property
+    def ec_transfer_config(self) -> EncoderTransferConfig | None:
+        """How embeddings of items come from other engines, if they do."""
         ...
 
     @property

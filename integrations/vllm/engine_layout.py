@@ -11,6 +11,7 @@ from ...page_format.page_layout import Column, PageLayout
 from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
 from ..kv_description import KEYS, VALUES
+from ..releases import is_release
 from .block_forms import AttentionLayer, form_of, keys_and_values
 from .cache_contract import AttentionSpec, EngineCacheConfig, HashedCacheConfig, LatentSpec
 from .contract import EngineConfig
@@ -230,4 +231,22 @@ def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> Non
             "vLLM's model runner V2 fills blocks of this model with zeros before LockstepConnector can"
             " wait for the copies that still read them; set VLLM_USE_V2_MODEL_RUNNER=0, or have a"
             " scheduler on every rank"
+        )
+
+
+def drafts_after_saves(config: EngineConfig, version: str) -> bool:
+    """Say whether vLLM calls `wait_for_save` before its drafter has written its part of the KV."""
+    drafts = config.speculative_config is not None
+    return drafts and config.use_v2_model_runner and is_release(version, ["0.32"])
+
+
+def require_drafts_before_saves(config: EngineConfig, version: str) -> None:
+    """Raise `ConfigError` where a page could be copied before the drafter has written its KV.
+
+    For an engine with a scheduler on every rank; workers under one scheduler begin copies a step later.
+    """
+    if drafts_after_saves(config, version):
+        raise ConfigError(
+            f"vLLM {version}'s model runner V2 saves KV before its drafter has written its part;"
+            " install vLLM 0.33, set VLLM_USE_V2_MODEL_RUNNER=0, or have one scheduler"
         )

@@ -68,7 +68,11 @@ class WorkerHalf(Protocol):
         ...
 
     def ballots(self) -> Ballots | None:
-        """Return this rank's ballot, last thing in the step, if the scheduler waits for it."""
+        """Return this rank's ballot of the step, if the scheduler waits for it."""
+        ...
+
+    def wait_for_copies(self) -> None:
+        """Return when no copy touches the engine's KV, which is about to be unmapped."""
         ...
 
     def told(self) -> Told | None:
@@ -98,6 +102,9 @@ class BesideScheduler:
     def ballots(self) -> Ballots | None:
         return None
 
+    def wait_for_copies(self) -> None:
+        self._handover.opened.keep_off()
+
     def told(self) -> Told | None:
         return None
 
@@ -108,14 +115,23 @@ class BesideScheduler:
 class UnderScheduler:
     """Obeys the scheduler in another process, which has the replica."""
 
-    def __init__(self, rank: WorkerRank) -> None:
+    def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
+        """A copy that somebody waits for, and that has not ended after `fence_s`, fails.
+
+        With `drafts_last` the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
+        """
         self._rank = rank
+        self._fence_s = fence_s
+        self._drafts_last = drafts_last
+        self._late = False
+        """Whether backups of the step before wait for its drafter."""
         self._feed = StatsFeed(rank.rank)
         self._obeyed: PassMetadata | None = None
 
     def obey(self, metadata: PassMetadata) -> None:
         # The engine may say it twice: before it overwrites blocks, and before the forward pass.
         if metadata is not self._obeyed:
+            self._begin_late_backups()
             self._obeyed = metadata
             self._rank.obey(metadata.dispatch)
 
@@ -123,11 +139,17 @@ class UnderScheduler:
         self._rank.begin_loads()
 
     def begin_backups(self) -> None:
-        self._rank.begin_backups()
+        self._late = self._drafts_last
+        if not self._late:
+            self._rank.begin_backups()
 
     def ballots(self) -> Ballots | None:
         folded = self._rank.vote()
         return None if folded is None else Ballots(folded)
+
+    def wait_for_copies(self) -> None:
+        self._begin_late_backups()
+        self._rank.wait_for_copies(self._fence_s)
 
     def told(self) -> Told | None:
         idle = self._obeyed is not None and not self._obeyed.computes
@@ -137,3 +159,9 @@ class UnderScheduler:
 
     def close(self) -> None:
         self._rank.close()
+
+    def _begin_late_backups(self) -> None:
+        """Begin backups that waited for the drafter, before the next step adds others."""
+        if self._late:
+            self._late = False
+            self._rank.begin_backups()

@@ -27,6 +27,9 @@ log = logging.getLogger("vllm.lockstep")
 
 DUMMY = "dummy"
 
+DRAFTS = "drafts 2"
+"""In the key where tokens are drafted: pages of before may have been copied ahead of the drafter."""
+
 LOOKED_AT: Mapping[str, frozenset[str]] = {
     "vllm.config.parallel.ParallelConfig": frozenset({"worker_cls"}),
     "vllm.config.lora.LoRAConfig": frozenset({"lora_dtype"}),
@@ -87,7 +90,7 @@ def unproven(config: EngineConfig, *, engine_version: str, given: Collection[str
 
 
 def configuration_digest(
-    config: object, *, engine_version: str, environment: Mapping[str, object]
+    config: EngineConfig, *, engine_version: str, environment: Mapping[str, object]
 ) -> str:
     """Return a digest of what the engine is configured with, less what changes no byte of KV.
 
@@ -98,7 +101,13 @@ def configuration_digest(
     counted = {name: value for name, value in environment.items() if name not in ignored}
     found = canonical(config, "vllm_config", left_out())
     tell_parts(log, found, "vllm_config")
-    return digest([engine_version, canonical(counted, "environment"), found])
+    drafts = [] if config.speculative_config is None else [DRAFTS]
+    return digest([engine_version, canonical(counted, "environment"), found, *drafts])
+
+
+def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
+    """Return what may change how this engine applies an adapter, as a digest."""
+    return digest([engine_version, canonical(config.lora_config, "lora_config", left_out())])
 
 
 def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) -> str:

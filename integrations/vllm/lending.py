@@ -127,6 +127,25 @@ def back_up(
         lending.held.hold(tracked.name, begun[-1], passing)
 
 
+def load(
+    cache: HostCache, lending: Lending, tracked: TrackedRequest, blocks: BlockTables, tokens: int
+) -> None:
+    """Load what the engine takes of a request's hit, which may be less than it was promised.
+
+    The load fails where that cannot be restored: a part of a page, or no window at its end.
+    """
+    start, unit = tracked.device_tokens, tracked.page_tokens
+    taken = tracked.head(start + tokens)
+    found = cache.hit(tracked.name, taken, tracked.namespace, device_tokens=start)
+    if found == tokens:
+        lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)
+        cache.load(tracked.name, taken, lent, device_tokens=start)
+    else:
+        tracked.failures += 1
+        tracked.refused = True
+    tracked.loaded = True
+
+
 def _pages(blocks: BlockTables, pool: PoolGroup, first: int, last: int) -> Pages:
     found = np.asarray(blocks[pool.group][first:last], dtype=np.int32)
     if pool.kind is not Kind.FULL:

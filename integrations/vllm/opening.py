@@ -24,17 +24,19 @@ from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
 from ...telemetry.port import watch
+from .. import releases
 from ..settings import control_of
 from ..weights import FileDigests
 from . import handover
 from .adapters import Adapters
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
-from .engine_layout import EngineLayout
-from .kv_identity import kv_identity, weights_of
+from .engine_layout import EngineLayout, require_drafts_before_saves
+from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
+from .proven_out import READ_IN
 from .scheduler_side import SchedulerSide
-from .settings import ConnectorSettings
+from .settings import WHERE, ConnectorSettings
 from .watching import start_line
 from .watching.kv_events import KVEvents
 from .weights import WEIGHTS_OF_THE_START, Weights
@@ -54,6 +56,13 @@ def has_one_decider(parallel: ParallelConfig) -> bool:
     return parallel.distributed_executor_backend in _WITH_WORKERS_APART
 
 
+def require_release(parsed: ConnectorSettings) -> None:
+    """Raise `ConfigError` for a vLLM of another release, unless the user wants it tried."""
+    releases.require_release(
+        "vLLM", engine_version, READ_IN, parsed.unsupported_engine, where=WHERE, log=log
+    )
+
+
 def open_beside_worker(
     config: EngineConfig,
     lending: Lending,
@@ -62,6 +71,7 @@ def open_beside_worker(
     events: KVEvents | None,
 ) -> SchedulerSide:
     """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
+    require_drafts_before_saves(config, engine_version)
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
@@ -164,10 +174,16 @@ def _side(
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    encoders = config.ec_transfer_config
     return SchedulerSide(
         cache,
         # Records of their own: no request waits while another engine reads the weights of a model.
-        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
+        Adapters(
+            FileDigests(records / "adapters.json", log=log),
+            parsed.adapter_versions,
+            options=adapter_options(config, engine_version=engine_version),
+            log=log,
+        ),
         weights=Weights(
             {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
             cache.inspection.config.life.hex(),
@@ -182,4 +198,5 @@ def _side(
         waits_in_pass=not isinstance(cache, DecidingCache),
         in_flight=parsed.in_flight,
         handing_over=parsed.handing_over,
+        own_embeddings=encoders is None or not encoders.is_ec_consumer,
     )

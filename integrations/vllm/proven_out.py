@@ -1,8 +1,8 @@
 """What vLLM can be configured with that changes no byte of KV: all else is part of every key.
 
-Each entry has its reason, as it was read in the version of vLLM that `READ_IN` names. A field that is
-not here is in the key. A test (`test_engine_fields.py`) fails for a field of the installed vLLM that is
-neither here nor among those that are known to be in the key.
+Each entry has its reason, as it was read in the releases of vLLM that `READ_IN` names, which are those
+that the plug-in is for. A field that is not here is in the key. A test (`test_engine_fields.py`) fails
+for a field of vLLM's that is neither here nor among those that are known to be in the key.
 
 A reason is one of what vLLM does, not of what is likely: which numbers a token's KV consists of must
 follow from the tokens before it and from what is in the key. Sums that are added up in another order
@@ -14,7 +14,7 @@ from typing import Final
 
 from ..proven_out import names_by_owner
 
-READ_IN: Final = "0.32"
+READ_IN: Final = ("0.32", "0.33")
 
 _CONFIG: Final = "vllm.config"
 
@@ -24,7 +24,9 @@ PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
             "They say between whom KV and the outputs of encoders are moved, and how; what a user gives"
             " to this connector about the model is in the key by itself."
         ),
-        "observability_config profiler_config logging_config": "They watch, and change nothing.",
+        "observability_config profiler_config logging_config watchdog_config": (
+            "They watch, and change nothing."
+        ),
         "structured_outputs_config reasoning_config watermark_config": (
             "They choose among the logits of the next token, whose id is in the key."
         ),
@@ -65,7 +67,9 @@ PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
         "enable_prefix_caching prefix_caching_hash_algo prefix_cache_retention_interval": (
             "They find blocks again on the device, and leave their content alone."
         ),
-        "kv_offloading_size kv_offloading_backend": "They move blocks.",
+        "kv_offloading_size kv_offloading_backend simple_cpu_offload_num_blocks": (
+            "They move blocks."
+        ),
         "kv_cache_layout": (
             "In which order blocks, layers, heads and tokens lie in memory; a page has one order, and"
             " what a token's content consists of follows from the backend and its variables."

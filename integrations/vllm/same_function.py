@@ -30,6 +30,7 @@ AT_ANY_VALUE: Final[Reasons] = {
         "tq_max_kv_splits_for_cuda_graph use_trtllm_attention mla_prefill_backend": _ROUNDING,
         "sparse_mla_force_mqa sparse_mla_prefill_workspace_factor flex_attn_block_m": _ROUNDING,
         "flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size": _ROUNDING,
+        "indexer_tp_shard_min_rows": "Which rank scores which rows of an index.",
     },
     f"{_CONFIG}.cache.CacheConfig": {
         "block_size": "The page has it, and the description the page.",
@@ -53,7 +54,7 @@ AT_ANY_VALUE: Final[Reasons] = {
     },
     f"{_CONFIG}.lora.LoRAConfig": {
         "max_lora_rank fully_sharded_loras specialize_active_lora": (
-            "How much room an adapter has, and how ranks divide it; what it is counts by itself."
+            "Nothing, without an adapter. An adapter that they may change counts with them."
         ),
     },
     f"{_CONFIG}.model.ModelConfig": {
@@ -96,7 +97,8 @@ BY_DEFAULT: Final[Reasons] = {
     },
     f"{_CONFIG}.attention.AttentionConfig": {
         "disable_flashinfer_q_quantization use_prefill_query_quantization indexer_kv_dtype": _OFF,
-        "indexer_sparse_logits hisparse_config use_non_causal": _OFF,
+        "indexer_sparse_logits hisparse_config use_non_causal trtllm_ragged_backend": _OFF,
+        "minimax_m3_indexer_cp": _OFF,
     },
     f"{_CONFIG}.cache.CacheConfig": {
         "cache_dtype kv_cache_dtype_skip_layers kv_sharing_fast_prefill": _OFF,

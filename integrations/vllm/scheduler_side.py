@@ -15,17 +15,18 @@ from dataclasses import replace
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
-from .adapters import NOT_KNOWN, Adapters
+from .adapters import Adapters
+from .arriving.arrivals import Arrivals
 from .contract import ScheduledStep, VllmRequest
 from .disaggregation.giving import Giving
 from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .disaggregation.taking import Taking
 from .disaggregation.transfer_params import Handoff
 from .leaving import Leaving
-from .lending import BlockTables, Lending, back_up
+from .lending import BlockTables, Lending, back_up, load
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
-from .tracked import Ended, TrackedRequest, may_be_cached, namespace_of
+from .tracked import Ended, TrackedRequest
 from .weights import InFlight, Weights
 
 ABORTED = "FINISHED_ABORTED"
@@ -48,10 +49,11 @@ class SchedulerSide:
         waits_in_pass: bool = False,
         in_flight: InFlight = InFlight.KEEP,
         handing_over: HandingOver = HANDING_OVER,
+        own_embeddings: bool = True,
     ) -> None:
         """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
-        self._adapters = adapters
+        self._arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
         self._weights = weights or Weights()
         self._in_flight = in_flight
         self._device_is_mixed = False
@@ -68,7 +70,6 @@ class SchedulerSide:
         self._taking = Taking(cache, handing_over.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
-        self._arrivals = 0
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
         """Requests by the engine's id, which is another one on each rank."""
@@ -100,19 +101,9 @@ class SchedulerSide:
     def arrived(self, request: VllmRequest) -> None:
         """Note a new request, and begin to bring what storage has of it."""
         self._unfinished.add(request.request_id)
-        if not may_be_cached(request):
+        tracked = self._arrivals.track(request)
+        if tracked is None:
             return
-        self._arrivals += 1
-        adapter = None
-        if request.lora_request is not None:
-            adapter = self._adapters.identify(request.lora_request)
-            # Ranks that have read other files, or could not, are told so by the digest. Not by the
-            # adapter's name, which may be another one on each rank; each rank logs it.
-            self.cache.witness("adapter of request", self._arrivals, "is", adapter or NOT_KNOWN)
-            if adapter is None:
-                return
-        kind = namespace_of(request, adapter)
-        tracked = TrackedRequest(request, self._arrivals, kind, self._page_tokens)
         tracked.taken = self._taking.arrived(request.kv_transfer_params)
         self._weights.place(tracked)
         self._requests[request.request_id] = tracked
@@ -150,20 +141,11 @@ class SchedulerSide:
         return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
-        """Begin the load that was promised, now that the request has `blocks` for it."""
+        """Begin the load of what the engine takes of its hit, into the request's `blocks`."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None or not load_tokens:
-            return
-        first = tracked.device_tokens // self._page_tokens
-        end_tokens = tracked.device_tokens + load_tokens
-        self.cache.load(
-            tracked.name,
-            tracked.head(end_tokens),
-            self._lending.for_load(blocks, first, end_tokens // self._page_tokens),
-            device_tokens=tracked.device_tokens,
-        )
-        tracked.loaded = True
-        self._loading[request.request_id] = tracked
+        if tracked is not None and load_tokens:
+            load(self.cache, self._lending, tracked, blocks, load_tokens)
+            self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
         """Give the commands that follow from what was scheduled, and launch the round."""
@@ -178,12 +160,13 @@ class SchedulerSide:
             if (tracked := self._requests.get(name)) is not None
         ]
         state = step.kv_connector_block_state if self._backs_up else None
+        self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
                 # Where the engine finds a part of a block, it says nothing of that when it asks.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             tracked.computed = True
-            if state is not None and self._adapters.trusted(tracked.request.lora_request):
+            if state is not None and self._arrivals.trusted(tracked):
                 back_up(self.cache, self._lending, tracked, tokens, state)
         if step.total_num_scheduled_tokens:
             self._weights.computed()
@@ -212,6 +195,7 @@ class SchedulerSide:
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
         """Forget a request; say whether its blocks must stay as they are until they are freed."""
         self._unfinished.discard(request.request_id)
+        self._arrivals.left(request)
         tracked = self._requests.pop(request.request_id, None)
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
@@ -331,7 +315,7 @@ class SchedulerSide:
             self._loads
             and not tracked.has_failed_enough
             and not tracked.request.skip_reading_prefix_cache
-            and self._adapters.trusted(tracked.request.lora_request)
+            and self._arrivals.trusted(tracked)
         )
 
     def _changed(self) -> bool:

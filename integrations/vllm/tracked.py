@@ -1,11 +1,13 @@
 """One request of the engine's as the plug-in keeps it: who may share its pages, and its tokens."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...ranks.replica.tree.node import PASSING
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
+from ..items import ItemIds, Items, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
 from .disaggregation.taking import Taken
@@ -17,22 +19,24 @@ FAILURES_MAX = 2
 def may_be_cached(request: VllmRequest) -> bool:
     """Say whether a request's tokens, with its namespace, determine its KV, and do not change.
 
-    Embeddings in the place of tokens have no ids, and a session that goes on takes tokens back.
+    Embeddings in the place of tokens have no ids, and a session that goes on takes tokens back. Items
+    count by their contents, which must be here.
     """
-    return request.prompt_embeds is None and not request.resumable
+    return (
+        request.prompt_embeds is None
+        and not request.resumable
+        and all(isinstance(each.data, Mapping) for each in request.mm_features)
+    )
 
 
-def namespace_of(request: VllmRequest, adapter: str | None = None) -> str:
-    """Return what keeps apart requests whose tokens are the same and whose KV is not, but for weights.
+def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items = ()) -> str:
+    """Return what keeps apart requests of the same ids in keys and of other KV, but for weights.
 
-    The tenant's salt, what the `adapter`'s weights are, and the items of other modalities, whose
-    tokens are placeholders. Empty if there are none of these.
+    The tenant's salt, what the `adapter`'s weights are, and the `items` for which the ids have no room.
+    Empty if there are none of these.
     """
-    items = [
-        [each.identifier, each.mm_position.offset, each.mm_position.length]
-        for each in request.mm_features
-    ]
-    return namespace_of_parts({SALT: request.cache_salt, ADAPTER: adapter, "items": items})
+    parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
+    return namespace_of_parts(parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,9 @@ class TrackedRequest:
     kind: str
     """Its namespace without the weights."""
     page_tokens: int
+    items: Items = ()
+    item_ids: ItemIds | None = None
+    """How its items are in its ids; None if it has none, or if its namespace has them."""
     device_tokens: int = 0
     """The prefix that the engine had when it last asked for more."""
     lent_pages: int = 0
@@ -72,6 +79,10 @@ class TrackedRequest:
     given: int = 0
     """After how many tokens another engine goes on with it, which reads them here; 0 for none."""
     _tokens: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        if self.item_ids is not None:
+            self._tokens += self.item_ids.head
 
     def give_up(self) -> None:
         """Take note that its device pages hold nothing any more."""
@@ -112,12 +123,27 @@ class TrackedRequest:
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
-        """Return the first `tokens` token ids as int32, little-endian."""
+        """Return the first `tokens` ids as they are in keys: int32, little-endian."""
         have = len(self._tokens) // TOKEN_BYTES
         if tokens > have:
             fresh = self.request.all_token_ids[have:tokens]
             self._tokens += np.asarray(fresh, dtype="<i4").tobytes()
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
+
+    def item_pages(self, key: Callable[[bytes], bytes]) -> dict[bytes, tuple[int, int]] | None:
+        """Return the pages of its prompt whose ids stand for items; None if its namespace has these.
+
+        By key, which `key` gives for the ids up to a page's end; each with its first token and its end.
+        """
+        if self.item_ids is None:
+            return None if self.items else {}
+        unit = self.page_tokens
+        spans = [(page * unit, (page + 1) * unit) for page in self.item_ids.pages]
+        return {
+            key(self.head(end)): (start, end)
+            for start, end in spans
+            if end <= self.request.num_prompt_tokens
+        }
 
     def _loadable(self, known: int) -> int:
         length = max(0, known - 1)

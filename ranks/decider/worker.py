@@ -1,7 +1,8 @@
 """A worker's process: the executor and the ballot of one rank, told by the decider.
 
 Nothing is decided here. A dispatch is obeyed in its order before the worker's forward pass of that
-step; copies begin where the pass stands; and after it the rank votes with all that it has seen.
+step; copies begin where the pass stands; and after it the rank votes with all that it has seen. An
+engine with a drafter asks for the vote before the step's backups begin: they count in the next one.
 """
 
 import logging
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...coordinator.ballot import Ballot
+from ...coordinator.ballot import Ballot, Ended
 from ...coordinator.collectives.engine_channel import FoldedBallots
 from ...coordinator.lanes import BallotShape, LaneLayout, Voter
 from ...coordinator.proposal import NOTHING_STAGED, Proposal, Readiness, Staged
@@ -17,7 +18,7 @@ from ...coordinator.seats import SeatTable
 from ...errors import WireError
 from ..executor.base import Executor
 from ..member import steady_clock_ms
-from ..orders import AttachStore, DetachStore, Direction
+from ..orders import AttachStore, CopyToDevice, CopyToHost, DetachStore, Direction, Fence
 from ..wire import decode
 from .dispatch import CarryOut, Dispatch, Expect, GiveUp, Prepare, Rest, Told, Vote
 
@@ -42,6 +43,8 @@ class WorkerRank:
         self.rank = rank
         self._ballot = Ballot(shape, rank)
         self._clock_ms = clock_ms or steady_clock_ms()
+        self._copies: dict[int, None] = {}
+        """Those that have not been reported to have ended, in the order in which they were ordered."""
         self._heard = 0
         self._rest_s = 0.0
         self._vote: Vote | None = None
@@ -72,13 +75,15 @@ class WorkerRank:
         self.executor.begin_copies(Direction.TO_HOST)
 
     def vote(self) -> FoldedBallots | None:
-        """Return this rank's ballot, last thing in the step; None if no round was launched with it."""
+        """Return this rank's ballot of the step; None if no round was launched with it."""
         if self._rest_s:
             self.executor.wait(self._rest_s)
         if self._vote is None:
             return None
         for progress in self.executor.progress():
             self._ballot.note(progress)
+            if isinstance(progress, Ended):
+                self._copies.pop(progress.operation, None)
         trouble = self._trouble or self.executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self.rank, trouble)
@@ -96,6 +101,14 @@ class WorkerRank:
         )
         return FoldedBallots.of(self.rank, asked.round, self._ballot.fill(layout, voter))
 
+    def wait_for_copies(self, timeout_s: float) -> None:
+        """Return when no copy touches a device page; the engine is about to unmap them.
+
+        A copy that has not ended after `timeout_s` fails.
+        """
+        if self._copies:
+            self.executor.carry_out([Fence(tuple(self._copies), timeout_s)])
+
     def close(self) -> None:
         """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""
         self.executor.close()
@@ -105,6 +118,9 @@ class WorkerRank:
             case Expect(expectations=expectations):
                 self._ballot.follow(expectations)
             case CarryOut(orders=orders):
+                for each in orders:
+                    if isinstance(each, CopyToHost | CopyToDevice):
+                        self._copies[each.operation] = None
                 if any(isinstance(order, AttachStore | DetachStore) for order in orders):
                     self._staged = None
                 self.executor.carry_out(orders)

@@ -227,10 +227,14 @@ class CpuCopies:
         for transfer in job.transfers:
             pages = self._pools[transfer.pool]
             page_bytes = pages.pools.layout.page_bytes
-            found = page_pairs(job, transfer, pages.pools)
+            hosts, devices = page_pairs(job, transfer, pages.pools)
             if job.direction is Direction.TO_DEVICE:
                 self.seals.check(transfer)
-            for host, device, count in page_runs(*found, max(1, _RUN_BYTES_MAX // page_bytes)):
+            else:
+                pages.pools.host.begin_writes(hosts)
+            for host, device, count in page_runs(
+                hosts, devices, max(1, _RUN_BYTES_MAX // page_bytes)
+            ):
                 if job.cancelled:
                     return
                 pages.copy(job.direction, host, device, count)

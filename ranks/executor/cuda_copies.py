@@ -257,6 +257,8 @@ class _Way:
         hosts, devices = page_pairs(job, transfer, pools)
         if job.direction is Direction.TO_DEVICE:
             self._owner.seals.check(transfer)
+        else:
+            pools.host.begin_writes(hosts)
         chunk_pages = self._lanes[0].staging.numel() // pools.layout.page_bytes
         for first in range(0, len(hosts), chunk_pages):
             if job.cancelled:

@@ -8,8 +8,10 @@ import contextlib
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, SupportsInt, cast
+from typing import NamedTuple, Protocol, SupportsInt, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...errors import ConfigError, InternalError
@@ -101,6 +103,22 @@ class DevicePool:
         return (shard.layers, self.pages, shard.heads, tokens, column.elements)
 
 
+class PageLease(NamedTuple):
+    """The bytes of a host page for a reader, until the slot gets other content (rule R7)."""
+
+    view: memoryview
+    slot: int
+    generation: int
+    """The slot's generation when the lease was made."""
+    generations: npt.NDArray[np.int64]
+    """The generations of all slots of the pool, by now."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has begun to write other content to the slot since."""
+        return bool(self.generations[self.slot] == self.generation)
+
+
 class HostPool:
     """Pages in host memory: one uint8 tensor [pages, page_bytes], zero at first.
 
@@ -113,6 +131,7 @@ class HostPool:
         self.layout = layout
         self.pages = pages
         self.pinned = pinned
+        self._generations = np.zeros(pages, np.int64)
         nbytes = pages * layout.page_bytes
         # Torch's own pinned memory is rounded up to a power of two, which can double the pool; an
         # anonymous mapping is exact, lazy and aligned, and can be pinned where it lies.
@@ -146,6 +165,16 @@ class HostPool:
                 f"there are no host pages {min(slots)} to {max(slots)}; the pool has {self.pages}"
             )
         return [memory[slot * step : (slot + 1) * step] for slot in slots]
+
+    def leases(self, slots: Sequence[int]) -> list[PageLease]:
+        """Return the bytes of some pages as they are now; each lease ends with `begin_writes`."""
+        views, known = self.page_views(slots), self._generations
+        found = known[np.array(slots, np.int64)].tolist()
+        return [PageLease(*each, known) for each in zip(views, slots, found, strict=True)]
+
+    def begin_writes(self, slots: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Raise the generation of slots, before anything writes new content to them."""
+        self._generations[np.asarray(slots, np.int64)] += 1
 
     @property
     def memory(self) -> memoryview:

@@ -1,9 +1,11 @@
 """The groups that this rank reads pages from out of their host memory, each by the URI that serves it.
 
 A source is connected when something is first asked of it, and let go of when others need its place and
-nothing runs for it. All is called from the engine's thread.
+nothing runs for it. One that has not proved to be who was meant is left alone for a while: what is
+asked of it is missing. All is called from the engine's thread.
 """
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,7 +13,11 @@ from dataclasses import fields
 
 from ...errors import ConfigError
 from ...storage_backends.base import Counters
+from ...storage_backends.complaints import Trouble
+from ...storage_backends.handshake import UNPROVEN_S, UnprovenError
 from .storage_loop import StorageLoop, TimedOrder
+
+_log = logging.getLogger(__name__)
 
 SOURCES_MAX = 32
 """Groups that may be connected at a time; each has a thread."""
@@ -34,6 +40,7 @@ class Sources:
         self._loops: OrderedDict[str, StorageLoop] = OrderedDict()
         """The connected ones by URI, the one that was last used at the end."""
         self._closing: list[StorageLoop] = []
+        self._troubles = Trouble()
         self._past = Counters()
         """The sum of the counters of those that were let go of and have ended."""
 
@@ -61,6 +68,9 @@ class Sources:
     def _connected(self, source: str) -> StorageLoop | None:
         loop = self._loops.get(source)
         if loop is not None and loop.trouble() is not None:
+            self._complain(source, loop.trouble())
+            if _is_unproven(loop):
+                return None
             self._let_go(source)
             loop = None
         if loop is None:
@@ -68,8 +78,9 @@ class Sources:
                 return None
             try:
                 loop = self._make_loop(source)
-            except ConfigError:
+            except ConfigError as error:
                 # The URI came from another group; what it promised is missing here.
+                self._complain(source, str(error))
                 return None
             loop.start(OPEN_TIMEOUT_S)
             self._loops[source] = loop
@@ -77,12 +88,16 @@ class Sources:
         return loop
 
     def _make_place(self) -> bool:
-        """Let go of the source that was not used for longest and has nothing to do."""
-        idle = next((source for source, loop in self._loops.items() if loop.is_idle()), None)
-        if idle is None:
-            return False
-        self._let_go(idle)
-        return True
+        """Let go of a source that has ended, or else of the idle one that was not used for longest."""
+        ended = [source for source, loop in self._loops.items() if loop.trouble() is not None]
+        idle = [source for source, loop in self._loops.items() if loop.is_idle()]
+        for source in (ended or idle)[:1]:
+            self._let_go(source)
+        return bool(ended or idle)
+
+    def _complain(self, source: str, trouble: str | None) -> None:
+        if self._troubles.is_to_be_said():
+            _log.warning("nothing is read from %s, which counts as missing: %s", source, trouble)
 
     def _let_go(self, source: str) -> None:
         loop = self._loops.pop(source)
@@ -94,6 +109,11 @@ class Sources:
             else:
                 closing.append(each)
         self._closing = closing
+
+
+def _is_unproven(loop: StorageLoop) -> bool:
+    error, at = loop.failure or (None, 0.0)
+    return isinstance(error, UnprovenError) and time.monotonic() < at + UNPROVEN_S
 
 
 def sum_of(*counters: Counters) -> Counters:

@@ -116,6 +116,8 @@ class StorageLoop:
         self._stopping = asyncio.Event()
         self._close_timeout_s = 0.0
         self._trouble: str | None = None
+        self.failure: tuple[Exception, float] | None = None
+        """What kept the backend from opening, and when."""
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self._open_by = self._open_timeout_s = 0.0
         self._is_open = False
@@ -221,6 +223,7 @@ class StorageLoop:
             self._made = MetricsBackend(self._make_backend(), self._calls)
             await self._made.open(self._objects.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
+            self.failure = error, time.monotonic()
             self._trouble = f"the store did not open: {error}"
             self._opened.put(error)
             self._take_early()
@@ -313,6 +316,8 @@ class StorageLoop:
             began = time.monotonic()
             pace.begin(began)
             call.add_done_callback(partial(self._returned, transfer, batch, share, began))
+            if transfer.goes_first(batch):
+                await asyncio.wait([call])
             # The call begins before the next batch is put together.
             await asyncio.sleep(0)
 

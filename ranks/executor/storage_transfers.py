@@ -15,10 +15,10 @@ from ...coordinator.ballot import Capped, Ended, Landed, Progress
 from ...errors import InternalError, StorageError
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...storage_backends.base import After, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ...storage_backends.records.shardings import OWN, Shardings
-from ..orders import Fetch, ObjectTransfer, Put
-from .pools import HostPool
+from ..orders import KV_POOL, Fetch, ObjectTransfer, Put
+from .pools import HostPool, PageLease
 from .writers import WriterShare
 
 BATCH_PAGES = 512
@@ -61,6 +61,14 @@ class RankObjects:
         """Return the bytes of host pages; writable, no copy."""
         return self._pool(pool).page_views(slots)
 
+    def leases(self, pool: str, slots: Sequence[int]) -> list[PageLease]:
+        """Return the bytes of host pages as they are now; see `HostPool.leases`."""
+        return self._pool(pool).leases(slots)
+
+    def begin_writes(self, pool: str, slots: Sequence[int]) -> None:
+        """End the leases of host pages that are about to be written."""
+        self._pool(pool).begin_writes(slots)
+
     def page_bytes(self, pool: str) -> int:
         """Return the length of a page: of an object with the columns that are kept here."""
         return self._pool(pool).layout.page_bytes
@@ -78,8 +86,8 @@ class RankObjects:
             for key, page in zip(transfer.keys, transfer.pages, strict=True)
             if self.writer.has(key)
         ]
-        return ObjectTransfer(
-            transfer.pool, tuple(key for key, _ in own), tuple(page for _, page in own)
+        return transfer._replace(
+            keys=tuple(key for key, _ in own), pages=tuple(page for _, page in own)
         )
 
     def _pool(self, name: str) -> HostPool:
@@ -100,6 +108,8 @@ class Batch:
     shape: ObjectShape
     """The shape of each object."""
     nbytes: int
+    stored: bool
+    """See `ObjectTransfer`."""
 
 
 class Transfer(ABC):
@@ -128,7 +138,7 @@ class Transfer(ABC):
                 step = max(1, min(BATCH_PAGES, bytes_max() // page_bytes))
                 objects = self._objects_of(transfer, start, start + step)
                 nbytes = len(objects) * page_bytes
-                yield Batch(first + start, transfer.pool, objects, shape, nbytes)
+                yield Batch(first + start, transfer.pool, objects, shape, nbytes, transfer.stored)
                 start += step
             first += len(transfer.keys)
 
@@ -143,6 +153,10 @@ class Transfer(ABC):
     @abstractmethod
     def wants(self, batch: Batch) -> bool:
         """Say whether there is still a point in moving `batch`."""
+
+    def goes_first(self, batch: Batch) -> bool:  # noqa: ARG002 - mostly none does.
+        """Say whether the others are to wait until `batch` has been moved."""
+        return False
 
     @abstractmethod
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
@@ -181,6 +195,13 @@ class FetchTransfer(Transfer):
         """Which pages have landed."""
         self._landed = 0
         self._ceiling = self._pages
+
+    def _objects_of(
+        self, transfer: ObjectTransfer, start: int, stop: int
+    ) -> tuple[tuple[ObjectName, memoryview], ...]:
+        objects = super()._objects_of(transfer, start, stop)
+        self._objects.begin_writes(transfer.pool, transfer.pages[start:stop])
+        return objects
 
     def wants(self, batch: Batch) -> bool:
         return batch.first < self._ceiling
@@ -260,16 +281,60 @@ class PersistTransfer(Transfer):
     Pages whose writer is another rank are done as far as this one goes.
     """
 
-    _failed = False
-    _done = 0
+    def __init__(self, order: Put, deadline: float, objects: RankObjects) -> None:
+        super().__init__(order, deadline, objects)
+        self._failed = False
+        self._done = 0
+        self._after: ObjectName | None = None
+        """What all of them continue: a page before them, or else the first of them."""
+        self._distance = 0
+        """How many pages after that the first of them comes."""
+        if order.after:
+            (self._after,) = objects.names(KV_POOL, (order.after,))
+            self._distance = order.distance
 
     def wants(self, batch: Batch) -> bool:  # noqa: ARG002 - a failure spares them all.
         return not self._failed
 
+    def goes_first(self, batch: Batch) -> bool:
+        # It gets a new time of use, from which those of the others are counted.
+        return batch.stored and not (batch.first or self._distance)
+
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
         await self._objects.shardings.announce(backend, time.monotonic(), self.deadline)
-        writes = [Write(name, (buffer,), batch.shape) for name, buffer in batch.objects]
-        return await backend.write(writes, deadline=self.deadline)
+        if self._after is None:
+            self._after = batch.objects[0][0]
+        distance = self._distance + batch.first
+        after = After(self._after, distance) if distance else None
+        outcomes: list[WriteOutcome] = [WriteOutcome.PRESENT] * len(batch.objects)
+        lacking = await self._lacking(backend, batch)
+        objects = [batch.objects[at] for at in lacking]
+        writes = [Write(name, (buffer,), batch.shape, after) for name, buffer in objects]
+        written = await backend.write(writes, deadline=self.deadline)
+        for at, outcome in zip(lacking, written, strict=True):
+            outcomes[at] = outcome
+        return outcomes
+
+    async def _lacking(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
+        """Return which objects are to be written, or used if they are there.
+
+        Not those of which groups of another TP size have all that this rank had read from them.
+        """
+        everything = range(len(batch.objects))
+        sizes = self._objects.shardings.elsewhere(batch.pool) if batch.stored else ()
+        if not sizes:
+            return everything
+        names = [name for name, _ in batch.objects]
+        there = await backend.exists(names, deadline=self.deadline)
+        missing = [at for at in everything if not there[at]]
+        for size in sizes:
+            sources = self._objects.shardings.sources(batch.pool, size)
+            shards = [name._replace(shard=each.name) for name in names for each in sources]
+            found = await backend.exists(shards, deadline=self.deadline)
+            step = len(sources)
+            missing = [at for at in missing if not all(found[at * step : (at + 1) * step])]
+        ours = {at for at in everything if there[at]}
+        return [at for at in everything if at in ours or at in missing]
 
     def returned(self, batch: Batch, outcomes: Sequence[int] | None) -> list[Progress]:
         if outcomes is None:

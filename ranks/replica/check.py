@@ -271,13 +271,20 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
 
 def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
     lent = isinstance(operation, LoadBack | Resume) and operation.lent
+    pinned = {
+        (id(node), receipt.component)
+        for receipt in operation.receipts
+        if receipt.tier == HOST
+        for node in receipt.node.path()
+        if node.start >= receipt.start
+    }
     for (node, index), pages in operation.segments.items():
         owns = bool(pages) if isinstance(operation, Persist) else operation.fills is not None
         count = tree.components[index].pages_of(node.width) if owns and not lent else 0
         fits = len(pages) == count
         _require(fits, 8, f"{name} has pages of another length for node {node.id}")
-        pinned = node.held[HOST][index] > 0
-        _require(pinned, 8, f"{name} refers to node {node.id}, which has no pin")
+        pool, mine = tree.components[index].pool, (id(node), index) in pinned
+        _require(mine, 8, f"{name} has not pinned the {pool} pages of node {node.id}")
 
 
 def _check_bounds(replica: Replica) -> None:

@@ -22,7 +22,14 @@ def state_digest(replica: Replica) -> int:
     prefixes, requests, store = replica.prefixes, replica.requests, replica.store
     attaching = replica.attaching
     add(replica.clock, requests.generation, requests.weights_version)
-    add(store.attached, store.draining, store.number, store.misses.items(), store.absences.items())
+    add(
+        store.attached,
+        store.draining,
+        store.number,
+        store.time,
+        store.misses.items(),
+        store.absences.items(),
+    )
     add(attaching.proposal, attaching.proposed_ms)
     add(replica.hearing.agreed, replica.hearing.heard)
     for tier in TIERS:
@@ -69,5 +76,6 @@ def _node(node: Node) -> tuple[object, ...]:
         node.is_match_end,
         node.store,
         sorted(node.persisted),
+        node.stored_at,
         sorted(mark.id for mark in node.marks),
     )

@@ -23,6 +23,7 @@ from hashlib import sha256
 from ...errors import InternalError, UsageError
 from .journal import Journal
 from .operations.kinds import Operation, Persist, Serving
+from .operations.lent import Unfilled
 from .pages import PageRun, page_run
 from .tail import Tail
 from .tree.holds import Receipt
@@ -185,6 +186,8 @@ class Request:
     """By component: the first position of its prefix that it needs then, where an engine lends."""
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
+    unfilled: list[Unfilled] = field(default_factory=list[Unfilled])
+    """Where an engine lends: positions of its prefix that neither it nor a load has filled."""
     copies: set[int] = field(default_factory=set[int])
     """Copies to and from the device pages that the engine lends for it; some may have ended."""
 
@@ -330,7 +333,7 @@ class Requests:
 
     def renew(self, request: Request) -> None:
         """Let a request that begins anew use its namespace's place since the last reset."""
-        before = request.place
+        before, request.unfilled = request.place, []
         if not self.is_current(before):
             request.place, request.fetched = self.place(before.namespace), (0, 0)
             self._prefixes.join(request.place)

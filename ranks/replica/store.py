@@ -1,13 +1,20 @@
 """The store that the group uses: whether there is one, and which pages it is known to have."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from .basis import Basis
 from .notices import StoreChanged
 from .operations.kinds import Operation
 from .prefetch.remembered import Remembered
-from .tree.node import Node, Place
+from .tree.node import Node, Place, StoreTime
 
+RENEWED_S: Final = 60.0
+"""How long the group believes that the store has what it had."""
+RENEWED_PART: Final = 4
+"""It believes so no longer once it has written this part of host memory, since a store that is full has
+removed as much. So at most this many pages are seen to be there for each that is written."""
+_LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
 
 
@@ -26,6 +33,8 @@ class Store:
         """Whether the store is detached while something is still in flight for it."""
         self.number = int(self.attached)
         """How many stores there have been."""
+        self._written = 0
+        self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
         """The first operation that can have to do with the present store, or the last one."""
         times, most = config.timeouts, config.bounds.remembered_misses
@@ -34,13 +43,17 @@ class Store:
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
         """Keys of full attention that not every rank's store has, as all of them have answered."""
 
+        self.lately: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
+        """Objects, by pool and key, that were written while a backup of lent pages waited for room."""
+
     def attach(self, next_operation: int) -> None:
         """Use another store. What those before keep in quarantine is not held against it."""
         self.attached = True
         self.number += 1
         self._first_operation = next_operation
-        # They tell what the store before did not have.
+        # They tell what the store before did not have, or had.
         self.forget_all_misses()
+        self.lately.clear()
         self._changed("attached")
 
     def detach(self, reason: str = "") -> None:
@@ -72,10 +85,47 @@ class Store:
         """Say whether the store has a node's pages of a component, as far as is known."""
         return node.store == self.number and component in node.persisted
 
-    def note_written(self, node: Node, component: int) -> None:
-        """Note that the store has a node's pages of a component on every rank."""
+    @property
+    def time(self) -> StoreTime:
+        """Return what time it is in the life of the store."""
+        return StoreTime(self._written, self._clock.agreed_ms)
+
+    def had(self, node: Node) -> bool:
+        """Say whether the store has, or had once, pages of a node."""
+        return node.store == self.number and node.stored_at is not None
+
+    def note_written(self, node: Node, component: int, pages: int, at: StoreTime) -> None:
+        """Note that the store has a node's pages of a component on every rank.
+
+        `at` is when they were used, or what they continue, if that was before.
+        """
+        self._written += 0 if self.had(node) else pages
+        self._note(node, component, at)
+
+    def note_read(self, node: Node, component: int) -> None:
+        """Note that a node's pages of a component came from the store, which saw no use of its path."""
+        self._note(node, component, _LONG_AGO)
+
+    def doubt_old(self, node: Node) -> frozenset[int]:
+        """Forget what the store has of a node if it was seen too long ago; return what that was.
+
+        A store removes what nobody has used for long, and hits in memory are no use of it. So what is
+        forgotten at the next use is persisted again: it counts as used, and is written if it is gone.
+        """
+        at, doubted = node.stored_at, node.persisted
+        if not doubted or at is None or node.store != self.number:
+            return _NONE
+        is_new = self._written - at.written < self._renewed_pages
+        if is_new and self._clock.agreed_ms - at.agreed_ms < RENEWED_S * 1000:
+            return _NONE
+        node.persisted = _NONE
+        return doubted
+
+    def _note(self, node: Node, component: int, at: StoreTime) -> None:
         if node.store != self.number:
             node.store, node.persisted = self.number, _NONE
+        known = node.stored_at if node.persisted else None
+        node.stored_at = at if known is None else min(at, known)
         node.persisted |= self._alone[component]
 
     def is_missed(self, pool: str, key: bytes) -> bool:
@@ -111,6 +161,18 @@ class Store:
         # The keys of other pools mean other objects, and forgetting costs no more than a question.
         self.absences.forget(keys)
 
+    def note_lately(self, pool: str, keys: Sequence[bytes]) -> None:
+        """Remember for a while that objects were written, whether or not their nodes stay."""
+        for key in keys:
+            self.lately.add((pool, key), self._clock.agreed_ms)
+
+    def count_lately(self, pool: str, keys: Sequence[bytes]) -> int:
+        """Return how many of the first objects were written lately."""
+        for index, key in enumerate(keys if len(self.lately) else ()):
+            if not self.lately.has((pool, key), self._clock.agreed_ms):
+                return index
+        return len(keys) if len(self.lately) else 0
+
     def forget_all_misses(self) -> None:
         """Ask again for everything."""
         self.misses.clear()
@@ -119,6 +181,7 @@ class Store:
     def forget_old_misses(self) -> None:
         """Ask again for what was not to be had long ago."""
         self.misses.forget_old(self._clock.agreed_ms)
+        self.lately.forget_old(self._clock.agreed_ms)
         self.absences.forget_old(self._clock.agreed_ms)
 
     def _changed(self, state: str, reason: str = "") -> None:

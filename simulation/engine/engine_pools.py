@@ -10,6 +10,7 @@ from random import Random
 
 from ...ranks.host_cache import PagesByPool
 from ...ranks.orders import KV_POOL
+from ..contents import EMPTY
 from ..rank.memory import SymbolicMemory
 from .device_pages import AllocatedPages
 from .every_rank import NO_PAGE
@@ -61,6 +62,7 @@ class EnginePools:
         """
         start, last = first * self._page, -(-length // self._page)
         tables: dict[str, list[int]] = {}
+        unfilled: dict[str, range] = {}
         for each in self._layers:
             pool, table, own = self.pools[each.pool], list[int](), 1
             if each.per_page:
@@ -68,8 +70,12 @@ class EnginePools:
                 shared = (each.content(request, index, start) for index in range(reads, first))
                 table = [NO_PAGE] * reads + pool.share(shared)
                 behind = max(0, self.reads(each, length) - first)
-                table += [NO_PAGE] * behind
-                own = last - first - behind
+                own = last - first
+                if request.keeps_windows:
+                    unfilled[each.pool] = range(first, first + behind)
+                else:
+                    table += [NO_PAGE] * behind
+                    own -= behind
             tables[each.pool] = table
             state = forks and not each.per_page
             source = pool.share([each.content(request, 0, start)] if state else ())
@@ -81,7 +87,7 @@ class EnginePools:
                 self.give_back(tables)
                 return False
             table += pages
-        request.tables = tables
+        request.tables, request.unfilled = tables, unfilled
         request.room = last * self._page
         return True
 
@@ -102,8 +108,9 @@ class EnginePools:
         for each in self._paged:
             pool = self.pools[each.pool]
             for index, page in enumerate(request.tables[each.pool][: length // self._page]):
-                if page != NO_PAGE:
-                    pool.publish(page, each.content(request, index, length))
+                content = each.content(request, index, length)
+                if page != NO_PAGE and content != EMPTY:
+                    pool.publish(page, content)
 
     def windows(self, length: int) -> list[int]:
         """Return for each window the first position that is read after `length` tokens."""
@@ -118,7 +125,7 @@ class EnginePools:
     def leave_behind(self, request: EngineRequest) -> int:
         """Give back the pages that no window of a request reaches any more; return how many."""
         count = 0
-        for each in self._paged[1:]:
+        for each in () if request.keeps_windows else self._paged[1:]:
             table = request.tables.get(each.pool, [])
             end = min(len(table), self.reads(each, request.computed))
             left = [page for page in table[:end] if page != NO_PAGE]
@@ -174,6 +181,7 @@ class EnginePools:
         if self.state is not None:
             held[self.state.pool] = held.get(self.state.pool, []) + request.kept
         request.tables, request.kept, request.room = {}, [], 0
+        request.unfilled = {}
         request.copies_state = request.lends_state = request.state_comes = False
         return held
 

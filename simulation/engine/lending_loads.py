@@ -57,6 +57,7 @@ class LendingLoads(Lending):
             ),
         )
         self.coverage["loads"] += 1
+        self.coverage["loads that leave lent pages unfilled"] += any(request.unfilled.values())
         for begin in pools.windows(end):
             self.coverage["loads of a window that begins on the device"] += begin < first
             self.coverage["loads of a window that begins behind the device"] += 0 < first < begin

@@ -50,7 +50,7 @@ class LendingWorkload(Engine[HostCache]):
         self._handoffs = LendingHandoffs(*parts[:3], self._parking.random, *parts[4:])
         self._leaving: dict[str, Held] = {}
         """Requests that were released, and their pages, which are not free yet."""
-        self._generation = 0
+        self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
         """Copies of this step wait for its forward pass."""
         self._resets = self._random.choice((0.0, 0.0, 0.01, 0.06))
@@ -68,7 +68,8 @@ class LendingWorkload(Engine[HostCache]):
         room = len(self.requests) < self._world.requests_max
         if room and random.random() < self._world.arrival_rate:
             self._arrive()
-            self.requests[-1].generation = self._generation
+            new, keeps_windows = self.requests[-1], self._windows.random() < 0.3
+            new.generation, new.keeps_windows = self._generation, keeps_windows
         for request in list(self.requests):
             if self._faults.strikes(Mishap.ABORTED_REQUEST):
                 self._abort(request)
@@ -216,7 +217,7 @@ class LendingWorkload(Engine[HostCache]):
             pools.publish(request)
             return
         self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
-        request.stage = EngineStage.COMPUTING
+        request.stage, request.unfilled = EngineStage.COMPUTING, {}
         if not pools.can_compute(request) or self._random.random() < 0.5:
             # Another engine would begin again from nothing, and others may have the pages at once.
             pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)

@@ -73,6 +73,11 @@ class SlidingWindowLayers(FullAttentionLayers):
         super().__init__(pool, page_tokens, contents)
         self._window = window_tokens
 
+    def content(self, request: EngineRequest, index: int, length: int) -> int:
+        """See `Layers`."""
+        unfilled = index in request.unfilled.get(self.pool, ())
+        return EMPTY if unfilled else super().content(request, index, length)
+
     def needed(self, length: int, room: int) -> range:
         """See `Layers`."""
         return range(max(0, length - self._window) // self._page, -(-room // self._page))

@@ -25,6 +25,7 @@ class Parking:
     def __init__(self, world: World) -> None:
         self._world = world
         self.random = world.stream("parking")
+        self._ends = world.stream("ends")
         self._share = FAULT_PROFILES[world.fault_profile].parked
         self._page = world.page_tokens
 
@@ -44,9 +45,24 @@ class Parking:
             self._check(length, ask("offer", caches, lambda c: c.offer(request.name, tokens)))
         else:
             ttl_s = self.random.choice((0.05, 0.5, 30.0))
-            told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
-            self._check(length, told)
+            self._serve(caches, request, length, ttl_s)
+            # As vLLM's producer: up to what it has promised, and then up to what has become of that.
+            for _ in range(self._ends.choice((0, 1, 2, 3))):
+                self._serve(caches, request, self._ends.randint(0, length), ttl_s, ends=True)
         return True
+
+    def _serve(
+        self,
+        caches: Sequence[RankCache],
+        request: EngineRequest,
+        length: int,
+        ttl_s: float,
+        *,
+        ends: bool = False,
+    ) -> None:
+        tokens = request.head(length)
+        told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s, ends=ends))
+        self._check(length, told)
 
     def park(self, caches: Sequence[Cache], request: EngineRequest) -> str:
         """Offer a retracted request to the store, and let it leave once that has all of it.

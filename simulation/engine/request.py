@@ -81,6 +81,10 @@ class EngineRequest:
     """Whether it is to leave by storage once it is saved."""
     bringing: int = 0
     """How many tokens it has once its load is over, or had when it was retracted."""
+    keeps_windows: bool = False
+    """Whether it lends pages for all of a window, also those that the window has left behind."""
+    unfilled: dict[str, range] = field(default_factory=dict[str, range])
+    """By pool: the entries of its tables that its last load was lent and did not fill."""
     state_comes: bool = False
     """Whether its load brings the state too; until then the content of its slot is not known."""
     kept: list[int] = field(default_factory=list[int])

@@ -10,6 +10,8 @@ from ...ranks.messages import Backlog
 from ...ranks.orders import Need, ObjectTransfer
 from ...ranks.replica.basis import Basis
 from ...ranks.replica.operations.agenda import Agenda
+from ...ranks.replica.operations.kinds import Serving
+from ...ranks.replica.operations.offering import Offering
 from ...ranks.replica.operations.saving import Saving
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.lookups import Lookups
@@ -17,7 +19,7 @@ from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.requests import Requests
 from ...ranks.replica.store import Store
 from ...ranks.replica.tree.components.base import Component
-from ...ranks.replica.tree.node import Node
+from ...ranks.replica.tree.node import HOST, Node
 from ...ranks.replica.tree.prefixes import Prefixes
 from ..epoch import Build, make_executor
 from ..rank.copies import Copies
@@ -62,6 +64,21 @@ class _NamesFirstPages(Lookups):
         if not component.per_page:
             return need
         return _FirstPages(**{each.name: getattr(need, each.name) for each in fields(need)})
+
+
+def one_pin_for_all_ends() -> Build:
+    """What is served at several ends of a request is pinned by what a match at the farthest needs."""
+    return Build(parts=Parts(offering=_PinsTheFarthestEnd))
+
+
+class _PinsTheFarthestEnd(Offering):
+    def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
+        residence, before = self._prefixes.residence, operation.receipts
+        last = max((*nodes, *(each.node for each in before)), key=lambda node: node.end)
+        operation.receipts = residence.hold(HOST, last, requested=True)
+        residence.release(before)
+        if not component.index:
+            operation.last = last
 
 
 def tails_without_seals() -> Build:

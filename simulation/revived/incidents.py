@@ -7,7 +7,9 @@ from functools import partial
 from ...coordinator.operation import Phase
 from ...coordinator.verdict import Arrived
 from ...ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
+from ...ranks.replica.device.lent_device import LentDevice
 from ...ranks.replica.device.owned import OwnedDevice
+from ...ranks.replica.operations.lent import Lent
 from ...ranks.replica.operations.loading_back import LoadingBack
 from ...ranks.replica.pages import PageRun
 from ...ranks.replica.parts import Parts
@@ -22,6 +24,17 @@ from ..rank.conditions import Conditions, OrderWork
 from ..rank.copies import Copies
 from ..rank.executor import SimulatedExecutor
 from ..rank.memory import SymbolicMemory
+
+
+def backups_of_unfilled_pages() -> Build:
+    """A backup takes all that an engine lends for the prefix's, also where no load has filled it."""
+    return Build(parts=Parts(lent=_TakesAllForFilled))
+
+
+class _TakesAllForFilled(LentDevice):
+    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+        request.unfilled = []
+        return super()._lent(request, tokens, end, runs)
 
 
 def shared_descriptor() -> Build:

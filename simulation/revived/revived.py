@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..epoch import Build
-from ..world import REPLICA
+from ..world import ENGINE, REPLICA
 from . import handoffs, hits, incidents, votes
 
 SEEDS = range(2_000)
@@ -122,6 +122,22 @@ _BUGS = (
         build=hits.back_up_once,
         profile="llama",
         faults="pressure",
+    ),
+    RevivedBug(
+        name="one-pin",
+        about="a request is served up to several ends, and only what a match at the farthest of them"
+        " needs is pinned",
+        build=handoffs.one_pin_for_all_ends,
+        profile="gemma",
+        l1=ENGINE,
+    ),
+    RevivedBug(
+        name="unfilled",
+        about="window pages that an engine lends to a load, and that the load does not fill, are backed"
+        " up as if they held the prefix's KV",
+        build=incidents.backups_of_unfilled_pages,
+        profile="gemma",
+        l1=ENGINE,
     ),
 )
 

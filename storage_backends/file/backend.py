@@ -48,6 +48,7 @@ from .read_only import ReadOnlyFiles
 from .sweep import SweepLimits, limits_of
 from .sweeper import Sweeper
 from .trust import Trust, trust_of
+from .uses import UseTimes
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 """More help with a disk that has to be waited for, and cost where there are no cores for them."""
@@ -68,6 +69,7 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LISTED_AT_A_TIME: Final = 256
+_THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
 _OPTIONS: Final = (
     "durability",
     "direct",
@@ -170,6 +172,8 @@ class FileBackend(ThreadedBackend):
         """Say for each name whether there is something under it; False for what is late."""
         if self._ready() is None:
             return [False] * len(names)
+        if self._sweeper is not None and self._sweeper.has_removed():
+            self._seen = SeenNames(_NAMES_SEEN_MAX)
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
@@ -202,8 +206,16 @@ class FileBackend(ThreadedBackend):
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
+        if not writes:
+            return []
         late = WriteOutcome.TIMED_OUT
-        outcomes = await self._run_by_bytes(self._write, writes, late, deadline)
+        times = self._files.use_times(writes[0].after)
+
+        def write(some: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+            first = next(at for at, each in enumerate(writes) if each is some[0])
+            return self._write(some, stop, first, times)
+
+        outcomes = await self._run_by_bytes(write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
         if self._sweeper is not None:
             self._note_written(self._sweeper, writes, outcomes)
@@ -248,7 +260,7 @@ class FileBackend(ThreadedBackend):
         self, sweeper: Sweeper, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]
     ) -> None:
         each = list(zip(writes, outcomes, strict=True))
-        sweeper.used(write.name for write, one in each if one is WriteOutcome.PRESENT)
+        sweeper.marked(write.name for write, one in each if one in _THERE)
         sweeper.wrote(sum(file_bytes(write.shape) for write, one in each if one is WriteOutcome.OK))
 
     def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
@@ -261,8 +273,16 @@ class FileBackend(ThreadedBackend):
     def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
         return self._files.read_all(reads, stop)
 
-    def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
-        return [self._files.write(each.name, each.buffers, each.shape, stop) for each in writes]
+    def _write(
+        self, writes: Sequence[Write], stop: Stop, first: int, times: UseTimes
+    ) -> list[WriteOutcome]:
+        outcomes = [self._files.write(each.name, each.buffers, each.shape, stop) for each in writes]
+        there = [
+            write.name if outcome in _THERE else None
+            for write, outcome in zip(writes, outcomes, strict=True)
+        ]
+        self._files.mark(times, first, there)
+        return outcomes
 
     def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         return [not stop.due() and self._files.remove(name, stop) for name in names]

@@ -35,21 +35,25 @@ def stored_objects(
     """Yield what is below the directory `objects`, in any order, as far as its header is sound.
 
     `path_of` says where an object belongs: one in another place is left out, since its name leads to
-    another file or to none. Raises `StorageError` where something is there and cannot be read.
+    another file or to none. Ages are as of the beginning, so that they put all
+    objects in the order of their use. Raises `StorageError` where something cannot be read.
     """
+    now = time.time()
     for namespace in entries(root, root_fd, objects):
         for digits in entries(root, root_fd, namespace):
             for path in entries(root, root_fd, digits):
                 try:
-                    stored = stored_as(root_fd, path, contents)
+                    stored = stored_as(root_fd, path, contents, now)
                 except OSError as error:
                     raise unreadable(root / path, error) from error
                 if stored is not None and path == path_of(stored.name):
                     yield stored
 
 
-def stored_as(directory_fd: int, path: str, contents: FileContents) -> StoredObject | None:
-    """Return what a file says of itself; None if it is no object, or gone.
+def stored_as(
+    directory_fd: int, path: str, contents: FileContents, now: float
+) -> StoredObject | None:
+    """Return what a file says of itself, and its age at `now`; None if it is no object, or gone.
 
     Raises OSError if it is a regular file that cannot be read.
     """
@@ -72,7 +76,7 @@ def stored_as(directory_fd: int, path: str, contents: FileContents) -> StoredObj
         os.close(fd)
     if isinstance(said, HeaderFinding):
         return None
-    age_s = max(0.0, time.time() - status.st_mtime)
+    age_s = max(0.0, now - status.st_mtime)
     return StoredObject(name=said.name, shape=said.shape, age_s=age_s)
 
 

@@ -24,7 +24,7 @@ from ...page_format.object_name import (
 )
 from ...page_format.object_shape import ObjectShape
 from ..addresses import address_of
-from ..base import Read, ReadOutcome, StoredObject, WriteOutcome
+from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
@@ -38,6 +38,7 @@ from .sweep import SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, Trust, check_trust
 from .turns import Identity, Turns
+from .uses import UseTimes
 
 _WRITE_TRIES: Final = 256
 """Each try loses only to somebody else who has changed what is there."""
@@ -111,6 +112,16 @@ class ObjectFiles:
     def sweeper(self, limits: SweepLimits) -> Sweeper:
         """Return a sweeper of this store, which is open."""
         return Sweeper(self._root_fd, limits, _path_of)
+
+    def use_times(self, after: After | None) -> UseTimes:
+        """Return what sets the times of neighbouring objects, the first of which continues `after`."""
+        if after is None:
+            return UseTimes(self._root_fd)
+        return UseTimes(self._root_fd, _path_of(after.name), after.distance)
+
+    def mark(self, times: UseTimes, first: int, names: Sequence[ObjectName | None]) -> None:
+        """Let objects count as used, from position `first` on; None for those that do not."""
+        times.mark(first, [None if name is None else _path_of(name) for name in names])
 
     def close(self) -> None:
         """Close the root if it is open. Nobody may use the store after this. Idempotent."""

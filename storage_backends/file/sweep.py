@@ -1,12 +1,13 @@
 """One pass over the files of a store: what is too old goes, then what was used the longest ago.
 
-A file's modification time says when it was last used: when it was written, or when a sweeper noted
-that it had been read. All times are those of the filesystem's clock: the hosts that share it may have
+A file's modification time says when it was last used, and never a later time than that of the file
+which it continues (`uses`). So ends go before roots, because files go strictly in the order of their
+times. All times are those of the filesystem's clock: the hosts that share it may have
 others, and a store must not go because one of them is wrong. A file's room is what the filesystem has
-given it, so that one with holes does not push others out. A pass
-needs memory for a few thousand counters, however many files there are: it counts the room by age, sees
-from the counts which age is too old, and walks a second time to remove what is older. Ages within about
-a hundredth of each other count as one.
+given it, so that one with holes does not push others out. A pass needs memory for a few thousand
+counters and `_SORTED_MAX` names, however many files there are: it counts the room by age, sees from the
+counts which age is too old, and walks a second time to remove what is older. Ages within about a
+hundredth of each other are counted as one, and those of the last count that has to go are sorted.
 
 Records stay, whatever their age: manifests, and the marks by which groups of other TP sizes find pages.
 They are few and small, and without them pages that are there could not be found, or nobody could tell
@@ -29,7 +30,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import log2
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import ConfigError
 from ...page_format.object_name import OBJECTS, name_digest
@@ -56,6 +57,8 @@ _QUOTA_BYTES_MAX: Final = 1 << 60
 _TTL_MAX_S: Final = 1e10
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
+_SORTED_MAX: Final = 1 << 16
+"""Files of one count of ages that are sorted at a time; if there are more, the pass walks again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, on every filesystem."""
@@ -80,6 +83,15 @@ class Swept:
     """The bytes of the files that were seen and are still there."""
     finished: bool
     """False if it had to stop on the way."""
+
+
+class _Seen(NamedTuple):
+    """A file that a walk has seen; files go in the order of these."""
+
+    used_ns: int
+    namespace: str
+    digits: str
+    name: str
 
 
 class _Stopped(Exception):
@@ -146,6 +158,8 @@ class _Pass:
         self._contents = FileContents()
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
+        self._counted = False
+        """Whether `_left` counts all that is there."""
         self._files_removed = 0
         self._bytes_removed = 0
 
@@ -160,18 +174,61 @@ class _Pass:
     def run(self) -> None:
         with suppress(FileNotFoundError):
             sweep(self._root_fd)
-        self._walk_quarantine(self._is_expired, count=True)
-        self._walk_objects(self._is_expired, count=True)
+        self._walk_quarantine(self._is_expired)
+        self._walk_objects(self._is_expired, self._count)
+        self._counted = True
         quota = self._limits.quota_bytes
         if quota is None or self._left <= quota * HIGH_WATER:
             return
         target = int(quota * LOW_WATER)
         # What is bad is worth the least.
-        self._walk_quarantine(lambda _: self._left > target, count=False)
+        self._walk_quarantine(lambda _: self._left > target)
         oldest = self._first_bucket_to_go(self._left - target)
-        self._walk_objects(
-            lambda status: self._left > target and self._bucket(status) >= oldest, count=False
-        )
+        while self._remove_oldest(oldest, target):
+            pass
+
+    def _remove_oldest(self, bucket: int, target: int) -> bool:
+        """Remove what is older than `bucket`, then the oldest of it; say if there is more of it."""
+        oldest: list[_Seen] = []
+        more = False
+
+        def collect(seen: _Seen, status: os.stat_result) -> None:
+            nonlocal more
+            if self._bucket(status) == bucket:
+                oldest.append(seen)
+            if len(oldest) >= 2 * _SORTED_MAX:
+                oldest.sort()
+                del oldest[_SORTED_MAX:]
+                more = True
+
+        self._walk_objects(lambda status: self._bucket(status) > bucket, collect)
+        before = self._files_removed
+        for each in sorted(oldest):
+            self._check_stop()
+            if self._left <= target:
+                return False
+            self._remove_unused(each)
+        return more and self._files_removed > before
+
+    def _remove_unused(self, seen: "_Seen") -> None:
+        """Remove a file, unless it was used since it was seen. No link on the way is followed."""
+        for objects in _opened(self._root_fd, OBJECTS):
+            for namespace in _opened(objects, seen.namespace):
+                for directory in _opened(namespace, seen.digits):
+                    status = _lstat(directory, seen.name)
+                    if status is not None and status.st_mtime_ns == seen.used_ns:
+                        self._remove(directory, seen.name, status)
+
+    def _remove(self, directory: int, name: str, status: os.stat_result) -> bool:
+        if not _unlink(directory, name):
+            return False
+        self._files_removed += 1
+        self._bytes_removed += _room(status)
+        self._left -= _room(status) if self._counted else 0
+        return True
+
+    def _count(self, _: "_Seen", status: os.stat_result) -> None:
+        self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
         """Return the bucket from which on all files together have `excess` bytes or more."""
@@ -188,15 +245,21 @@ class _Pass:
         age_s = max(0.0, self._now - status.st_mtime)
         return min(_BUCKETS - 1, int(log2(1.0 + age_s) * _BUCKETS_PER_DOUBLING))
 
-    def _walk_objects(self, goes: Callable[[os.stat_result], bool], *, count: bool) -> None:
+    def _walk_objects(
+        self,
+        goes: Callable[[os.stat_result], bool],
+        stays: "Callable[[_Seen, os.stat_result], None]",
+    ) -> None:
         for objects in _opened(self._root_fd, OBJECTS):
-            for namespace in self._directories(objects):
-                for digits in self._directories(namespace):
-                    self._files(digits, goes, self._room_by_age if count else None, count=count)
+            for namespace, above in self._directories(objects):
+                for digits, directory in self._directories(above):
+                    for name, status in self._files(directory, goes):
+                        stays(_Seen(status.st_mtime_ns, namespace, digits, name), status)
 
-    def _walk_quarantine(self, goes: Callable[[os.stat_result], bool], *, count: bool) -> None:
+    def _walk_quarantine(self, goes: Callable[[os.stat_result], bool]) -> None:
         for quarantine in _opened(self._root_fd, QUARANTINE):
-            self._files(quarantine, goes, None, count=count)
+            for _ in self._files(quarantine, goes):
+                pass
             with os.scandir(quarantine) as entries:
                 directories = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
             for name in directories:
@@ -210,12 +273,13 @@ class _Pass:
         self._check_stop()
         return True
 
-    def _directories(self, above: int) -> Iterator[int]:
+    def _directories(self, above: int) -> Iterator[tuple[str, int]]:
         """Yield each directory in this one, open; those that are empty and old go afterwards."""
         with os.scandir(above) as entries:
             for entry in entries:
                 self._check_stop()
-                yield from _opened(above, entry.name)
+                for fd in _opened(above, entry.name):
+                    yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
                     # Refused unless it is an empty directory.
@@ -223,14 +287,9 @@ class _Pass:
                         os.rmdir(entry.name, dir_fd=above)
 
     def _files(
-        self,
-        directory: int,
-        goes: Callable[[os.stat_result], bool],
-        room_by_age: "array[int] | None",
-        *,
-        count: bool,
-    ) -> None:
-        """Remove the regular files that `goes` says, and count what is left when asked to."""
+        self, directory: int, goes: Callable[[os.stat_result], bool]
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Remove the regular files that `goes` says, and yield the others but for records."""
         with os.scandir(directory) as entries:
             for entry in entries:
                 self._check_stop()
@@ -241,24 +300,18 @@ class _Pass:
                     # Not ours to set where it is another user's.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
-                room = status.st_blocks * _BLOCK_BYTES
-                if status.st_size in RECORD_BYTES and self._is_record(directory, entry.name):
-                    # Its room counts, but not as what could be had by removing it.
-                    self._left += room if count else 0
-                elif goes(status) and _unlink(directory, entry.name):
-                    self._files_removed += 1
-                    self._bytes_removed += room
-                    if not count:
-                        self._left -= room
-                elif count:
-                    self._left += room
-                    if room_by_age is not None:
-                        room_by_age[self._bucket(status)] += room
+                record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
+                if not record and goes(status) and self._remove(directory, entry.name, status):
+                    continue
+                # The room of records counts, but not as what could be had by removing them.
+                self._left += 0 if self._counted else _room(status)
+                if not record:
+                    yield entry.name, status
 
     def _is_record(self, directory: int, name: str) -> bool:
         """Say whether a file is a record under its own name, or might be, as it cannot be read."""
         try:
-            stored = stored_as(directory, name, self._contents)
+            stored = stored_as(directory, name, self._contents, self._now)
         except OSError:
             return True
         if stored is None or not is_record(stored):
@@ -290,6 +343,10 @@ def _lstat(directory: int, name: str) -> os.stat_result | None:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return None
+
+
+def _room(status: os.stat_result) -> int:
+    return status.st_blocks * _BLOCK_BYTES
 
 
 def _unlink(directory: int, name: str) -> bool:

@@ -3,7 +3,7 @@
 No process is in charge: whoever gets the store's lock makes the pass (`sweep`), and the others make
 none. A read only notes the name, and the thread sets the times of all files that were read at once. So
 to other processes a file that is read all the time looks unused for no longer than the interval. The
-times are the filesystem's own, not this process's.
+times are the filesystem's own, not this process's. A write sets them itself, also of what is there.
 """
 
 import logging
@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Final
 
 from ...page_format.object_name import ObjectName
 from ..daemon_threads import DaemonThreads
-from ..seen_names import SeenNames
 from .sweep import SweepLimits, Swept, sweep_store, sweeping
+from .uses import UseTimes
 
 INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
@@ -50,9 +49,10 @@ class Sweeper:
         self._root_fd = os.dup(root_fd)
         self._thread = DaemonThreads(1, "lockstep-sweep", at_end=lambda: os.close(self._root_fd))
         self._lock = threading.Lock()
-        self._used = SeenNames(USED_NAMES_MAX)
+        self._used: dict[ObjectName, None] = {}
         self._written = 0
         self._wanted = False
+        self._removed = threading.Event()
         self._stopping = False
         self._wake = threading.Event()
 
@@ -67,9 +67,20 @@ class Sweeper:
         return self._thread.end()
 
     def used(self, names: Iterable[ObjectName]) -> None:
-        """Note that these were read. Cheap: what it costs comes with the next turn."""
+        """Note that these were read, what they continue first. What it costs comes with the next turn.
+
+        Where there are too many the last ones count as unused, since ends go before roots.
+        """
         with self._lock:
-            self._used.add(names)
+            for name in names:
+                if len(self._used) < USED_NAMES_MAX:
+                    self._used[name] = None
+
+    def marked(self, names: Iterable[ObjectName]) -> None:
+        """Note that the times of these were set after they had been read."""
+        with self._lock:
+            for name in names:
+                self._used.pop(name, None)
 
     def wrote(self, nbytes: int) -> None:
         """Note that files took so much room, and have a pass made if it is a good part of the quota."""
@@ -81,6 +92,13 @@ class Sweeper:
             self._written = 0
             self._wanted = True
             self._wake.set()
+
+    def has_removed(self) -> bool:
+        """Say whether files were removed since this was asked last."""
+        removed = self._removed.is_set()
+        if removed:
+            self._removed.clear()
+        return removed
 
     def turn(self, *, wanted: bool) -> Swept | None:
         """Mark what was used, and make a pass unless another does or has just done.
@@ -94,12 +112,15 @@ class Sweeper:
             if now is None:
                 return None
             give_up = time.monotonic() + PASS_MAX_S
-            return sweep_store(
+            swept = sweep_store(
                 self._root_fd,
                 self._limits,
                 now=now,
                 stop=lambda: self._stopping or time.monotonic() >= give_up,
             )
+            if swept.files_removed:
+                self._removed.set()
+            return swept
 
     def _live(self) -> None:
         wanted = False
@@ -114,16 +135,12 @@ class Sweeper:
 
     def _mark_used(self) -> None:
         with self._lock:
-            used, self._used = self._used, SeenNames(USED_NAMES_MAX)
-        for name in used:
+            used, self._used = list(self._used), {}
+        times = UseTimes(self._root_fd)
+        for position, name in enumerate(used):
             if self._stopping:
                 return
-            path = self._path_of(name)
-            if path is None:
-                continue
-            # Gone, or another user's: it is as old as its file says.
-            with suppress(OSError):
-                os.utime(path, dir_fd=self._root_fd, follow_symlinks=False)
+            times.mark(position, [self._path_of(name)])
 
 
 def _interval_s(limits: SweepLimits) -> float:

@@ -15,8 +15,9 @@ I3  Writers of one key do not wait for each other: each writes into a slot of it
 I4  A commit may replace an entry, if that still has the generation that the writer has seen. The
     slot of the old entry is free then.
 I5  When all slots are used, `reserve` takes those of the entries that were used least recently.
-    `confirm` and `commit` count as use; to look up does not. Recency need not be exact. An entry
-    that is to be kept never gives way: it stays until it is dropped, removed or replaced.
+    `confirm`, `commit` and `use` count as use; to look up does not. Recency need not be exact, but
+    where `use` says that one entry continues another, that other one does not give way before it. An
+    entry that is to be kept never gives way: it stays until it is dropped, removed or replaced.
 I6  Whoever has read a place asks `confirm` afterwards: an entry of another generation, or none, says
     that the slot may have been lent out in between.
 
@@ -132,6 +133,13 @@ class PageIndex(Protocol):
         """Return the entry of each key as it is now, and count that as its use."""
         ...
 
+    def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
+        """Let entries count as used, each of which continues the one before it.
+
+        Now, or where the first one is number `distance` after the entry `after`, when that was.
+        """
+        ...
+
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
         """Lend out at most `count` slots; fewer if all others are lent out already."""
         ...
@@ -155,7 +163,8 @@ class PageIndex(Protocol):
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in any order, a few hundred at a time.
 
-        An entry that changes meanwhile may be told as it was, as it is, twice or not at all.
+        An entry that changes meanwhile may be told as it was, as it is, twice or not at all. Ages are
+        as of the beginning.
         """
         ...
 

@@ -204,6 +204,11 @@ class RedisPageIndex:
             rows += self._server.run("confirm", some)
         return [_entry(key, row) for key, row in zip(keys, rows, strict=True)]
 
+    def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
+        """Let entries count as used: `after`, and before that the first of them, last of all."""
+        del distance
+        self.confirm([*reversed(keys), *([] if after is None else [after])])
+
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
         """Lend out slots: free ones, fresh ones, then those of what was used least recently."""
         lent: list[int] = []

@@ -144,6 +144,16 @@ class SqlitePageIndex:
             self._note_uses_if_free()
         return entries
 
+    def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
+        """Let entries count as used, at times that fall from one to the next."""
+        with self._change() as database:
+            self._note_uses(database)
+            query = "SELECT used FROM entries WHERE key = ? AND used < ?"
+            found = [] if after is None else _ints(database, query, (after, _KEPT))
+            first = found[0] - distance if found else self._uses.now()
+            times = [(first - at, key, _KEPT) for at, key in enumerate(keys)]
+            database.executemany("UPDATE entries SET used = ? WHERE key = ? AND used < ?", times)
+
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
         """Lend out slots: free ones, fresh ones, then those of what was used least recently."""
         with self._change() as database:
@@ -195,14 +205,13 @@ class SqlitePageIndex:
 
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in the order of their keys."""
-        after = b""
+        after, now = b"", int(self._clock() * 1e6)
         while True:
             with self._use(self._reading) as database:
                 rows = database.execute(
                     f"SELECT {_COLUMNS}, used FROM entries WHERE key > ? ORDER BY key LIMIT ?",  # noqa: S608
                     (after, _KEYS_AT_A_TIME),
                 ).fetchall()
-                now = int(self._clock() * 1e6)
             if not rows:
                 return
             after = rows[-1][0]

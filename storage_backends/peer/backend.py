@@ -7,7 +7,8 @@ can be listed or removed. What is bad is CORRUPT each time.
 
 Options: `secret` (the one that the group was given; needed unless it serves on its own host alone),
 `connect_s` (how long a connection may take to be made, default 5), `inflight_bytes` (how much is
-asked of one rank at a time, default 64 MiB), `transfer` (`mooncake`: pages are read by Mooncake's
+asked of one rank at a time, default 64 MiB), `allow_sources` (networks and names of hosts, with
+commas between, of which the rank must be one), `transfer` (`mooncake`: pages are read by Mooncake's
 transfer engine where the group has one, too; default `tcp`: over the connection), and with it
 `protocol` (`tcp` or `rdma`), `device` (which RDMA devices) and `insists` (1: nothing comes over the
 connection).
@@ -30,12 +31,14 @@ from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Writ
 from ..host_port import split_address
 from ..tally import Tally
 from ..uri import StoreUri
+from .allowed_sources import AllowedSources
 from .calls import look_up, read_objects
 from .engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
 from .group import PeerGroup
 
 CONNECT_S: Final = 5.0
 INFLIGHT_BYTES: Final = 64 << 20
+_OPTIONS: Final = ("secret", "connect_s", "inflight_bytes", "allow_sources", "transfer")
 _ENGINE_OPTIONS: Final = ("protocol", "device", "insists")
 
 
@@ -51,6 +54,7 @@ class PeerBackend:
         connect_s: float = CONNECT_S,
         inflight_bytes: int = INFLIGHT_BYTES,
         engine: EngineSettings | None = None,
+        allowed: AllowedSources | None = None,
     ) -> None:
         """`address` is host:port, and `text` what messages call the store."""
         self._text = text or f"peer://{address}"
@@ -59,6 +63,7 @@ class PeerBackend:
         self._connect_s = connect_s
         self._inflight_bytes = inflight_bytes
         self._engine = engine
+        self._allowed = allowed or AllowedSources()
         self._tally = Tally()
         self._group: PeerGroup | None = None
 
@@ -76,6 +81,7 @@ class PeerBackend:
             connect_s=self._connect_s,
             inflight_bytes=self._inflight_bytes,
             engine=self._engine,
+            allowed=self._allowed,
         )
         try:
             await group.enter()
@@ -137,7 +143,7 @@ class PeerBackend:
 
 def from_uri(uri: StoreUri) -> PeerBackend:
     """Return the backend of a `peer://` URI."""
-    uri.only_options(("secret", "connect_s", "inflight_bytes", "transfer", *_ENGINE_OPTIONS))
+    uri.only_options((*_OPTIONS, *_ENGINE_OPTIONS))
     try:
         split_address(uri.host)
     except ConfigError:
@@ -154,6 +160,9 @@ def from_uri(uri: StoreUri) -> PeerBackend:
         connect_s=uri.decimal("connect_s", CONNECT_S, low=0.01, high=600),
         inflight_bytes=uri.number("inflight_bytes", INFLIGHT_BYTES, low=1, high=1 << 40),
         engine=_engine_settings(uri),
+        allowed=AllowedSources(
+            [each for each in uri.options.get("allow_sources", "").split(",") if each]
+        ),
     )
 
 

@@ -16,13 +16,13 @@ from typing import Final
 
 from ...errors import ConfigError, StorageError
 from ..host_port import is_loopback, split_address
+from .allowed_sources import AllowedSources
+from .frame_tags import ConnectionTags
 from .handshake import greet_server, receive_exactly
 from .one_sided import OneSidedReads, Staged, headers_of
 from .requests import Question, Reading, Request
-from .streams import Parser, Receiver, Sender
+from .streams import FrameHead, Parser, Receiver, Sender
 from .wire import (
-    CONTROL_BYTES_MAX,
-    PREFIX_BYTES,
     REQUESTS_MAX,
     Done,
     Fetch,
@@ -32,10 +32,7 @@ from .wire import (
     Located,
     Message,
     Pages,
-    Prefix,
     Told,
-    decode,
-    decode_prefix,
     encode,
 )
 
@@ -47,18 +44,26 @@ next call runs out of its time."""
 
 
 async def connect(
-    address: str, secret: bytes, store: str, inflight_bytes: int, broke: Callable[[str], None]
+    address: str,
+    secret: bytes,
+    store: str,
+    *,
+    inflight_bytes: int,
+    broke: Callable[[str], None],
+    allowed: AllowedSources,
 ) -> "Connection":
     """Return a new connection to the rank at `address`, which has said hello.
 
-    Raises `ConfigError` for another version or secret, or none where the rank is on another host, and
-    `StorageError` or `OSError` for what may pass. `store` is what messages call the rank, and `broke`
-    is told when the connection has ended, and why if anybody waited for an answer.
+    Raises `ConfigError` for an address that is not allowed, another version or secret, or none where
+    the rank is on another host, and `StorageError` or `OSError` for what may pass. `store` is what
+    messages call the rank, and `broke` is told when the connection has ended, and why if anybody waited
+    for an answer.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
+    allowed.require(host, str(place[0]))
     if not (secret or is_loopback(str(place[0]))):
         raise ConfigError(
             f"store {store!r} is at {place[0]}, which is not this machine alone, and there is no secret"
@@ -70,24 +75,18 @@ async def connect(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         await loop.sock_connect(sock, place)
-        await greet_server(sock, secret, store)
-        prefix, control = await _receive_control(sock)
-        hello = decode(control)
-        if not isinstance(hello, Hello) or prefix.attached_bytes:
+        tags = await greet_server(sock, secret, store, address)
+        head = FrameHead(tags.received)
+        for sinks in head.receive():
+            for sink in sinks:
+                await receive_exactly(sock, sink)
+        hello = head.message
+        if not isinstance(hello, Hello) or head.attached_bytes:
             raise StorageError(f"store {store!r} did not say hello first")
-        return Connection(sock, hello, inflight_bytes, broke)
+        return Connection(sock, tags, hello, inflight_bytes, broke)
     except BaseException:
         sock.close()
         raise
-
-
-async def _receive_control(sock: socket.socket) -> tuple[Prefix, memoryview]:
-    raw = memoryview(bytearray(PREFIX_BYTES))
-    await receive_exactly(sock, raw)
-    prefix = decode_prefix(raw)
-    control = memoryview(bytearray(prefix.control_bytes))
-    await receive_exactly(sock, control)
-    return prefix, control
 
 
 class Connection:
@@ -96,6 +95,7 @@ class Connection:
     def __init__(
         self,
         sock: socket.socket,
+        tags: ConnectionTags,
         hello: Hello,
         inflight_bytes: int,
         broke: Callable[[str], None],
@@ -103,6 +103,7 @@ class Connection:
         self.hello = hello
         self.is_open = True
         self._sock = sock
+        self._tags = tags
         self._loop = asyncio.get_running_loop()
         self._inflight_bytes_max = inflight_bytes
         self._broke = broke
@@ -201,7 +202,8 @@ class Connection:
                 return
 
     def _send(self, message: Message) -> None:
-        self._sender.put(encode(message))
+        frame = encode(message)
+        self._sender.put(frame, self._tags.sent.of(frame))
         self._writable()
 
     def _writable(self) -> None:
@@ -228,15 +230,12 @@ class Connection:
 
     def _frames(self) -> Parser:
         """Receive frame after frame."""
-        raw = memoryview(bytearray(PREFIX_BYTES))
-        room = memoryview(bytearray(CONTROL_BYTES_MAX))
+        head = FrameHead(self._tags.received)
         while True:
-            yield [raw]
-            prefix = decode_prefix(raw)
-            yield [room[: prefix.control_bytes]]
-            message = decode(room[: prefix.control_bytes])
+            yield from head.receive()
+            message, attached_bytes = head.message, head.attached_bytes
             match message:
-                case Told() if not prefix.attached_bytes:
+                case Told() if not attached_bytes:
                     question = self._sent.get(message.number)
                     if not isinstance(question, Question):
                         raise StorageError("an answer to what was not asked")
@@ -247,19 +246,40 @@ class Connection:
                     if not isinstance(reading, Reading) or message.number in self._staged:
                         raise StorageError("objects that were not asked for")
                     self._receiving = reading
-                    yield from reading.receive(message, prefix.attached_bytes)
+                    yield from self._receive_pages(reading, message, attached_bytes)
                     self._receiving = None
+                    reading.take(message)
                     if reading.is_answered:
                         self._answered(message.number)
                 case Located():
                     reading = self._sent.get(message.number)
                     if not isinstance(reading, Reading) or message.number in self._staged:
                         raise StorageError("places that were not asked for")
-                    headers = headers_of(reading, message, prefix.attached_bytes)
+                    headers = headers_of(reading, message, attached_bytes)
                     yield [headers]
+                    if headers:
+                        tag = self._tags.received.room()
+                        yield [tag]
+                        self._tags.received.require(headers, tag)
                     self._read(reading, message, headers)
                 case _:
                     raise StorageError(f"a {type(message).__name__} out of place")
+
+    def _receive_pages(self, reading: Reading, pages: Pages, attached_bytes: int) -> Parser:
+        """Receive what is attached to `pages`, and see that it is authentic.
+
+        Of an abandoned reading the bytes are gone, and so is whoever wanted them.
+        """
+        running = self._tags.received.begin() if attached_bytes else None
+        for sinks in reading.receive(pages, attached_bytes):
+            yield sinks
+            if running is not None and not reading.is_abandoned():
+                running.add(sinks)
+        if running is not None:
+            tag = self._tags.received.room()
+            yield [tag]
+            if not reading.is_abandoned():
+                running.require(tag)
 
     def _read(self, reading: Reading, located: Located, headers: memoryview) -> None:
         """Read by the engine what the rank has located."""

@@ -10,6 +10,8 @@ from typing import Final
 from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.object_name import ObjectName
 from ..complaints import Trouble
+from ..handshake import UNPROVEN_S, UnprovenError
+from .allowed_sources import AllowedSources
 from .connection import Connection, connect
 from .engine_settings import EngineSettings
 from .one_sided import OneSidedReads
@@ -39,13 +41,20 @@ class PeerGroup:
         connect_s: float,
         inflight_bytes: int,
         engine: EngineSettings | None = None,
+        allowed: AllowedSources,
     ) -> None:
-        """With `engine` objects are read by a transfer engine from ranks that have one as well."""
+        """With `engine` objects are read by a transfer engine from ranks that have one as well.
+
+        `entry` must be `allowed`; it is then trusted with where the others are.
+        """
         self._entry = entry
         self._secret = secret.encode()
         self._store = store
         self._connect_s = connect_s
         self._inflight_bytes = inflight_bytes
+        self._allowed = allowed
+        self._unproven: dict[Address, float] = {}
+        """Until when ranks are not connected to that have not proved to be those who were meant."""
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
@@ -94,6 +103,8 @@ class PeerGroup:
             return found
         if self._closed:
             raise StorageError("the store is closed")
+        if time.monotonic() < self._unproven.get(address, 0.0):
+            raise StorageError(f"{address} has not proved that it is who was meant")
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.create_task(self._connect(address))
@@ -138,11 +149,20 @@ class PeerGroup:
 
     async def _connect(self, address: Address) -> Connection:
         broke = partial(self._broke, address)
+        allowed = self._allowed if address == self._entry else AllowedSources()
         try:
             async with asyncio.timeout(self._connect_s):
                 made = await connect(
-                    address, self._secret, self._store, self._inflight_bytes, broke
+                    address,
+                    self._secret,
+                    self._store,
+                    inflight_bytes=self._inflight_bytes,
+                    broke=broke,
+                    allowed=allowed,
                 )
+        except UnprovenError:
+            self._unproven[address] = time.monotonic() + UNPROVEN_S
+            raise
         except TimeoutError:
             raise StorageError(f"nothing has answered within {self._connect_s:g} s") from None
         try:
@@ -153,6 +173,7 @@ class PeerGroup:
         if address == self._entry:
             self._hello = made.hello
             self._places = _places(made.hello, address)
+            self._unproven.clear()
         elif self._hello is None or made.hello[1:] != self._hello[1:]:
             made.close()
             raise StorageError(f"at {address} there is a rank of another group")

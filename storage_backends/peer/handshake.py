@@ -5,7 +5,9 @@ import socket
 from typing import Final
 
 from ...errors import ConfigError, StorageError
-from ..handshake import NotAdmitted, Why, admit, introduce
+from ..handshake import NotAdmitted, UnprovenError, Why, admit, introduce
+from ..host_port import canonical_address, split_address
+from .frame_tags import ConnectionTags
 from .wire import VERSION
 
 MAGIC: Final = b"LOCKPEER"
@@ -28,28 +30,49 @@ class SocketStream:
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
 
-async def greet_server(sock: socket.socket, secret: bytes, store: str) -> None:
-    """Do the reader's part; `store` is what messages call the server.
+async def greet_server(
+    sock: socket.socket, secret: bytes, store: str, address: str
+) -> ConnectionTags:
+    """Do the reader's part, where `address` is the one that it was given for the server.
 
-    Raises `ConfigError` for another version or secret, and `StorageError` or `OSError` for what may
-    pass.
+    `store` is what messages call the server. Raises `UnprovenError` for a server that does not prove
+    that it knows the secret and is meant, `ConfigError` for one of another version, and `StorageError`
+    or `OSError` for what may pass.
     """
+    meant = canonical_address(*split_address(address)), _place(sock.getpeername())
+    stream = SocketStream(sock)
     try:
-        await introduce(SocketStream(sock), magic=MAGIC, version=VERSION, secret=secret)
+        keys = await introduce(stream, magic=MAGIC, version=VERSION, secret=secret, meant=meant)
     except NotAdmitted as error:
         if error.why is Why.FULL:
             raise StorageError(f"store {store!r}: {error}") from None
-        hint = " (secret=)" if error.why is Why.SECRET else ""
-        raise ConfigError(f"store {store!r}: {error}{hint}") from None
+        if error.why is Why.SECRET:
+            raise UnprovenError(f"store {store!r}: {error} (secret=)") from None
+        if error.why is Why.ADDRESS:
+            raise UnprovenError(f"store {store!r}: {error} (reached_at of `peers`)") from None
+        raise ConfigError(f"store {store!r}: {error}") from None
+    return ConnectionTags.of_reader(secret, keys)
 
 
-async def greet_reader(sock: socket.socket, secret: bytes, *, full: bool) -> None:
-    """Do the server's part; raises `StorageError` or `OSError` if this reader is not to be served."""
+async def greet_reader(
+    sock: socket.socket, secret: bytes, address: str, *, full: bool
+) -> ConnectionTags:
+    """Do the server's part; raises `StorageError` or `OSError` if this reader is not to be served.
+
+    It has to mean this server: by the `address` that readers are told, or the one it has reached.
+    """
+    own = canonical_address(*split_address(address)), _place(sock.getsockname())
     stream = SocketStream(sock)
     try:
-        await admit(stream, magic=MAGIC, version=VERSION, secret=secret, full=full)
+        keys = await admit(stream, magic=MAGIC, version=VERSION, secret=secret, own=own, full=full)
     except NotAdmitted as error:
-        raise StorageError(str(error)) from None
+        hint = " (reached_at of `peers`)" if error.why is Why.ADDRESS else ""
+        raise StorageError(f"{error}{hint}") from None
+    return ConnectionTags.of_server(secret, keys)
+
+
+def _place(name: tuple[str, int]) -> str:
+    return canonical_address(*name[:2])
 
 
 async def receive_exactly(sock: socket.socket, view: memoryview) -> None:

@@ -157,6 +157,7 @@ class Staged:
         """Let the reading have what has come, and verify it."""
         pages = Pages(0, 0, bytes(self._states))
         fill(self._reading.receive(pages, self._nbytes), self.area)
+        self._reading.take(pages)
 
     def _put(self, header: memoryview) -> None:
         self.area[self._nbytes : self._nbytes + HEADER_BYTES] = header

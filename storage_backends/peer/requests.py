@@ -102,6 +102,8 @@ class Reading(Request):
         self._expected_plan = shape.plan(shape.present)
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
+        self._received: list[tuple[int, ReadOutcome]] = []
+        """What has become of objects by their positions, before it is known that they are authentic."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
     def message(self, number: int) -> Fetch:
@@ -121,8 +123,9 @@ class Reading(Request):
     def receive(self, pages: Pages, attached_bytes: int) -> Generator[Sinks, None, None]:
         """Yield what the objects of `pages` are to be received into, and check what was received.
 
-        Raises `StorageError` if these are not the next ones of this request, or as long as they are not
-        to be.
+        It counts from `take` on. What was yielded is not written to before more is asked for, unless
+        the request is abandoned. Raises `StorageError` if these are not the next objects of this
+        request, or not as long as they have to be.
         """
         first, count = pages.first, len(pages.states)
         whole, bare = pages.states.count(State.WHOLE), pages.states.count(State.BARE)
@@ -146,7 +149,13 @@ class Reading(Request):
                     yield from self._receive_group(group)
                     group = []
         yield from self._receive_group(group)
-        self._answered = first + count
+
+    def take(self, pages: Pages) -> None:
+        """Let what was received of `pages` count."""
+        for at, outcome in self._received:
+            self.outcomes[at] = outcome
+        self._received.clear()
+        self._answered = pages.first + len(pages.states)
 
     def _receive_group(self, group: Sequence[tuple[int, int]]) -> Generator[Sinks, None, None]:
         """Receive objects that are small together, and check them while a core still has them."""
@@ -180,25 +189,24 @@ class Reading(Request):
         buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
         yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
-        if plan is None:
-            yield scratch(sum(pieces[1:]))
-            return
-        hashes = PartHashes(plan.sizes)
+        hashes = None if plan is None else PartHashes(plan.sizes)
         for done, views in enumerate(buffers):
             if done:
                 yield views
             if self.is_abandoned():
                 yield scratch(sum(pieces[done + 1 :]))
                 return
-            for view in views:
-                hashes.add(view)
-        self._judge(at, bytes(header), plan, hashes.joined())
+            if hashes is not None:
+                for view in views:
+                    hashes.add(view)
+        if plan is not None and hashes is not None:
+            self._judge(at, bytes(header), plan, hashes.joined())
 
     def _sent_bytes(self, state: int) -> int:
         return HEADER_BYTES + (self._shape.nbytes if state == State.WHOLE else 0)
 
     def _note(self, at: int, outcome: ReadOutcome) -> None:
-        self.outcomes[at] = outcome
+        self._received.append((at, outcome))
 
     def sound_plan(self, at: int, header: bytes) -> Plan | None:
         """Return where in an object with this header its wanted parts lie; None if it is not sound."""

@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Final
 
+from .frame_tags import FrameTags
+from .wire import CONTROL_BYTES_MAX, PREFIX_BYTES, Message, decode, decode_prefix
+
 Sinks = Sequence[memoryview]
 """Memory to fill, one view after the other."""
 Parser = Generator[Sinks, None, None]
@@ -89,6 +92,32 @@ def scratch(count: int) -> list[memoryview]:
     whole, rest = divmod(count, len(_SCRATCH))
     # An empty view would be received into without end.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
+
+
+class FrameHead:
+    """Receives what each frame begins with, up to the tag of its control."""
+
+    message: Message
+    """What the last control says."""
+    attached_bytes: int
+    """How many bytes are attached to it, and follow."""
+
+    def __init__(self, tags: FrameTags) -> None:
+        self._tags = tags
+        self._room = memoryview(bytearray(PREFIX_BYTES + CONTROL_BYTES_MAX + tags.nbytes))
+
+    def receive(self) -> Parser:
+        """Yield what the next one is to be received into.
+
+        Raises `StorageError` if it is not authentic.
+        """
+        room = self._room
+        yield [room[:PREFIX_BYTES]]
+        control_bytes, self.attached_bytes = decode_prefix(room[:PREFIX_BYTES])
+        end = PREFIX_BYTES + control_bytes
+        yield [room[PREFIX_BYTES : end + self._tags.nbytes]]
+        self._tags.require(room[:end], room[end : end + self._tags.nbytes])
+        self.message = decode(room[PREFIX_BYTES:end])
 
 
 class Sender:

@@ -5,7 +5,12 @@ A connection begins with a handshake of fixed length (`handshake`). From then on
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
     8 bytes   length of what is attached, little-endian
     control   one msgpack array: the number of its kind, then the kind's fields in order
+    tag       16 bytes, of all that (`frame_tags`)
     attached  raw bytes; only `Pages` and `Located` have any
+    tag       16 bytes, of what is attached, if anything is
+
+Without a secret there are no tags. A wrong one ends the connection: its control is not obeyed, and
+nothing that was attached counts as read.
 
     kind  who     message    fields
       1   server  Hello      which rank it is, namespace, ranks: [[address, [[pool, shard],
@@ -50,7 +55,7 @@ from ...page_format.object_shape import PARTS_MAX
 from ..host_port import split_address
 from .engine_settings import require_engine_address
 
-VERSION: Final = 2
+VERSION: Final = 3
 CONTROL_BYTES_MAX: Final = 256 << 10
 NAMES_MAX: Final = 1024
 """The most keys of one request."""

@@ -182,8 +182,11 @@ class ThreeFsBackend(ThreadedBackend):
         if closed or self.read_only:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
         late = WriteOutcome.TIMED_OUT
+        # Before as well, or what is there might give way to what continues it.
+        await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
+        await self._slot_writes.note_uses(writes, deadline)
         return self._tally.writes(writes, outcomes)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:

@@ -129,12 +129,13 @@ class SlotReads:
     ) -> list[tuple[int, PlacedRead]]:
         """Read objects once; return those whose entries have changed meanwhile, as they are now."""
         fetched = self.fetch([found for _, found in todo], stop)
-        keys = [found.entry.key for _, found in todo]
+        # The last is used last; what is read together may be a prefix, whose end is to leave first.
+        keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
         try:
             confirm = self._slots.index.look_up if self._read_only else self._slots.index.confirm
-            now = confirm(keys, stop)
+            now = confirm(keys, stop)[::-1]
         except StorageError as error:
             for at, _ in todo:
                 outcomes[at] = self._unanswered(error)

@@ -110,6 +110,19 @@ class SlotWrites:
                 break
         return outcomes
 
+    async def note_uses(self, writes: Sequence[Write], deadline: float) -> None:
+        """Let what of a call is there count as used, ends before roots."""
+        if not writes:
+            return
+        named = [name_digest(write.name) for write in writes]
+        keys = [digest for digest in named if digest is not None]
+        after = writes[0].after
+        digest = None if after is None else name_digest(after.name)
+        distance = 0 if after is None else after.distance
+        # Without the index's answer they are as old as it says.
+        with suppress(StorageError):
+            await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
+
     async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
         """Remove objects; True where the name is free now. A removal may happen after all."""
 

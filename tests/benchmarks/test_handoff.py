@@ -42,7 +42,10 @@ def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int
     assert set(report) == set(HandoffReport.__annotations__)
     assert (report["page_bytes"], report["bytes"], report["rounds"]) == (pages, 3 * pages, 2)
     assert report["ratio"] == pytest.approx(report["handoff_gbps"] / report["limit_gbps"])
-    assert "host to host" in ended.stdout
+    assert report["authenticated_ratio"] == pytest.approx(
+        report["authenticated_gbps"] / report["handoff_gbps"]
+    )
+    assert "host to host, authenticated" in ended.stdout
 
 
 def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> None:
@@ -56,6 +59,7 @@ def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> 
     report = json.loads(path.read_text(encoding="utf-8"))
     assert (report["transfer"], report["page_bytes"]) == ("mooncake", 65536)
     assert report["limit_gbps"] > 0
+    assert report["authenticated_gbps"] is None
     assert "host to host, by mooncake" in ended.stdout
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
@@ -142,7 +142,7 @@ lengths = st.lists(
     ids=["the store refuses", "room for one", "less room than one"],
 )
 @given(lengths=lengths)
-@settings(max_examples=2, derandomize=True, deadline=None, database=None)
+@settings(max_examples=2, derandomize=True, deadline=None, database=None, phases=(Phase.generate,))
 def test_what_was_served_is_found_in_the_next_life(
     uri: str, host_pages: int, owner: type, model: str, store: str, lengths: list[int]
 ) -> None:

@@ -80,9 +80,9 @@ class _LeavesAWindowOut(LentDevice):
 class _LendsAStateOfABegunPage(LentDevice):
     """Takes the state after all tokens for that after their last whole page."""
 
-    def _lent(self, name: str, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         del tokens
-        return Lent(name, 0, end, runs)
+        return Lent(request.id, 0, end, runs)
 
 
 class _LoadsAgain(LentDevice):

@@ -1,16 +1,23 @@
 """The handshake: both sides show that they know one secret, and nothing that can be used again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends.handshake import NotAdmitted, Why, admit, introduce
-from lockstep.storage_backends.host_port import is_loopback, joined_address, split_address
+from lockstep.storage_backends.handshake import NotAdmitted, SessionKeys, Why, admit, introduce
+from lockstep.storage_backends.host_port import (
+    canonical_address,
+    is_loopback,
+    joined_address,
+    split_address,
+    split_host,
+)
 from tests.kit.disaggregation.inboxes import SECRET, run
 
 MAGIC = b"LOCKTEST"
+ADDRESS, PLACE = "prefill:7001", "10.0.0.4:7001"
 GREETING_BYTES = 44
 PROOF_BYTES = 32
 
@@ -30,15 +37,24 @@ class Pipe:
         self._sent.feed_data(data)
 
 
-Side = Callable[[Pipe], Awaitable[None]]
+Side = Callable[[Pipe], Awaitable[object]]
+Introduction = Callable[[Pipe], Awaitable[SessionKeys]]
 
 
-def connecting(secret: bytes = SECRET, *, version: int = 1, magic: bytes = MAGIC) -> Side:
-    return lambda pipe: introduce(pipe, magic=magic, version=version, secret=secret)
+def connecting(
+    secret: bytes = SECRET,
+    *,
+    version: int = 1,
+    magic: bytes = MAGIC,
+    meant: Sequence[str] = (ADDRESS, PLACE),
+) -> Introduction:
+    return lambda pipe: introduce(pipe, magic=magic, version=version, secret=secret, meant=meant)
 
 
-def listening(secret: bytes = SECRET, *, version: int = 1, full: bool = False) -> Side:
-    return lambda pipe: admit(pipe, magic=MAGIC, version=version, secret=secret, full=full)
+def listening(
+    secret: bytes = SECRET, *, version: int = 1, full: bool = False, own: Sequence[str] = (PLACE,)
+) -> Introduction:
+    return lambda pipe: admit(pipe, magic=MAGIC, version=version, secret=secret, own=own, full=full)
 
 
 def meet(one: Side, other: Side) -> tuple[list[Why | None], list[bytes]]:
@@ -101,6 +117,48 @@ def test_that_there_is_no_room_is_told_to_those_who_know_the_secret(
     assert outcomes == [told, told]
 
 
+@pytest.mark.parametrize(
+    ("secret", "own", "refused"),
+    [
+        (SECRET, [ADDRESS], None),
+        (SECRET, [PLACE], None),
+        (SECRET, ["prefill:7002", "10.0.0.5:7001"], Why.ADDRESS),
+        (SECRET, [], Why.ADDRESS),
+        (b"", [], None),
+    ],
+)
+def test_a_side_admits_only_who_means_one_of_its_addresses_if_there_is_a_secret(
+    secret: bytes, own: list[str], refused: Why | None
+) -> None:
+    outcomes, _ = meet(connecting(secret), listening(secret, own=own))
+
+    assert outcomes == [refused, refused]
+
+
+def test_a_name_with_a_space_in_it_is_not_two_addresses() -> None:
+    """Some resolvers take an address with anything behind it for that address."""
+    outcomes, _ = meet(connecting(meant=[f"10.9.9.9 {ADDRESS}"]), listening(own=[ADDRESS]))
+
+    assert outcomes == [Why.ADDRESS, Why.ADDRESS]
+
+
+def test_both_sides_have_the_same_two_keys_which_no_other_connection_has() -> None:
+    keys: list[SessionKeys] = []
+
+    async def keep(work: Awaitable[SessionKeys]) -> None:
+        keys.append(await work)
+
+    for _ in range(2):
+        meet(
+            lambda pipe: keep(connecting()(pipe)),
+            lambda pipe: keep(listening()(pipe)),
+        )
+
+    assert keys[0] == keys[1]
+    assert keys[2] == keys[3]
+    assert len({*keys[0], *keys[2]}) == 4
+
+
 def test_nothing_that_was_said_once_is_said_again() -> None:
     """Nonces are new, so whoever has heard a handshake cannot repeat it."""
     spoken = [each for _ in range(3) for each in meet(connecting(), listening())[1]]
@@ -112,13 +170,14 @@ def test_nothing_that_was_said_once_is_said_again() -> None:
 async def echo(pipe: Pipe) -> None:
     """Say what was said, and claim that the other side is welcome."""
     await pipe.write(await pipe.read(GREETING_BYTES))
+    await pipe.read(2 + len(f"{ADDRESS} {PLACE}"))
     await pipe.write(b"\0" + await pipe.read(PROOF_BYTES))
 
 
 async def claim(pipe: Pipe) -> None:
     """Show what was heard in place of a proof of one's own."""
     await pipe.write(await pipe.read(GREETING_BYTES))
-    await pipe.write(bytes(PROOF_BYTES))
+    await pipe.write(bytes(2 + PROOF_BYTES))
     await pipe.read(1 + PROOF_BYTES)
 
 
@@ -172,3 +231,40 @@ def test_addresses_are_put_together_and_taken_apart(host: str, port: int, addres
 def test_what_is_no_address_is_told_from_one(address: str) -> None:
     with pytest.raises(ConfigError, match=r"is no address|the port of"):
         split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("Prefill-0.Example.", "prefill-0.example:7"),
+        ("127.0.0.1", "127.0.0.1:7"),
+        ("::FFFF:127.0.0.1", "127.0.0.1:7"),
+        ("0:0::1", "[::1]:7"),
+        ("fe80::1%eth0", "[fe80::1]:7"),
+    ],
+)
+def test_an_address_is_compared_as_one_text_however_it_is_written(host: str, address: str) -> None:
+    assert canonical_address(host, 7) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("gpu-7", "gpu-7", None),
+        ("gpu-7:80", "gpu-7", 80),
+        ("10.0.0.4:80", "10.0.0.4", 80),
+        ("::1", "::1", None),
+        ("[::1]", "::1", None),
+        ("[::1]:80", "::1", 80),
+    ],
+)
+def test_a_host_may_be_given_with_or_without_a_port(text: str, host: str, port: int | None) -> None:
+    assert split_host(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a host", "::1%", "peer://x", "[[::1]]", "host:", "host:x", "a,b", "10.0.0.0/8"]
+)
+def test_what_is_no_host_is_told_from_one(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no host|is no address|the port of"):
+        split_host(text)

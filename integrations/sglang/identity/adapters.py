@@ -42,7 +42,8 @@ class Adapters:
     looked at once: call `look` as soon as adapters may have been loaded, before their files can change.
 
     `versions` are the user's word for the weights of adapters, by name; `where` is where users give
-    them.
+    them. `options` stands for all that SGLang is told of adapters. With `shares` it was told of nothing
+    that could keep it from applying a whole adapter.
     """
 
     def __init__(
@@ -51,11 +52,21 @@ class Adapters:
         digests: FileDigests,
         versions: Mapping[str, str],
         *,
+        options: str = "",
+        shares: bool = True,
         where: str,
         log: logging.Logger = _log,
     ) -> None:
         self._loaded = loaded
-        self._weights = AdapterWeights(digests, versions, where=where, anew=ANEW, log=log)
+        self._weights = AdapterWeights(
+            digests,
+            versions,
+            engine=f"SGLang {options}".rstrip(),
+            shares=shares,
+            where=where,
+            anew=ANEW,
+            log=log,
+        )
         self._found: dict[str, str | None] = {}
 
     def look(self) -> Collection[str | None]:

@@ -13,7 +13,7 @@ from ...settings import PluginSettings
 from ...weights import FileDigests
 from ..settings import WHERE
 from .adapters import Adapters
-from .kv_identity import kv_identity, weights_of
+from .kv_identity import adapter_options, kv_identity, weights_of
 from .resolved import resolved
 from .update import Update
 
@@ -60,4 +60,13 @@ class Identity:
         manager = getattr(tp_worker.model_runner, "lora_manager", None)
         loaded: Mapping[str, Any] = {} if manager is None else manager.lora_refs
         digests = FileDigests(self._folder / "adapters.json", log=log)
-        return Adapters(loaded, digests, self._versions, where=WHERE, log=log)
+        return Adapters(
+            loaded,
+            digests,
+            self._versions,
+            options=adapter_options(self._resolved),
+            # What is named may leave out modules that an adapter has weights of.
+            shares=self._resolved.field("lora", "lora_target_modules") is None,
+            where=WHERE,
+            log=log,
+        )

@@ -141,6 +141,11 @@ def configuration_digest(resolved: Resolved) -> str:
     )
 
 
+def adapter_options(resolved: Resolved) -> str:
+    """Return what may change how this engine applies an adapter, as a digest."""
+    return digest([resolved.engine_version, _fields({"lora": resolved.fields["lora"]})])
+
+
 def _fields(found: Mapping[str, Mapping[str, object]]) -> Json:
     """Return what the fields are worth that count. In debug logs, also one line for each."""
     ignored, classes = names_by_owner(FIELDS_PROVEN_OUT), names_by_owner(CLASSES_PROVEN_OUT)

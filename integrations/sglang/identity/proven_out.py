@@ -1,8 +1,9 @@
 """What SGLang can be configured with that changes no byte of KV: all else is part of every key.
 
-Each entry has its reason, as it was read in the version of SGLang that `READ_IN` names. A field that is
-not here is in the key. A test (`test_engine_fields.py`) fails for a field of the installed SGLang that
-is neither here nor among those that are known to be in the key.
+Each entry has its reason, as it was read in the releases of SGLang that `READ_IN` names, which are
+those that the plug-in is for. A field that is not here is in the key. A test (`test_engine_fields.py`)
+fails for a field of the installed SGLang that is neither here nor among those that are known to be in
+the key.
 
 A reason is one of what SGLang does, not of what is likely: which numbers a token's KV consists of must
 follow from the tokens before it and from what is in the key. Sums that are added up in another order
@@ -13,7 +14,7 @@ matrices stays in the key, as they round in other places.
 from collections.abc import Mapping
 from typing import Final
 
-READ_IN: Final = "0.5.23"
+READ_IN: Final = ("0.5.23",)
 
 FILES: Final[Mapping[str, str]] = {
     "model": (

@@ -57,7 +57,7 @@ AT_ANY_VALUE: Final[Reasons] = {
     },
     "lora": {
         "enable_lora lora_backend lora_target_modules max_lora_chunk_size max_lora_rank": (
-            "How an adapter is multiplied, and how much room it has; what it is counts by itself."
+            "Nothing, without an adapter. An adapter that they may change counts with them."
         ),
         "lora_use_virtual_experts": "As above.",
     },

@@ -111,6 +111,8 @@ class Taking:
             return "kv_role is kv_producer, and such an engine loads nothing"
         if handoff.source and config.peers is None:
             return "set `peers` in kv_connector_extra_config"
+        if handoff.source and config.peers is not None and config.peers.excludes(handoff.source):
+            return "it is none of allow_sources of `peers`"
         if not handoff.source and config.store is None:
             return "set the same store, or `peers`, in kv_connector_extra_config of both"
         return ""

@@ -3,12 +3,13 @@
 vLLM names a block by a hash of its own over everything before it, and a router knows blocks by nothing
 else. The replica's notices name pages by their keys. So each page's hash is computed here from what
 vLLM would have hashed: the hash of the page before, the page's tokens, and what else tells requests
-apart (adapter, salt, images), which is the same for all requests of a namespace. Only pages that are
-told of are hashed, once each, and only as many are remembered as host memory has.
+apart. Adapter and salt are the same for all requests of a namespace; images are those that begin up to
+a page's end, the same for all that have its key. Only pages that are told of are hashed, once each, and
+only as many are remembered as host memory has.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ class Place:
 
     offset: int
     length: int
+    is_embed: None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Item:
 
     identifier: str
     mm_position: Place
+    modality: str = ""
+    data: None = None
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "Item":
@@ -58,6 +62,16 @@ class Origin:
     def plain(self) -> bool:
         """Whether nothing but the tokens is hashed."""
         return not (self.lora_request or self.mm_features or self.cache_salt)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage:
+    """A page in which items begin, and whose ids in keys are others than its tokens."""
+
+    origin: Origin
+    """It has the items that begin up to the page's end."""
+    tokens: tuple[int, ...]
+    """Those of the page."""
 
 
 class BlockHasher(Protocol):
@@ -119,6 +133,8 @@ class BlockEvents:
         self._heard: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, Origin] = OrderedDict()
         """By namespace."""
+        self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
+        """By key."""
         self._seeds: dict[bytes, Origin] = {}
         """By the key before a namespace's first page."""
         self._pages: dict[bytes, Page] = {}
@@ -138,13 +154,31 @@ class BlockEvents:
             elif isinstance(notice, Reset):
                 self._heard.append(notice)
 
-    def saw(self, request: VllmRequest, namespace: str, seed: Callable[[str], bytes]) -> None:
-        """Note what requests of a namespace have in common; `seed` gives the key before its pages."""
+    def saw(
+        self,
+        request: VllmRequest,
+        namespace: str,
+        seed: Callable[[str], bytes],
+        item_pages: Mapping[bytes, tuple[int, int]] | None = None,
+    ) -> None:
+        """Note what requests of a namespace have in common; `seed` gives the key before its pages.
+
+        `item_pages` are the request's pages whose ids in keys stand for items, by key, with their first
+        tokens and those behind them; None if its namespace has the items.
+        """
+        items = tuple(map(Item.of, request.mm_features))
+        for key, (start, end) in (item_pages or {}).items():
+            begun = tuple(each for each in items if each.mm_position.offset < end)
+            origin = Origin(request.lora_request, begun, request.cache_salt)
+            self._item_pages[key] = ItemPage(origin, tuple(request.all_token_ids[start:end]))
+            self._item_pages.move_to_end(key)
+            if len(self._item_pages) > NAMESPACES_MAX:
+                self._item_pages.popitem(last=False)
         if namespace in self._origins:
             self._origins.move_to_end(namespace)
             return
-        items = tuple(map(Item.of, request.mm_features))
-        origin = Origin(request.lora_request, items, request.cache_salt)
+        common = items if item_pages is None else ()
+        origin = Origin(request.lora_request, common, request.cache_salt)
         self._origins[namespace] = self._seeds[seed(namespace)] = origin
         if len(self._origins) > NAMESPACES_MAX:
             dropped, _ = self._origins.popitem(last=False)
@@ -175,14 +209,19 @@ class BlockEvents:
         for at, key in enumerate(notice.keys):
             page = self._pages.get(key)
             if page is None:
-                tokens = ids[at * page_tokens : (at + 1) * page_tokens]
+                tokens: Sequence[int] = ids[at * page_tokens : (at + 1) * page_tokens]
+                if (begun := self._item_pages.get(key)) is not None:
+                    origin, tokens = begun.origin, begun.tokens
+                elif min(tokens) < 0:
+                    # The request of these items was forgotten, and with it what the engine calls them.
+                    break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)
             else:
                 self._more[key] += 1
                 yield from _run(Tier.HOST, run)
                 run = []
-            before = page
+            before, origin = page, page.origin
         yield from _run(Tier.HOST, run)
         if notice.cause is Cause.FETCHED:
             yield from self._came_to_storage(notice.keys)
@@ -221,7 +260,7 @@ class BlockEvents:
         self._more.clear()
         self._seeds = {seed(name): origin for name, origin in self._origins.items()}
 
-    def _page(self, origin: Origin, before: Page | None, tokens: list[int]) -> Page:
+    def _page(self, origin: Origin, before: Page | None, tokens: Sequence[int]) -> Page:
         hasher, start = self._hasher, 0 if before is None else before.end
         last = first = None if before is None else before.hashes[-1]
         hashes: list[bytes] = []

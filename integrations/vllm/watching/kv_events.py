@@ -65,7 +65,12 @@ class KVEvents:
 
     def saw(self, cache: RankCache, tracked: TrackedRequest) -> None:
         """Note a request that is new in its namespace."""
-        self._events.saw(tracked.request, tracked.namespace, lambda each: _seed(cache, each))
+        self._events.saw(
+            tracked.request,
+            tracked.namespace,
+            lambda each: _seed(cache, each),
+            tracked.item_pages(lambda tokens: cache.keys(tokens, tracked.namespace)[0]),
+        )
 
     def forget(self) -> None:
         """Take back all that was told: it is of former weights, of which vLLM's hashes say nothing."""

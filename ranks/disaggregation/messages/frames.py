@@ -25,9 +25,10 @@ from typing import Any, Final
 import msgpack
 
 from ....storage_backends.handshake import NotAdmitted, Why, admit, introduce
+from ....storage_backends.host_port import canonical_address, split_address
 from ..refusal import Refusal, Refused
 
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"LOCKMSGS"
 FRAME_BYTES_OVER: Final = 1 << 10
 """How many bytes a frame may have beyond those of the message in it."""
@@ -40,6 +41,7 @@ _REFUSALS: Final = {
     Why.STRANGER: Refusal.MALFORMED,
     Why.VERSION: Refusal.VERSION,
     Why.SECRET: Refusal.SECRET,
+    Why.ADDRESS: Refusal.SECRET,
     Why.FULL: Refusal.FULL,
 }
 
@@ -87,7 +89,8 @@ class Connection:
         reader, writer = await asyncio.open_connection(host, port)
         connection = cls(reader, writer, bytes_max=bytes_max)
         try:
-            await introduce(connection, magic=_MAGIC, version=VERSION, secret=secret)
+            meant = canonical_address(host, port), connection.place("peername")
+            await introduce(connection, magic=_MAGIC, version=VERSION, secret=secret, meant=meant)
         except NotAdmitted as error:
             connection.abort()
             raise Refused(_REFUSALS[error.why], str(error)) from None
@@ -96,12 +99,24 @@ class Connection:
             raise
         return connection
 
-    async def admit(self, secret: bytes) -> None:
-        """Let whoever has connected show that it knows the secret, and show the same."""
+    async def admit(self, secret: bytes, address: str) -> None:
+        """Let whoever has connected show that it knows the secret, and show the same.
+
+        It has to mean this process: by the `address` that others are told, or the one it has reached.
+        """
+        own = canonical_address(*split_address(address)), self.place("sockname")
         try:
-            await admit(self, magic=_MAGIC, version=VERSION, secret=secret)
+            await admit(self, magic=_MAGIC, version=VERSION, secret=secret, own=own)
         except NotAdmitted as error:
             raise Refused(_REFUSALS[error.why], str(error)) from None
+
+    def place(self, which: str) -> str:
+        """Return the address of an end of the connection, `peername` or `sockname`."""
+        found = self._writer.get_extra_info(which)
+        if found is None:
+            raise ConnectionResetError("the other side has hung up")
+        host, port = found[:2]
+        return canonical_address(host, port)
 
     async def read(self, count: int) -> bytes:
         """See `ByteStream`."""

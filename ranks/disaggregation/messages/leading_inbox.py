@@ -127,7 +127,7 @@ class LeadingInbox:
         """Serve one connection to its end."""
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await connection.admit(self._secret)
+                await connection.admit(self._secret, self.address)
                 self._greetings.pop(connection, None)
                 self._admitted.add(connection)
                 if len(self._admitted) > self._bounds.connections:

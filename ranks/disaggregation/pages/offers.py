@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...executor.pools import PageLease
+
 Key = tuple[str, str]
 """Pool, and the page's key as it stands in names."""
 
@@ -15,11 +17,14 @@ OnQuiet = Callable[[int], None]
 
 
 class OfferedPage(NamedTuple):
-    """One page as it is offered: its slot in the pool, and its bytes there."""
+    """One page as it is offered, with the bytes that it has at that time."""
 
     key: Key
-    slot: int
-    view: memoryview
+    lease: PageLease
+
+
+Place = tuple[int, int]
+"""The slot of an offered page, and the slot's generation when it was offered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +32,7 @@ class Operation:
     """Pages that are offered together, and withdrawn together."""
 
     number: int
-    pages: set[tuple[Key, int]] = field(default_factory=set[tuple[Key, int]])
+    pages: set[tuple[Key, Place]] = field(default_factory=set[tuple[Key, Place]])
     sending: int = 0
     """How many sends of its pages have begun and not ended."""
     on_quiet: list[OnQuiet] = field(default_factory=list[OnQuiet])
@@ -38,7 +43,7 @@ class Operation:
 class Page:
     """One host page that can be read."""
 
-    view: memoryview
+    lease: PageLease
     header: bytes | None = None
     """The object's header, once somebody has read it: with the checksums of the bytes at that time."""
     operations: dict[int, Operation] = field(default_factory=dict[int, Operation])
@@ -49,18 +54,19 @@ class Offers:
 
     def __init__(self) -> None:
         self._operations: dict[int, Operation] = {}
-        self.pages: dict[Key, dict[int, Page]] = {}
-        """All that can be read now, by object and slot."""
+        self.pages: dict[Key, dict[Place, Page]] = {}
+        """All that is offered now, by object and place."""
 
     def serve(self, number: int, offered: Iterable[OfferedPage]) -> None:
         """Offer more pages under an operation; nothing if that is being withdrawn."""
         operation = self._operations.setdefault(number, Operation(number))
         if operation.is_withdrawn:
             return
-        for key, slot, view in offered:
-            page = self.pages.setdefault(key, {}).setdefault(slot, Page(view))
+        for key, lease in offered:
+            place = lease.slot, lease.generation
+            page = self.pages.setdefault(key, {}).setdefault(place, Page(lease))
             page.operations[number] = operation
-            operation.pages.add((key, slot))
+            operation.pages.add((key, place))
 
     def withdraw(self, number: int, on_quiet: OnQuiet) -> Operation | None:
         """Begin no more sends under an operation; return it while some of them have not ended.
@@ -70,11 +76,11 @@ class Offers:
         operation = self._operations.setdefault(number, Operation(number))
         operation.is_withdrawn = True
         operation.on_quiet.append(on_quiet)
-        for key, slot in operation.pages:
+        for key, place in operation.pages:
             copies = self.pages[key]
-            del copies[slot].operations[number]
-            if not copies[slot].operations:
-                del copies[slot]
+            del copies[place].operations[number]
+            if not copies[place].operations:
+                del copies[place]
             if not copies:
                 del self.pages[key]
         operation.pages.clear()
@@ -92,14 +98,13 @@ class Offers:
 
     def has(self, key: Key) -> bool:
         """Say whether an object can be read now."""
-        return key in self.pages
+        return self._current(key) is not None
 
     def begin(self, key: Key) -> tuple[Page, Operation] | None:
         """Begin to send an object; None if it is not offered. `end` must follow for the operation."""
-        copies = self.pages.get(key)
-        if copies is None:
+        page = self._current(key)
+        if page is None:
             return None
-        page = next(iter(copies.values()))
         operation = next(iter(page.operations.values()))
         operation.sending += 1
         return page, operation
@@ -108,6 +113,11 @@ class Offers:
         """Note that a send has ended: nothing touches its page any more on its behalf."""
         operation.sending -= 1
         self._settle(operation)
+
+    def _current(self, key: Key) -> Page | None:
+        """Return a page of an object whose slot still holds what was offered, if there is one."""
+        copies = self.pages.get(key, {}).values()
+        return next((each for each in copies if each.lease.is_current), None)
 
     def _settle(self, operation: Operation) -> None:
         if not operation.is_withdrawn or operation.sending:

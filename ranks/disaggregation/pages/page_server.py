@@ -2,8 +2,8 @@
 
 It has a thread of its own with an event loop, which alone touches sockets and offers. The engine's
 thread hands in what may be read and what no longer, and never waits. A page is touched only between
-`serve` and the call of `on_quiet` that answers `withdraw`: whoever serves pages keeps them as they
-are for so long.
+`serve` and the call of `on_quiet` that answers `withdraw`: the caller keeps the pages as they are for
+so long. A page whose slot is written again before that is not sent, because its generation has changed.
 """
 
 import asyncio
@@ -18,7 +18,11 @@ from typing import Final
 
 from ....errors import ConfigError, StorageError, UsageError
 from ....storage_backends.complaints import Trouble
-from ....storage_backends.host_port import joined_address, split_address
+from ....storage_backends.host_port import (
+    joined_address,
+    split_address,
+    split_host,
+)
 from ....storage_backends.peer.handshake import greet_reader
 from ....storage_backends.peer.transfer_engine import TransferEngine
 from ....storage_backends.peer.wire import Hello, PeerRank, encode
@@ -71,10 +75,10 @@ class PageServer:
     ) -> None:
         """Bind `address`, a host:port whose port may be 0; readers wait until `open`.
 
-        `reached_at` is the host by which readers reach it, if that is another one; with that host
-        `make_engine` makes the transfer engine by which they may read pages. Raises `ConfigError` if
-        the address cannot be bound, or can be reached from other hosts and there is no secret; and
-        what `make_engine` raises.
+        `reached_at` is the host, or host:port, by which readers reach it, if that is another one; with
+        that host `make_engine` makes the transfer engine by which they may read pages. Raises
+        `ConfigError` if the address cannot be bound, or can be reached from other hosts and there is no
+        secret; and what `make_engine` raises.
         """
         self._objects = objects
         self._secret = secret.encode()
@@ -88,7 +92,7 @@ class PageServer:
         self._hello = b""
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
-        host = reached_at or split_address(address)[0]
+        host, told_port = split_host(reached_at or address)
         try:
             self._engine = _registered(make_engine(host), objects.memory())
         except BaseException:
@@ -96,7 +100,8 @@ class PageServer:
             raise
         self._pages = ServedPages(objects, self.offers, by_engine=self._engine is not None)
         engine = "" if self._engine is None else self._engine.address
-        self.rank = PeerRank(joined_address(host, port), self._pages.shards, engine)
+        told = joined_address(host, told_port or port)
+        self.rank = PeerRank(told, self._pages.shards, engine)
         """What the other ranks of the group are to know, for `open`."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -129,13 +134,10 @@ class PageServer:
         May come several times for one operation, and one object may be under several.
         """
         offered = [
-            OfferedPage((transfer.pool, key.hex()), slot, view)
+            OfferedPage((transfer.pool, key.hex()), lease)
             for transfer in transfers
-            for key, slot, view in zip(
-                transfer.keys,
-                transfer.pages,
-                self._objects.page_views(transfer.pool, transfer.pages),
-                strict=True,
+            for key, lease in zip(
+                transfer.keys, self._objects.leases(transfer.pool, transfer.pages), strict=True
             )
         ]
         self._hand_in(partial(self.offers.serve, operation, offered))
@@ -247,7 +249,7 @@ class PageServer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             full = len(self._readers) >= self._bounds.readers
             async with asyncio.timeout(self._bounds.greeting_s):
-                await greet_reader(sock, self._secret, full=full)
+                tags = await greet_reader(sock, self._secret, self.address, full=full)
         except BaseException as error:
             sock.close()
             if isinstance(error, StorageError):
@@ -256,7 +258,7 @@ class PageServer:
                 raise
             return
         stall_s = self._bounds.stall_s
-        reader = Reader(sock, place, self._pages, self._readers.discard, stall_s=stall_s)
+        reader = Reader(sock, place, tags, self._pages, self._readers.discard, stall_s=stall_s)
         self._readers.add(reader)
         reader.start(self._hello)
 

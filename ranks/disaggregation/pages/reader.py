@@ -17,11 +17,10 @@ from typing import Final, NamedTuple, Protocol
 from ....errors import StorageError
 from ....page_format.object_header import HEADER_BYTES
 from ....storage_backends.addresses import address_of
-from ....storage_backends.peer.streams import Parser, Receiver, Sender
+from ....storage_backends.peer.frame_tags import ConnectionTags
+from ....storage_backends.peer.streams import FrameHead, Parser, Receiver, Sender
 from ....storage_backends.peer.wire import (
-    CONTROL_BYTES_MAX,
     FRAME_BYTES,
-    PREFIX_BYTES,
     REQUESTS_MAX,
     Ask,
     Done,
@@ -29,11 +28,10 @@ from ....storage_backends.peer.wire import (
     Forget,
     Locate,
     Located,
+    Message,
     Pages,
     State,
     Told,
-    decode,
-    decode_prefix,
     encode,
 )
 from .offers import Operation
@@ -103,6 +101,7 @@ class Reader:
         self,
         sock: socket.socket,
         place: str,
+        tags: ConnectionTags,
         pages: ServedPages,
         ended: Callable[["Reader"], None],
         *,
@@ -111,12 +110,13 @@ class Reader:
         """`place` is where the reader is, for messages. It may take nothing for `stall_s`."""
         self._sock = sock
         self._place = place
+        self._tags = tags
         self._pages = pages
         self._ended = ended
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
-        self._answers: list[bytes] = []
+        self._answers: list[Message] = []
         """Those to questions, which go out between two frames of pages."""
         self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
         self._held: list[Operation] = []
@@ -131,9 +131,9 @@ class Reader:
         self._stalled: asyncio.TimerHandle | None = None
 
     def start(self, hello: bytes) -> None:
-        """Say hello, and begin to serve."""
+        """Say hello, which is a frame, and begin to serve."""
         self._loop.add_reader(self._sock.fileno(), self._readable)
-        self._sender.put(hello)
+        self._sender.put(*self._tagged(hello))
         self._pump()
 
     def holds(self, operation: Operation) -> bool:
@@ -173,18 +173,15 @@ class Reader:
             self._pump()
 
     def _requests(self) -> Parser:
-        raw = memoryview(bytearray(PREFIX_BYTES))
-        room = memoryview(bytearray(CONTROL_BYTES_MAX))
+        head = FrameHead(self._tags.received)
         while True:
-            yield [raw]
-            prefix = decode_prefix(raw)
-            if prefix.attached_bytes:
+            yield from head.receive()
+            message = head.message
+            if head.attached_bytes:
                 raise StorageError("a request with something attached")
-            yield [room[: prefix.control_bytes]]
-            message = decode(room[: prefix.control_bytes])
             match message:
                 case Ask():
-                    self._answers.append(encode(Told(message.number, self._pages.told(message))))
+                    self._answers.append(Told(message.number, self._pages.told(message)))
                 case Fetch():
                     self._jobs.append(_Job(message))
                 case Locate() if self._pages.by_engine:
@@ -213,7 +210,8 @@ class Reader:
                 if views is None:
                     self._settle()
                     if self._answers:
-                        self._sender.put(*self._answers)
+                        for answer in self._answers:
+                            self._sender.put(*self._tagged(encode(answer)))
                         self._answers.clear()
                         continue
                     if not self._jobs:
@@ -296,7 +294,11 @@ class Reader:
         states = bytes([State.ABSENT if one is None else one.state for one in begun])
         places = tuple([0 if one is None else address_of(one.page) for one in begun])
         located = Located(locate.number, states, places)
-        yield [encode(located, HEADER_BYTES * len(headers)), *headers]
+        group = self._tagged(encode(located, HEADER_BYTES * len(headers)))
+        if headers:
+            attached = b"".join(headers)
+            group += [attached, self._tags.sent.of(attached)]
+        yield group
 
     def _frame_of(self, job: _Job) -> Iterator[Sequence[memoryview | bytes]]:
         """Begin to send the next objects of a fetch, and yield their bytes, some of them at a time."""
@@ -316,12 +318,22 @@ class Reader:
         if job.at == len(fetch.keys):
             self._jobs.popleft()
         control = encode(Pages(fetch.number, first, bytes(states)), attached_bytes)
-        group: list[memoryview | bytes] = [control]
+        group = self._tagged(control)
+        running = self._tags.sent.begin() if attached_bytes else None
         group_bytes = 0
         for one in begun:
-            group += [one.header(), *one.wanted]
+            views: list[memoryview | bytes] = [one.header(), *one.wanted]
+            if running is not None:
+                running.add(views)
+            group += views
             group_bytes += one.nbytes
             if group_bytes >= _GROUP_BYTES:
                 yield group
                 group, group_bytes = [], 0
+        if running is not None:
+            group.append(running.end())
         yield group
+
+    def _tagged(self, frame: bytes) -> list[memoryview | bytes]:
+        """Return a frame, but for what is attached, and its tag, which is to be sent next."""
+        return [frame, self._tags.sent.of(frame)]

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ....errors import InternalError, StorageError
-from ....page_format.object_header import encode_header, part_checksums
+from ....page_format.object_header import HEADER_BYTES, encode_header, part_checksums
 from ....page_format.object_name import MARK_POOL, ObjectName, name_digest
 from ....page_format.object_shape import ObjectShape, Plan, part_table
 from ....storage_backends.peer.wire import Ask, Fetch, Locate, State
@@ -14,6 +14,8 @@ from .reader import Begun
 
 _FORMS_MAX: Final = 64
 """Choices of parts that readers ask for: those of their TP size and columns, so a few."""
+_UNSOUND: Final = bytes(HEADER_BYTES)
+"""A header that no reader accepts."""
 
 
 class Sent(NamedTuple):
@@ -30,8 +32,9 @@ class ServedPages:
     """The offered pages of one rank; see `reader.ServedPages`.
 
     An object is sent as any store would have it: the ordinary header, and the payload that the page
-    is. The checksums of its parts are computed when it is first read, and kept: bytes that change
-    afterwards are found by whoever reads them.
+    is. The checksums of its parts are computed when it is first read, and kept, because hashing when it
+    is offered would slow down the engine's step. They count only if the slot's generation is still that
+    of the offer afterwards, so that they are never another page's. Readers find what changes later.
     """
 
     def __init__(self, objects: RankObjects, offers: Offers, *, by_engine: bool) -> None:
@@ -72,10 +75,11 @@ class ServedPages:
             return None
         page, operation = found
         runs = () if plan is None else plan.runs
-        wanted = [page.view[run.offset : run.offset + run.nbytes] for run in runs]
+        view = page.lease.view
+        wanted = [view[run.offset : run.offset + run.nbytes] for run in runs]
         state = State.BARE if plan is None else State.WHOLE
         header = partial(self._header_of, fetch.pool, key, page)
-        begun = Begun(state, header, page.view, wanted, operation)
+        begun = Begun(state, header, view, wanted, operation)
         self.sent = Sent(
             self.sent.objects + 1,
             self.sent.nbytes + begun.nbytes,
@@ -89,7 +93,8 @@ class ServedPages:
 
     def _header_of(self, pool: str, key: str, page: Page) -> bytes:
         if page.header is None:
-            page.header = self._header(pool, key, page)
+            header = self._header(pool, key, page)
+            page.header = header if page.lease.is_current else _UNSOUND
         return page.header
 
     def _plan(self, fetch: Fetch | Locate) -> Plan | None:
@@ -117,5 +122,5 @@ class ServedPages:
         digest = name_digest(name)
         assert digest is not None
         plan = shape.plan(shape.present)
-        checksums = part_checksums(plan.sizes, [page.view])
+        checksums = part_checksums(plan.sizes, [page.lease.view])
         return encode_header(name, digest, shape.present, plan, checksums)

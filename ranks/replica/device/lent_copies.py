@@ -1,19 +1,27 @@
 """The copies that touch device pages which an engine lends: once they end, the pages are free."""
 
+from collections.abc import Sequence
+
 from ....coordinator.operation import Phase
-from ..effects import Outbox
+from ..basis import Basis
 from ..operations.agenda import Agenda
 from ..operations.kinds import Copy
+from ..operations.lent import unfilled_after
 from ..requests import Request, Requests, require_name
+from ..tree.components.base import Component
 
 
 class LentCopies:
     """The copies of each request, also of one that was released and whose pages are not free yet."""
 
-    def __init__(self, agenda: Agenda, requests: Requests, outbox: Outbox) -> None:
+    def __init__(
+        self, basis: Basis, components: Sequence[Component], agenda: Agenda, requests: Requests
+    ) -> None:
+        self._journal = basis.journal
+        self._outbox = basis.outbox
+        self._components = components
         self._operations = agenda.in_flight
         self._requests = requests
-        self._outbox = outbox
         self.leaving: dict[str, set[int]] = {}
         """Requests that were released, and the copies that still touch their device pages."""
 
@@ -29,6 +37,18 @@ class LentCopies:
         """Take note of a copy of what a request lends, if there is one."""
         if copy is not None:
             request.copies = self.of(request) | {copy}
+
+    def load_began(self, request: Request, first: int, starts: Sequence[int]) -> None:
+        """Take note of the load that a request waits for, and of lent pages that it does not fill.
+
+        It fills those of each component from `starts` on, of the pages that are lent from `first` on.
+        """
+        load, before = request.waits_for, request.unfilled
+        assert load is not None
+        self.began(request, load)
+        request.unfilled = unfilled_after(load, self._components, first, starts, before)
+        # It follows from which pages the engine lends, which must be the same on every rank.
+        self._journal.record("unfilled", load, first, starts)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only.

@@ -23,14 +23,20 @@ from ..notices import Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
-from ..operations.lent import Lent, lent_for_all, require_all, require_prefix
+from ..operations.lent import (
+    Lent,
+    lent_for_all,
+    require_all,
+    require_prefix,
+    without_unfilled,
+)
 from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking
-from ..tree.node import DEVICE, HOST, Node
+from ..tree.node import DEVICE, HOST, Node, covered
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .device import Follows
@@ -63,7 +69,7 @@ class LentDevice:
         self._saving = saving
         self._journal = basis.journal
         self._outbox = basis.outbox
-        self.copies = LentCopies(agenda, requests, basis.outbox)
+        self.copies = LentCopies(basis, prefixes.components, agenda, requests)
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
@@ -151,10 +157,11 @@ class LentDevice:
             prefixes.cut_for(node)
             self._clock.tick()
             prefixes.use(node)
-            missing = self._lacking(self._components, node, self._starts(first, node.end))
+            starts = self._starts(first, node.end)
+            missing = self._lacking(self._components, node, starts)
             pages = lent.pages_for(missing, self._components)
             self._loading_back.begin(request, node, missing, pages, lent=True)
-            self.copies.began(request, request.waits_for)
+            self.copies.load_began(request, first, starts)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0])) * unit
         stored += end - node.end * unit
         self._tell(request, tokens, end - start_tokens - stored, stored)
@@ -177,10 +184,10 @@ class LentDevice:
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
-        lent = self._lent(request.id, tokens, node.end, runs)
+        lent = self._lent(request, tokens, node.end, runs)
         for number in self._backing_up.back_up_lent(node, lent):
             self.copies.began(request, number)
-        last = _covered(node)
+        last = covered(node)
         self._prefixes.residence.prune(node)
         return last * self._config.page_tokens
 
@@ -208,6 +215,7 @@ class LentDevice:
         """
         self.require_no_copy(request)
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
+        runs = without_unfilled(runs, request.unfilled)
         require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
         self._requests.witness_tokens("retract", request.id, tokens)
         self._begin_to_compute(request)
@@ -215,7 +223,7 @@ class LentDevice:
             return False
         node = self._publish(request, tokens)
         self._prefixes.cut_for(node)
-        lent = self._lent(request.id, tokens, node.end, runs)
+        lent = self._lent(request, tokens, node.end, runs)
         starts = [lent.needed_from(each) for each in self._components]
         for start in starts:
             self._prefixes.cut(node, start)
@@ -305,7 +313,8 @@ class LentDevice:
         request.saved, request.tail, request.node, request.prefix = None, None, None, 0
         pages, brought = lent.pages_for(needed, self._components), TailPages(tail, saved, sealed)
         self._loading_back.begin(request, node, needed, pages, brought, lent=True)
-        self.copies.began(request, request.waits_for)
+        request.unfilled = []
+        self.copies.load_began(request, lent.first, starts)
         prefixes.residence.release(pins)
         return None
 
@@ -328,14 +337,14 @@ class LentDevice:
         self._journal.record("lend", request.id, node.end)
         return node
 
-    def _lent(self, name: str, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return what is lent; a state counts only where the tokens end with a whole page."""
+    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+        """Return what is lent of use: a state only where the tokens end with a whole page."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
             for each, run in zip(self._components, runs, strict=True)
         ]
-        return Lent(name, 0, end, kept)
+        return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
         """Return by component the first position that a load of the pages up to `last` brings."""
@@ -369,6 +378,8 @@ class LentDevice:
         if request is not None:
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
+            # What it has not brought is computed now.
+            request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
         self._wait_no_more(operation)
@@ -387,14 +398,3 @@ class LentDevice:
             raise UsageError(f"request {request.id!r} has a copy in flight; wait for it")
         if request.stage is Stage.SAVED:
             raise UsageError(f"request {request.id!r} is retracted; resume or release it")
-
-
-def _covered(node: Node) -> int:
-    """Return the position up to which the path is on the host, or on its way there."""
-    end = node.end
-    for each in node.path():
-        if each.values[HOST][0] is not None:
-            break
-        if not each.is_to_have(HOST, 0):
-            end = each.start
-    return end

@@ -63,12 +63,14 @@ class Agenda:
         timeout_s = self._timeouts.copy_s
         self._outbox.orders.append(order(operation.id, tuple(transfers), timeout_s))
 
-    def persist(self, operation: Persist, transfers: Sequence[ObjectTransfer]) -> None:
-        """Order a persist whose turn has come."""
+    def persist(
+        self, operation: Persist, transfers: Sequence[ObjectTransfer], after: bytes, distance: int
+    ) -> None:
+        """Order a persist whose turn has come; see `Put` for what its pages continue."""
         self._advance(operation, Phase.ISSUED)
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
-        self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s))
+        self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s, after, distance))
 
     def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
         """Order that pages are served, beside those that the operation serves already."""

@@ -102,12 +102,18 @@ class BackingUp:
         if not self._config.host_pages:
             return ()
         residence = self._prefixes.residence
+        too_long = passes and self._is_too_long(node)
+        if again and too_long and self._persisting.pauses.blocks:
+            # Its parts would only evict each other: none of them can go on to the store now.
+            self._postpone([node], lent, tells=tells)
+            return ()
         ends = self._ends(node, lent, again=again)
         self._cut(node, ends, lent)
+        if lent is not None and too_long:
+            self._persisting.recall(node)
         # What is on the host of the path must stay there while room is made beside it.
         pins = [pin for end in ends for pin in residence.hold(HOST, end)]
         room = [residence.available(HOST, each.index) for each in self._components]
-        too_long = passes and self._is_too_long(node)
         tops_up = not too_long or not self._to_pass_on(node, lent)
         missing, whole = self._full_attention(node, room[0], tops_up=tops_up)
         left_out = [node]
@@ -232,23 +238,36 @@ class BackingUp:
         return ends
 
     def _lacks(self, end: Node) -> bool:
-        """Say whether a match at `end` needs what is neither on the host nor in the store."""
-        return any(
-            self._persisting.lacks(each, index)
-            for each, index in self._off_host(self._components[1:], end)
-        )
+        """Say whether matches at `end` need what is neither on the host nor in the store."""
+        pieces = self._for_matches(end, None) or ()
+        return any(self._persisting.lacks(each, index) for each, index in pieces)
 
-    def _off_host(self, components: Sequence[Component], end: Node) -> list[Missing]:
-        """Return what a match at `end` needs of these and is not on the host, nor on its way there."""
-        missing = lacking(components, end, HOST)
-        return [(each, index) for each, index in missing if not each.is_to_have(HOST, index)]
+    def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
+        """Return what matches at `end` need of the other components and is to be copied to the host.
+
+        With one page more of a window, if it is there. None if not all of the rest is there.
+        """
+        pieces: list[Missing] = []
+        for component in self._components[1:]:
+            index, needed_from = component.index, component.needed_from(end.end)
+            first = self._first_kept(component, end)
+            for each in end.path():
+                if each.end <= first:
+                    break
+                if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
+                    continue
+                if self.source((each, index), lent) is not None:
+                    pieces.append((each, index))
+                elif each.end > needed_from:
+                    return None
+        return pieces
 
     def _cut(self, node: Node, ends: Sequence[Node], lent: Lent | None) -> None:
         """Cut the path where what is to be copied begins, since pages are counted by nodes."""
         for end in ends:
             self._prefixes.cut_for(end)
             for component in self._components[1:]:
-                if component.per_page and lent is None:
+                if component.per_page:
                     self._prefixes.cut(node, self._first_kept(component, end))
         for component in self._components[1:]:
             if component.per_page and lent is not None:
@@ -259,7 +278,9 @@ class BackingUp:
 
         A state exists at checkpoints only, and a match ends there.
         """
-        return component.needed_from(end.end if self._has_states else end.end - 1)
+        room = self._config.pool_pages(HOST)[component.index]
+        one_more = not self._has_states and (component.span or 0) < room
+        return component.needed_from(end.end - 1 if one_more else end.end)
 
     def _is_too_long(self, node: Node) -> bool:
         return node.end > self._config.host_pages and self._persisting.keeps(node)
@@ -297,11 +318,10 @@ class BackingUp:
         for end in ends:
             if lent is None and not self._prefixes.tree.is_whole(end):
                 continue
-            wanted = [
-                each for each in self._off_host(self._components[1:], end) if each not in found
-            ]
-            if any(self.source(each, lent) is None for each in wanted):
+            pieces = self._for_matches(end, lent)
+            if pieces is None:
                 continue
+            wanted = [each for each in pieces if each not in found]
             left = room.copy()
             for node, index in wanted:
                 left[index] -= self._components[index].pages_of(node.width)
@@ -311,9 +331,10 @@ class BackingUp:
                 continue
             room[:] = left
             found.update(dict.fromkeys(wanted))
+        if lent is not None and not left_out:
             for component in self._components[1:]:
                 if component.per_page:
-                    found.update(dict.fromkeys(self._above(end, component, room, lent)))
+                    found.update(dict.fromkeys(self._above(ends[0], component, room, lent)))
         return list(found), left_out
 
     def _can_ever_fit(self, end: Node) -> bool:
@@ -324,24 +345,18 @@ class BackingUp:
             for span, pages in zip(spans, self._config.pool_pages(HOST)[1:], strict=True)
         )
 
-    def _above(
-        self, end: Node, component: Component, room: list[int], lent: Lent | None
-    ) -> list[Missing]:
-        """Return what there is of a window above that which a match at `end` needs, if there is room.
-
-        Of the nodes' own pages one page more, and all of what is lent.
-        """
+    def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
+        """Return what is lent of a window above that which a match at `end` needs, if there is room."""
         found: list[Missing] = []
         index = component.index
-        stop = 0 if lent is not None else self._first_kept(component, end)
         for each in end.path():
             if each.end > component.needed_from(end.end):
                 continue
-            if each.end <= stop or each.values[HOST][index] or each.is_to_have(HOST, index):
+            if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
                 # What lies above it was looked at when it was backed up itself.
                 break
             pages = component.pages_of(each.width)
-            if pages > room[index] or self.source((each, index), lent) is None:
+            if pages > room[index] or lent.of(each, component) is None:
                 break
             room[index] -= pages
             found.append((each, index))
@@ -364,13 +379,12 @@ class BackingUp:
             and not self._persisting.has(each, 0)
             and self.source((each, 0), lent) is not None
         ]
-        others = [
-            (each, index)
-            for each, index in self._off_host(self._components[1:], node)
-            if not self._persisting.has(each, index)
-        ]
-        if all(self.source(each, lent) is not None for each in others):
-            wanted += others
+        for end in self._ends(node, lent, again=True):
+            wanted += [
+                each
+                for each in self._for_matches(end, lent) or ()
+                if each not in wanted and not self._persisting.has(*each)
+            ]
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
@@ -438,12 +452,15 @@ class BackingUp:
         if lent is not None and not ends:
             not_on_host.lender_is_done(lent.request)
         for node in ends:
-            missing = self._off_host(self._components, node)
-            pages = self._pages_of(missing)
+            missing = [
+                (each, index)
+                for each, index in lacking(self._components, node, HOST)
+                if not each.is_to_have(HOST, index)
+            ]
             if lent is not None:
-                self._await(lent.request, Undone.NO_HOST_ROOM, pages)
+                self._await(lent.request, Undone.NO_HOST_ROOM, self._pages_of(missing))
             else:
-                not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
+                not_on_host.add(node, Undone.NO_HOST_ROOM, self._pages_of(missing))
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
         """Leave to a later try what a copy has not brought; what is lent its engine gives again."""

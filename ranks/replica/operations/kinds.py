@@ -16,7 +16,7 @@ from ..pages import PageRun, page_run
 from ..tail import Tail
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
-from ..tree.node import DEVICE, HOST, UNMARKED, Node
+from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime
 
 
 class Segment(NamedTuple):
@@ -231,6 +231,8 @@ class Persist(Moving):
     request: str = ""
     """The request whose tail is written as well; the tail's pages are the operation's meanwhile."""
     tail: Tail | None = None
+    used_at: StoreTime | None = None
+    """When its pages, or those that they continue, were used; None until it is ordered."""
 
     @property
     def is_for_store(self) -> bool:

@@ -1,7 +1,8 @@
 """Device pages that the engine owns and lends for copies."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,49 @@ from ..tree.node import Node
 
 NO_PAGE = -1
 """Stands in a page table where a request has no page any more."""
+
+
+class Unfilled(NamedTuple):
+    """Positions of a component whose lent pages a load does not fill, since nothing reads them again.
+
+    They hold what the engine's pages held before, so that no copy may take them for the prefix's.
+    """
+
+    load: int
+    """The load's operation."""
+    component: int
+    start: int
+    end: int
+
+
+def unfilled_after(
+    load: int,
+    components: Sequence[Component],
+    first: int,
+    starts: Sequence[int],
+    before: Iterable[Unfilled] = (),
+) -> list[Unfilled]:
+    """Return what is unfilled once a load has brought each component's pages from `starts` on.
+
+    The engine lends pages from `first` on, so that `before` counts only for what lies above.
+    """
+    kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
+    return kept + [
+        Unfilled(load, each.index, first, start)
+        for each, start in zip(components, starts, strict=True)
+        if each.per_page and start > first
+    ]
+
+
+def without_unfilled(runs: Sequence[PageRun], unfilled: Iterable[Unfilled]) -> list[PageRun]:
+    """Return the pages of a whole prefix, with `NO_PAGE` for those that no load has filled."""
+    left = list(runs)
+    for _, index, start, end in unfilled:
+        count = min(end, len(left[index])) - start
+        if count > 0:
+            run = left[index] = page_run(left[index])
+            run[start : start + count] = page_run([NO_PAGE]) * count
+    return left
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ In the store they find what every rank has persisted; out of host memory they re
 there, which is pinned for them. Either way the answer is a level: how far it goes by verdicts. What is
 computed is offered while the prompt goes on, full attention alone; the request that has been retracted
 with its tail and with what a match at its end needs beside; and that which ends here with the latter.
+One request may be served up to several ends: what a match needs is pinned for each of them.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from ..pages import page_run
 from ..requests import Request, Requests, Stage
 from ..store import Store
 from ..tail import Tail, tail_of
+from ..tree.components.base import Component
 from ..tree.node import DEVICE, HOST, Node, needed
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
@@ -26,8 +28,8 @@ from .persisting import Persisting
 from .saving import Saving
 
 PINNED_SHARE_MAX = 0.75
-"""Nothing more is served while so much of host memory's full attention is pinned for whatever reason:
-the rest is for those who compute."""
+"""Nothing more is served while so much of a pool of host memory is pinned for whatever reason: the rest
+is for those who compute."""
 
 
 class Offering:
@@ -65,7 +67,7 @@ class Offering:
             return 0
         self._requests.witness_tokens("offer", request.id, tokens)
         tail = self._tail(request, node, tokens)
-        wanted = self._segments(node, with_end=tail is not None)
+        wanted = self._segments(node, self._saving.shared if tail is not None else ())
         lacking = [each for each in wanted if not self._store.has(*each)]
         self._bring_to_host(request, node, lacking)
         self._persisting.offer([each for each in lacking if _is_idle(each)], node)
@@ -80,7 +82,7 @@ class Offering:
     def directly(self, request: Request, tokens: bytes, ttl_ms: int, *, ends: bool = False) -> int:
         """Let other groups read `tokens` as far as host memory has them; return how many by now.
 
-        With `ends`, whole pages that others go on after, a match at their end is all that they need.
+        With `ends`, also what a match needs at the end of their whole pages, states included.
         """
         node = self._last(request, tokens)
         current = self._requests.is_current(request.place) and request.place.outlives
@@ -90,9 +92,13 @@ class Offering:
         self._requests.witness_tokens(command, request.id, tokens, ttl_ms)
         tail = None if ends else self._tail(request, node, tokens)
         whole = ends and node.end == self._prefixes.tree.whole_pages(tokens)
-        wanted = self._segments(node, with_end=whole or tail is not None)
-        lacking = [each for each in wanted if each.node.values[HOST][each.component] is None]
-        self._bring_to_host(request, node, lacking)
+        # A tail has the state itself.
+        others = self._prefixes.components if whole else self._saving.shared
+        beside = others if whole or tail is not None else ()
+        wanted, lacking = self._wanted(node, beside)
+        if self._bring_to_host(request, node, lacking):
+            # Nodes may have been cut for the backup.
+            wanted, lacking = self._wanted(node, beside)
         # What a match at the end needs beside is served all together, if there is a tail with that.
         may_lend = tail is not None and not lacking and request.saved is not None
         all_of_it = may_lend or (whole and not lacking)
@@ -184,24 +190,32 @@ class Offering:
             return None
         return tail_of(self._prefixes.components, tree.keys(node)[-1], tokens, tree.page_bytes)
 
-    def _segments(self, node: Node, *, with_end: bool) -> list[Segment]:
-        """Return what others have to read for a prefix, or also for a request that goes on there."""
-        if with_end:
+    def _segments(self, node: Node, components: Sequence[Component]) -> list[Segment]:
+        """Return what others have to read for a prefix, and of other `components` to go on there."""
+        if components:
             self._prefixes.cut_for(node)
         wanted = [Segment(each, 0) for each in node.path_down()]
-        for component in self._saving.shared[1:] if with_end else ():
+        for component in components[1:]:
             nodes = [*needed(component, node)]
             wanted += [Segment(each, component.index) for each in reversed(nodes)]
         return wanted
 
-    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> None:
+    def _wanted(
+        self, node: Node, components: Sequence[Component]
+    ) -> tuple[list[Segment], list[Segment]]:
+        """Return what others have to read, see `_segments`, and what of it is not on the host."""
+        wanted = self._segments(node, components)
+        return wanted, [each for each in wanted if each.node.values[HOST][each.component] is None]
+
+    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> bool:
         """Back up what of the path to `node` is not on the host, whatever the write policy.
 
-        As far as the device has it: the path may be another request's, and its pages evicted.
+        As far as the device has it: the path may be another request's, and its pages evicted. Returns
+        whether nodes of the path may have been cut for that.
         """
         off = any(node.values[HOST][index] is None for node, index in lacking)
         if not off or not self._owns_device or request.stage is not Stage.READY:
-            return
+            return False
         last: Node | None = None
         for each in node.path_down():
             if each.values[HOST][0] is None and each.values[DEVICE][0] is None:
@@ -212,6 +226,7 @@ class Offering:
             tells = request.offered != last.end
             self._backing_up.write_through(last, tells=tells, passes=False)
             request.offered = last.end
+        return last is not None
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:
         """Return up to which position full attention is not lacking, of the path to `last`."""
@@ -230,17 +245,30 @@ class Offering:
             return True
         if not self._may_pin(new):
             return False
-        residence, before = self._prefixes.residence, operation.receipts
-        nodes = [*(each.node for each in new), *(receipt.node for receipt in before)]
-        last = max(nodes, key=lambda node: node.end)
-        operation.receipts = residence.hold(HOST, last, requested=True)
-        residence.release(before)
+        for component in self._prefixes.components:
+            nodes = [each.node for each in new if each.component == component.index]
+            if nodes:
+                self._pin(operation, component, nodes)
         for each in new:
             operation.segments[each] = page_run()
         operation.mark()
-        operation.last = last
         self._order(operation, [self._persisting.transfer(each) for each in new])
         return True
+
+    def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
+        """Pin what is served anew of a component, beside what is served of it at other ends."""
+        holds, index = self._prefixes.residence.holds, component.index
+        before = [] if index or operation.last is None else [operation.last]
+        last = max([*nodes, *before], key=lambda node: node.end)
+        start = min(node.start for node in nodes)
+        receipts = [*operation.receipts, holds.acquire(HOST, index, last, start)]
+        if not index:
+            # One receipt down to the farthest end keeps all of the path.
+            operation.last = last
+            for each in [each for each in operation.receipts if not each.component]:
+                receipts.remove(each)
+                holds.release(each)
+        operation.receipts = receipts
 
     def _order(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
         if transfers:
@@ -251,9 +279,19 @@ class Offering:
     def _may_pin(self, new: Sequence[Segment]) -> bool:
         """Say whether host memory keeps enough that can leave if these are pinned as well."""
         residence = self._prefixes.residence
-        more = sum(node.width for node, index in new if not index and not node.held[HOST][0])
-        kept, most = residence.holds.kept_pages[HOST][0], residence.pools[HOST][0].capacity
-        return not more or PINNED_SHARE_MAX * most >= kept + more
+        for component in self._prefixes.components:
+            index = component.index
+            nodes = [node for node, each in new if each == index and not node.held[HOST][index]]
+            more = sum(component.pages_of(node.width) for node in nodes)
+            kept, most = (
+                residence.holds.kept_pages[HOST][index],
+                residence.pools[HOST][index].capacity,
+            )
+            # Of a small pool one end alone may be more than the share.
+            alone = index and not kept
+            if more and not alone and PINNED_SHARE_MAX * most < kept + more:
+                return False
+        return True
 
 
 def _leads_on(served: Node | None, node: Node) -> bool:

@@ -20,6 +20,11 @@ class Pauses:
         self._until_ms = 0
 
     @property
+    def are_on(self) -> bool:
+        """Whether nothing has succeeded since the last failure."""
+        return self._length_ms > 0
+
+    @property
     def blocks(self) -> bool:
         """Whether no try may begin now."""
         return self._length_ms > 0 and self._clock.agreed_ms < self._until_ms

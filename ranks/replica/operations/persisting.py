@@ -114,6 +114,26 @@ class Persisting:
         """Say whether the store has a node's pages of a component, as far as is known."""
         return self._store.has(node, component)
 
+    def recall(self, node: Node) -> None:
+        """Note on the path to `node` what was written of it lately, though its nodes were not kept.
+
+        Nodes that have no pages leave the tree; where an engine lends pages, those of a path that is
+        longer than host memory do so while the rest is still to be written.
+        """
+        for each in node.path_down():
+            for component in self._prefixes.components:
+                index = component.index
+                if each.values[HOST][index] is not None or not self.lacks(each, index):
+                    continue
+                pool, keys = self._named(Segment(each, index))
+                known = self._store.count_lately(pool, keys)
+                if 0 < known < each.width and not index:
+                    self._prefixes.split(each, known)
+                    assert each.parent is not None
+                    self._store.note_written(each.parent, index, 0, self._store.time)
+                elif known == len(keys):
+                    self._store.note_written(each, index, 0, self._store.time)
+
     def keeps(self, node: Node) -> bool:
         """Say whether what is cached at `node` is to be written to the store that is attached."""
         return self._keeps(node)
@@ -147,22 +167,35 @@ class Persisting:
             operation = self.waiting.popleft()
             self.issued += 1
             transfers = [
-                self._transfer(each, operation.segments[each] or _host_pages(each))
+                self._transfer(each, operation.segments[each] or _host_pages(each))._replace(
+                    stored=self._store.had(each.node)
+                )
                 for each in operation.in_order()
             ]
             if operation.tail is not None:
                 components = self._prefixes.components
                 pages = [operation.owned_pages(HOST, each.index) for each in components]
                 transfers += operation.tail.transfers(components, pages, sealed=True)
-            self._agenda.persist(operation, transfers)
+            above, distance = self._continued(operation)
+            operation.used_at = self._store.time
+            if above is None:
+                self._agenda.persist(operation, transfers, b"", 0)
+                continue
+            assert above.stored_at is not None
+            operation.used_at = above.stored_at
+            after = self._prefixes.tree.keys(above)[-1]
+            self._agenda.persist(operation, transfers, after, distance)
 
     def ended(self, operation: Persist) -> None:
         """Apply a persist that has ended on every rank."""
         self.pauses.succeeded()
         for segment in operation.in_order():
-            self._store.note_written(segment.node, segment.component)
             pool, keys = self._named(segment)
+            assert operation.used_at is not None
+            self._store.note_written(segment.node, segment.component, len(keys), operation.used_at)
             self._store.forget_misses(pool, keys)
+            if self._prefixes.residence.not_on_host.awaited:
+                self._store.note_lately(pool, keys)
             after = b""
             named: tuple[bytes, ...] = ()
             if self._names_pages and not segment.component:
@@ -209,6 +242,8 @@ class Persisting:
         Something may be missing above if a store was attached later, or if a write has failed: a
         prefix without its beginning could not be found.
         """
+        for node, _ in settled:
+            self._doubt_old(node)
         new = [each for each in settled if self.lacks(*each)]
         if not new:
             return []
@@ -222,16 +257,40 @@ class Persisting:
     def _above(self, node: Node) -> list[Segment]:
         """Return from the top down what host memory has of full attention and the store lacks.
 
-        Up to the first node that the store has or that is being written: a persist always takes what is
-        missing above with it, and a failed one leaves an entry in the backlog.
+        And of other components, what the store had. Up to the first node that the store has or that is
+        being written: a persist always takes what is missing above with it, a failed one leaves an
+        entry in the backlog, and nodes above were seen in the store as recently.
         """
         found: list[Segment] = []
+        others: list[Segment] = []
         for each in node.path():
-            if each.values[HOST][0] is not None:
-                if not self.lacks(each, 0):
-                    break
-                found.append(Segment(each, 0))
-        return found[::-1]
+            had = self._doubt_old(each)
+            if each.values[HOST][0] is None:
+                continue
+            if not self.lacks(each, 0):
+                break
+            found.append(Segment(each, 0))
+            others += [Segment(each, index) for index in sorted(had) if index]
+        return found[::-1] + [each for each in others if self._is_lacking(each)]
+
+    def _doubt_old(self, node: Node) -> frozenset[int]:
+        had = self._store.doubt_old(node)
+        if had:
+            self._prefixes.residence.changed[node] = None
+        return had
+
+    def _continued(self, operation: Persist) -> tuple[Node | None, int]:
+        """Return the node in the store that a persist continues, and the distance to it in pages."""
+        segments = operation.in_order()
+        if not segments:
+            return None, 0
+        node, component = segments[0]
+        above = node if component else node.parent
+        while above is not None and above.parent is not None:
+            if self._store.has(above, 0):
+                return above, (node.end if component else node.start) + 1 - above.end
+            above = above.parent
+        return None, 0
 
     def _is_lacking(self, segment: Segment) -> bool:
         node, component = segment

@@ -60,7 +60,8 @@ class Retrying:
             most = min(_TRIES, self._to_try)
             self._to_try -= self._try(not_on_host, self._backing_up.pauses.allow, most)
         if not_stored:
-            self._try(not_stored, self._store_takes_more, _TRIES)
+            most = 1 if self._persisting.pauses.are_on else _TRIES
+            self._try(not_stored, self._store_takes_more, most)
 
     def now(self) -> None:
         """Try everything, whatever has failed before."""

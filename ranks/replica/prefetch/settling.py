@@ -110,4 +110,4 @@ class Settling:
     def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
         """Note that the store has a node's pages of a component, if that is where they came from."""
         if not operation.source:
-            self._store.note_written(node, index)
+            self._store.note_read(node, index)

@@ -33,6 +33,14 @@ class Place(NamedTuple):
         return not self.generation or self.weights_version is not None
 
 
+class StoreTime(NamedTuple):
+    """A point in the life of a store, as a group sees it."""
+
+    written: int
+    """Pages that the group had written by then."""
+    agreed_ms: int
+
+
 class Mark(Protocol):
     """An operation in flight that reads or fills pages of nodes, and is marked on them."""
 
@@ -88,6 +96,7 @@ class Node:
         "saved_at",
         "start",
         "store",
+        "stored_at",
         "there",
         "tokens",
         "used_ms",
@@ -146,6 +155,8 @@ class Node:
         """When it was last used, in agreed time; 0 while none has been agreed on."""
         self.store = 0
         """The number of the store that `persisted` is about."""
+        self.stored_at: StoreTime | None = None
+        """When `store` was seen to have its pages, or those that they continue; None if never."""
         self.marks = UNMARKED
         """Operations in flight that read or fill pages of this node."""
 
@@ -222,3 +233,14 @@ def needed(component: Component, last: Node) -> Iterator[Node]:
         if node.end <= start:
             return
         yield node
+
+
+def covered(last: Node) -> int:
+    """Return the position up to which the path to `last` is on the host, or on its way there."""
+    end = last.end
+    for node in last.path():
+        if node.values[HOST][0] is not None:
+            break
+        if not node.is_to_have(HOST, 0):
+            end = node.start
+    return end

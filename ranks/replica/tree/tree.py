@@ -143,7 +143,7 @@ class Tree:
         upper.last_access, upper.used_ms = node.last_access, node.used_ms
         upper.hits, upper.priority, upper.saved_at = node.hits, node.priority, node.saved_at
         upper.marks = node.marks
-        upper.store = node.store
+        upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         node.tokens = node.tokens[cut:]
         node.start += pages

@@ -56,7 +56,6 @@ def test_an_empty_salt_or_key_is_none(rank: RankBelow) -> None:
 
 def test_requests_whose_tokens_do_not_say_what_they_are_are_left_alone(rank: RankBelow) -> None:
     assert may_be_cached(Sent())
-    assert_left_alone(rank, Sent(multimodal_inputs=object()))
     assert_left_alone(rank, Sent(input_embeds=object()))
     assert_left_alone(rank, Sent(positional_embed_overrides=object()))
 

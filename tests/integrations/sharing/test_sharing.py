@@ -100,7 +100,7 @@ UNPROVEN_OF_VLLM: dict[str, Any] = {
         "config": replace(LLAMA, parallel_config=replace(Parallel(), worker_cls="mine.Worker"))
     },
     "lora_config.lora_dtype": {"config": replace(LLAMA, lora_config=Lora(torch.float16))},
-    "version 0.33.0": {"version": "0.33.0"},
+    "version 0.34.0": {"version": "0.34.0"},
     "VLLM_NEXT": {"given": ("VLLM_NEXT",)},
     "positions of kind 'dynamic'": {
         "config": of_model(dtype=torch.bfloat16, hf_config=Pretrained(DYNAMIC))

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
+from lockstep.integrations.canonical import canonical, digest
 from lockstep.integrations.vllm.kv_identity import configuration_digest, weights_of
+from lockstep.integrations.vllm.proven_out import left_out
 from lockstep.integrations.weights import FileDigests
 from tests.kit.source_tree import ROOT
 from tests.kit.vllm.configuration import (
@@ -42,7 +44,7 @@ class NextEngine(Engine):
 
 
 def counted(
-    engine: object, *, version: str = "0.32.0", environment: dict[str, object] | None = None
+    engine: Engine, *, version: str = "0.32.0", environment: dict[str, object] | None = None
 ) -> str:
     return configuration_digest(engine, engine_version=version, environment=environment or {})
 
@@ -85,6 +87,15 @@ def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
 
     assert len({counted(engine) for engine in engines}) == len(engines)
     assert counted(Engine(), version="0.33.0") != counted(Engine())
+
+
+def test_pages_with_draft_kv_that_were_copied_too_early_are_not_found_any_more() -> None:
+    """Model runner V2 of vLLM 0.32 called for them before its drafter had run."""
+    drafting = Engine(speculative_config=Speculative())
+    found = canonical(drafting, "vllm_config", left_out())
+    before = digest(["0.32.0", canonical({}, "environment"), found])
+
+    assert counted(drafting) != before
 
 
 def test_a_field_that_nobody_has_heard_of_is_in_the_key() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.integrations.vllm.tracked import TrackedRequest, may_be_cached, namespace_of
-from tests.kit.vllm.sent_requests import Adapter, Item, Position, Sent
+from tests.kit.vllm.sent_requests import Adapter, Sent
 
 
 def test_a_plain_request_shares_with_every_other_plain_request() -> None:
@@ -16,10 +16,6 @@ def test_whatever_changes_the_kv_of_equal_tokens_sets_requests_apart() -> None:
         Sent(),
         Sent(cache_salt="a"),
         Sent(cache_salt="b"),
-        Sent(mm_features=[Item("cat", Position(1, 8))]),
-        Sent(mm_features=[Item("dog", Position(1, 8))]),
-        Sent(mm_features=[Item("cat", Position(2, 8))]),
-        Sent(mm_features=[Item("cat", Position(1, 8)), Item("cat", Position(10, 8))]),
     ]
 
     names = [

@@ -61,6 +61,20 @@ def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int])
     return requests
 
 
+def promised() -> tuple[HostRanksInTurn, SchedulerSide, Sent]:
+    """Return a request of which host memory has the four whole pages, as it has been told."""
+    ranks = HostRanksInTurn(ranks=1, store=False)
+    side = scheduler(ranks)
+    [first] = backing_up(ranks, side, PROMPT)
+    ranks.settle()
+    side.finished(first, range(4))
+    side.end_pass(Scheduled())
+    request = Sent(PROMPT, request_id="second")
+    side.arrived(request)
+    assert side.hit(request, 0) == 4 * PAGE_TOKENS
+    return ranks, side, request
+
+
 def abort(side: SchedulerSide, request: Sent) -> None:
     request.status = Status.FINISHED_ABORTED
     assert not side.finished(request, range(4))
@@ -103,6 +117,53 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
 
     assert hit == 4 * PAGE_TOKENS
     assert (result.loaded, result.failed) == ((request.request_id,), ())
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages: int) -> None:
+    """VLLM 0.33 caps a hit where it lacks auxiliary outputs of its tokens (`cap_external_hit`)."""
+    ranks, side, request = promised()
+
+    side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
+    side.end_pass(Scheduled())
+    [order] = ranks.executors[0].given(CopyToDevice)
+    ranks.executors[0].obey()
+    result = side.end_pass(Scheduled())
+
+    assert order.transfers[0].destinations == tuple(range(10, 10 + pages))
+    assert (result.loaded, result.failed) == ((request.request_id,), ())
+
+
+def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
+    None
+):
+    """It takes the block to be filled up to there, and loads bring whole pages."""
+    ranks, side, request = promised()
+    failed: list[tuple[str, ...]] = []
+
+    side.allocated(request, (range(10, 14),), PAGE_TOKENS + 1)
+    failed.append(side.end_pass(Scheduled()).failed)
+    hit = side.hit(request, 0)
+    side.allocated(request, (range(10, 14),), PAGE_TOKENS + 1)
+    failed.append(side.end_pass(Scheduled()).failed)
+
+    assert (hit, side.hit(request, 0)) == (4 * PAGE_TOKENS, 0)
+    assert failed == [(request.request_id,), (request.request_id,)]
+    assert ranks.executors[0].given(CopyToDevice) == []
+
+
+def test_an_engine_that_takes_nothing_of_what_it_was_promised_computes_and_ends_like_any() -> None:
+    ranks, side, request = promised()
+
+    side.allocated(request, (range(10, 14),), 0)
+    side.end_pass(computed(request))
+    ranks.settle()
+
+    assert ranks.executors[0].given(CopyToDevice) == []
+    assert not side.finished(request, range(10, 14))
+    side.end_pass(Scheduled())
+    side.cache.inspection.check()
+    assert side.cache.match(PROMPT).host_tokens == 4 * PAGE_TOKENS
 
 
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:

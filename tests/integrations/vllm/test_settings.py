@@ -158,10 +158,18 @@ def test_memory_for_less_than_a_page_is_refused() -> None:
 
 def test_engines_that_work_for_each_other_are_told_where_and_for_how_long(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("sixteen characters or more\n")
-    peers = {"address": "10.0.0.4:0", "secret_file": str(tmp_path / "secret")}
+    peers = {
+        "address": "10.0.0.4:0",
+        "secret_file": str(tmp_path / "secret"),
+        "allow_sources": ["10.0.0.0/8"],
+    }
     settings = parse({"host_pages": 1, "peers": peers, "handing_over": {"patience_s": 2}})
 
-    assert settings.peers == Peers(address="10.0.0.4:0", secret="sixteen characters or more")  # noqa: S106
+    assert settings.peers == Peers(
+        address="10.0.0.4:0",
+        secret="sixteen characters or more",  # noqa: S106 - of this test alone.
+        allow_sources=("10.0.0.0/8",),
+    )
     assert settings.handing_over == HandingOver(patience_s=2)
     assert parse({"host_pages": 1}).peers is None
 
@@ -169,7 +177,9 @@ def test_engines_that_work_for_each_other_are_told_where_and_for_how_long(tmp_pa
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"peers": {"adress": "a:1"}}, "peers: there is no key 'adress'; known: address, device"),
+        ({"peers": {"adress": "a:1"}}, "peers: there is no key 'adress'; known: address, allow_"),
+        ({"peers": {"allow_sources": "10.0.0.0/8"}}, "peers.allow_sources must be a list of texts"),
+        ({"peers": {"allow_sources": ["10.0.0.1/8"]}}, "peers: '10.0.0.1/8' is no network"),
         ({"peers": {"address": 7}}, "peers.address must be text"),
         ({"peers": {"insists": "yes"}}, "peers.insists must be true or false"),
         ({"peers": {"secret": "short"}}, "peers: "),

@@ -56,6 +56,8 @@ class ToldExecutor:
         self.orders: list[Order] = []
         self.begun: list[Direction] = []
         """The directions in which copies were told to begin, in their order."""
+        self.begun_after: list[int] = []
+        """How many orders it had been given when each of them was."""
         self.said: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
@@ -69,6 +71,7 @@ class ToldExecutor:
 
     def begin_copies(self, direction: Direction) -> None:
         self.begun.append(direction)
+        self.begun_after.append(len(self.orders))
 
     def progress(self) -> list[Progress]:
         said, self.said = self.said, []

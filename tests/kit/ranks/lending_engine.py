@@ -78,8 +78,8 @@ class LendingEngine(HostCache):
     _device: Allocated
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
-    _waiting: dict[str, tuple[Tokens, PagesByPool]]
-    """What was lent for backups that wait for room, by request."""
+    _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
+    """What was lent for backups that may have to wait for room, by request: the first ones first."""
     _ended: set[str]
     """Those of these requests that have left."""
     keeps_states = False
@@ -123,9 +123,10 @@ class LendingEngine(HostCache):
         if not self.keeps_states:
             states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
             lent |= dict.fromkeys(states, ())
-        count = self.back_up(request, tokens, lent)
-        self._waiting[request] = tokens, lent
-        return count
+        if not self.awaits_room(request):
+            self._waiting[request] = []
+        self._waiting[request].append((tokens, lent))
+        return self.back_up(request, tokens, lent)
 
     def retract(
         self, request: str, tokens: Tokens, device_pages: "PagesByPool | None" = None
@@ -168,7 +169,7 @@ class LendingEngine(HostCache):
     def step(self, *, idle_s: float = 0.0) -> None:
         """Take a step, and pages back from requests that have left or are saved."""
         for request in filter(self.backup_is_due, list(self._waiting)):
-            self.back_up(request, *self._waiting[request])
+            self._back_up_again(request)
         for request in [each for each in self._ended if not self.awaits_room(each)]:
             self._ended.remove(request)
             self.release(request)
@@ -181,6 +182,14 @@ class LendingEngine(HostCache):
             if self.load_state(request) is LoadState.SAVED:
                 self._device.give_back(self._tables.pop(request))
 
+    def _back_up_again(self, request: str) -> None:
+        waiting = self._waiting[request]
+        while waiting:
+            self.back_up(request, *waiting[0])
+            if self.awaits_room(request):
+                return
+            waiting.pop(0)
+
     def flush(self) -> Flushed:
         """Flush until no backup comes further."""
         flushed = super().flush()
@@ -191,15 +200,16 @@ class LendingEngine(HostCache):
     def _allocate(self, request: str, cached: int, total: int) -> None:
         unit = self.config.layout.page_tokens
         first, count = self.needed_from(cached), -(-total // unit)
+        states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
         self._tables[request] = {
-            pool: self._take(pool, NO_PAGE, first[pool] // unit, count) for pool in first
+            pool: self._take(pool, 0, 1)
+            if pool in states
+            else self._take(pool, first[pool] // unit, count)
+            for pool in first
         }
-        for each in self.config.components:
-            if isinstance(each, Recurrent):
-                self._tables[request][each.pool] = self._take(each.pool, NO_PAGE, 0, 1)
 
-    def _take(self, pool: str, none: int, gone: int, count: int) -> list[int]:
-        return [none] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
+    def _take(self, pool: str, gone: int, count: int) -> list[int]:
+        return [NO_PAGE] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
 
     def _lends(self, request: str, tokens: int) -> dict[str, Sequence[int]]:
         """Return what a request lends for its first tokens."""

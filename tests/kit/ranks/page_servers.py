@@ -125,6 +125,7 @@ def serving(
     secret: str = "",
     bounds: ServerBounds = LONG_BOUNDS,
     ports: Sequence[int] | None = None,
+    reached_at: str = "",
     by_engine: bool = False,
 ) -> Generator[ServedGroup]:
     """A group with reference pages on its hosts, none of which is offered yet."""
@@ -140,6 +141,7 @@ def serving(
             each,
             f"127.0.0.1:{port}",
             secret=secret,
+            reached_at=reached_at,
             bounds=bounds,
             make_engine=engine_over_tcp if by_engine else no_engine,
         )
@@ -170,14 +172,15 @@ class RawReader:
         self._attached_bytes = 0
         self.sock.setblocking(False)
         try:
-            asyncio.run(greet_server(self.sock, secret.encode(), "raw"))
+            self.tags = asyncio.run(greet_server(self.sock, secret.encode(), "raw", address))
         except BaseException:
             self.close()
             raise
         self.sock.settimeout(PATIENCE_S)
 
     def send(self, message: Message) -> None:
-        self.sock.sendall(encode(message))
+        frame = encode(message)
+        self.sock.sendall(frame + self.tags.sent.of(frame))
 
     def receive(self) -> tuple[Message, bytes]:
         """The next frame, whole."""
@@ -185,13 +188,19 @@ class RawReader:
 
     def receive_control(self) -> Message:
         """The next frame without what is attached."""
-        prefix = decode_prefix(memoryview(self._exactly(PREFIX_BYTES)))
+        raw = self._exactly(PREFIX_BYTES)
+        prefix = decode_prefix(memoryview(raw))
         self._attached_bytes = prefix.attached_bytes
-        return decode(memoryview(self._exactly(prefix.control_bytes)))
+        control = self._exactly(prefix.control_bytes)
+        self.tags.received.require(raw + control, self._exactly(self.tags.received.nbytes))
+        return decode(memoryview(control))
 
     def receive_attached(self) -> bytes:
         """The rest of that frame."""
-        return self._exactly(self._attached_bytes)
+        attached = self._exactly(self._attached_bytes)
+        if attached:
+            self.tags.received.require(attached, self._exactly(self.tags.received.nbytes))
+        return attached
 
     def receive_states(self, count: int) -> list[State]:
         """What comes of so many objects, whose bytes are dropped."""

@@ -10,15 +10,14 @@ from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.lent_backups import LentBackups
 from lockstep.integrations.sglang.namespaces import Namespaces
 from lockstep.integrations.sglang.pools.slots import AttentionSlots
-from lockstep.integrations.sglang.running import RunningRequests
+from lockstep.integrations.sglang.running import RunningRequests, token_bytes
 from lockstep.integrations.sglang.waiting import Load, Waiting, WaitingRequests
 from lockstep.integrations.sglang.weights import WeightsVersions
 from lockstep.ranks.config import WritePolicy
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import CopyToHost, Direction, Fence
-from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
-from tests.kit.sglang.sent import Allocator, Sent
+from tests.kit.sglang.sent import Allocator, Sent, SentItems
 
 T = TypeVar("T")
 
@@ -52,9 +51,9 @@ class RankBelow:
         """The locks that were given back, in their order."""
         self.waiting = WaitingRequests(host, threshold_tokens)
         self.backups = LentBackups(host, self.unlocked.append)
-        self.running = RunningRequests(self.backups, self.slots, policy)
         self.adapters = KnownAdapters()
-        self.namespaces = Namespaces(host, self.adapters)
+        self.namespaces = Namespaces(host, self.adapters, page_tokens=PAGE_TOKENS)
+        self.running = RunningRequests(self.backups, self.slots, policy, self.namespaces.names)
         self.weights = WeightsVersions(host, self.namespaces, INITIAL, named)
 
     def rows(self, tokens: int, first: int = 0) -> torch.Tensor:
@@ -68,13 +67,16 @@ class RankBelow:
         tokens: Sequence[int],
         device_tokens: int = 0,
         *,
+        items: SentItems | None = None,
         held_by: str | None = None,
     ) -> None:
-        """Let a request arrive under the weights of now."""
-        namespace = self.namespaces.of(Sent(handle, tokens))
+        """Let a request arrive under the weights of now; `tokens` are its whole pages."""
+        request = Sent(handle, tokens, multimodal_inputs=items)
+        namespace, prompt = self.namespaces.of(request), self.namespaces.items_of(request)
         assert namespace is not None
-        data = as_token_bytes(tokens)
-        self.waiting.arrive(handle, data, namespace, device_tokens, held_by=held_by)
+        assert prompt is not None
+        data = token_bytes(request.origin_input_ids, len(tokens), prompt)
+        self.waiting.arrive(handle, data, namespace, device_tokens, prompt=prompt, held_by=held_by)
 
     def forget(self, handle: str) -> bool:
         """Forget a request that waits; say whether it was known."""
@@ -114,11 +116,17 @@ class RankBelow:
         return [(waiting.name, good) for waiting, _, good in self.waiting.ended()]
 
     def compute(
-        self, handle: str, tokens: Sequence[int], *, shared: int = 0, backed_up: int | None = None
+        self,
+        handle: str,
+        tokens: Sequence[int],
+        *,
+        items: SentItems | None = None,
+        shared: int = 0,
+        backed_up: int | None = None,
     ) -> None:
         """Let a request be admitted, and compute, of which the tree takes `backed_up` tokens."""
         if handle not in self.running:
-            self.arrive(handle, tokens)
+            self.arrive(handle, tokens, items=items)
             waiting = self.waiting.forget(handle)
             assert waiting is not None
             waiting.prefix = shared
@@ -159,9 +167,9 @@ class RanksBelow:
         assert all(answer == answers[0] for answer in answers), answers
         return answers[0]
 
-    def publish(self, handle: str, tokens: Sequence[int]) -> None:
+    def publish(self, handle: str, tokens: Sequence[int], items: SentItems | None = None) -> None:
         """Let host memory have what a request has computed under the weights of now."""
-        self.every(lambda rank: rank.compute(handle, tokens))
+        self.every(lambda rank: rank.compute(handle, tokens, items=items))
         self.ranks.settle()
         self.every(lambda rank: rank.backups.collect())
         self.every(lambda rank: rank.running.ended(handle))

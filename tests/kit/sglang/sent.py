@@ -3,11 +3,12 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 
-from lockstep.integrations.sglang.contract import KvRow, SglangRequest
+from lockstep.integrations.sglang.contract import KvRow, MultimodalInputs, SglangRequest
 
 
 @dataclass
@@ -21,6 +22,55 @@ class Row:
     mamba_last_track_idx: Any = None
     mamba_last_track_seqlen: int | None = None
     mamba_prev_track_seqlen: int | None = None
+
+
+class Modality(Enum):
+    """What an item is."""
+
+    IMAGE = 1
+    AUDIO = 2
+
+
+class Format(Enum):
+    """What of an item was processed elsewhere."""
+
+    NORMAL = 1
+
+
+@dataclass
+class SentItem:
+    """An image or a recording; `hash` is what SGLang, or a client, calls it."""
+
+    hash: int | None
+    offsets: Sequence[tuple[int, int]] | None
+    feature: object | None
+    modality: Enum = Modality.IMAGE
+    format: Enum = Format.NORMAL
+    precomputed_embeddings: object | None = None
+    model_specific_data: dict[str, object] = field(default_factory=dict[str, object])
+    pad_value: int | None = None
+    pad_values: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.hash is not None:
+            self.pad_values = [1_000_000 + (self.hash << 40) + each for each in range(4)]
+            self.pad_value = self.pad_values[0]
+
+    def pad(self, tokens: Sequence[int]) -> list[int]:
+        """Put the item's ids in the place of its placeholders, as SGLang does."""
+        padded, values = [*tokens], self.pad_values or ()
+        for start, last in self.offsets or ():
+            for at in range(start, min(last + 1, len(padded))):
+                padded[at] = values[(at - start) % len(values)]
+        return padded
+
+
+@dataclass
+class SentItems:
+    """The items of a prompt."""
+
+    mm_items: list[SentItem]
+    num_image_tokens: int | None = None
 
 
 @dataclass
@@ -39,7 +89,7 @@ class Sent:
     extend_end: int | None = None
     is_retracted: bool = False
     sampling_params: Any = None
-    multimodal_inputs: object | None = None
+    multimodal_inputs: MultimodalInputs | None = None
     input_embeds: object | None = None
     positional_embed_overrides: object | None = None
     cache_request_handle: Any = field(init=False)

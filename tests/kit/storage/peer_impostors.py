@@ -27,7 +27,7 @@ class Impostor:
         self.address = address
 
     async def greet(self, secret: bytes = b"") -> None:
-        await greet_reader(self.sock, secret, full=False)
+        await greet_reader(self.sock, secret, self.address, full=False)
 
     async def hello(self) -> None:
         """Say that this rank has all objects of `object_name`."""

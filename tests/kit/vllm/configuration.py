@@ -136,6 +136,7 @@ class Engine:
 
     parallel_config: Parallel = field(default_factory=Parallel)
     kv_transfer_config: Transfer | None = field(default_factory=Transfer)
+    ec_transfer_config: Any = None
     model_config: Model = field(default_factory=Model)
     cache_config: Kept = field(default_factory=Kept)
     load_config: Load = field(default_factory=Load)

@@ -1,6 +1,6 @@
 """The fields of vLLM's configuration that are known to be in the key of every page, by class.
 
-As of vLLM 0.32. Whatever else there is counts too, and fails `test_engine_fields.py`.
+As of vLLM 0.33. Whatever else there is counts too, and fails `test_engine_fields.py`.
 """
 
 KEYED: dict[str, str] = {
@@ -11,7 +11,8 @@ KEYED: dict[str, str] = {
         "disable_flashinfer_q_quantization mla_prefill_backend use_prefill_query_quantization "
         "indexer_kv_dtype indexer_sparse_logits hisparse_config use_non_causal "
         "sparse_mla_force_mqa sparse_mla_prefill_workspace_factor flex_attn_block_m "
-        "flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size"
+        "flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size "
+        "indexer_tp_shard_min_rows minimax_m3_indexer_cp trtllm_ragged_backend"
     ),
     "vllm.config.attention.HiSparseConfig": "device_buffer_size eager_host_mirror",
     "vllm.config.aux_output.AuxOutputConfig": "enable_return_routed_experts max_bytes",
@@ -50,7 +51,7 @@ KEYED: dict[str, str] = {
     "vllm.config.kernel.KernelConfig": (
         "ir_op_priority enable_flashinfer_autotune enable_rocm_segmented_attn_autotune "
         "enable_cutedsl_warmup enable_jit_warmup moe_backend sparse_indexer_topk_backend "
-        "linear_backend linear_backend_per_quant"
+        "linear_backend linear_backend_per_quant monokernel"
     ),
     "vllm.config.load.LoadConfig": "load_format model_loader_extra_config ignore_patterns",
     "vllm.config.lora.LoRAConfig": (
@@ -114,7 +115,9 @@ KEYED: dict[str, str] = {
         "suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests "
         "suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config "
         "rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length "
-        "enable_adaptive_verification draft_sample_method dspark_draft_topk"
+        "enable_adaptive_verification draft_sample_method dspark_draft_topk "
+        "disable_lookahead_block_hashes draft_lm_head_quantization fly_entropy_threshold "
+        "fly_entropy_top_k fly_window_size xpress_topc"
     ),
     "vllm.config.vllm.VllmConfig": (
         "model_config cache_config parallel_config scheduler_config device_config load_config "
@@ -132,3 +135,17 @@ KEYED: dict[str, str] = {
     ),
     "vllm.scalar_type.ScalarType": "exponent mantissa signed bias _finite_values_only nan_repr",
 }
+
+SINCE_0_33: dict[str, str] = {
+    "vllm.config.attention.AttentionConfig": (
+        "indexer_tp_shard_min_rows minimax_m3_indexer_cp trtllm_ragged_backend"
+    ),
+    "vllm.config.cache.CacheConfig": "simple_cpu_offload_num_blocks",
+    "vllm.config.kernel.KernelConfig": "monokernel",
+    "vllm.config.speculative.SpeculativeConfig": (
+        "disable_lookahead_block_hashes draft_lm_head_quantization fly_entropy_threshold "
+        "fly_entropy_top_k fly_window_size xpress_topc"
+    ),
+    "vllm.config.vllm.VllmConfig": "watchdog_config",
+}
+"""Fields on any list that vLLM 0.32 does not have."""

@@ -22,6 +22,9 @@ class Phase:
     """Drop what the connector has, too."""
     aborts: bool = False
     """Abort every second request while it runs; the others alone come to something."""
+    sleeps: int = 0
+    """How often the engine goes to sleep meanwhile and wakes up, with requests under way; and once when
+    all have ended."""
     keep: bool = False
     """Drop nothing at all."""
     adapter: str = ""

@@ -113,11 +113,12 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
     )
     adapter = adapter_of(phase.adapter) if phase.adapter else None
     generate: Any = llm.generate
-    finished = (
-        generate_half(llm, prompts, sampling)
-        if phase.aborts
-        else generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
-    )
+    if phase.aborts:
+        finished = generate_half(llm, prompts, sampling)
+    elif phase.sleeps:
+        finished = generate_between_sleeps(llm, prompts, sampling, phase.sleeps)
+    else:
+        finished = generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
     seconds = time.perf_counter() - began
     outputs = [output_of(request) for request in finished]
     return PhaseResult(phase.name, outputs, preemptions.count - before, seconds)
@@ -143,6 +144,48 @@ def generate_half(llm: LLM, prompts: list[Any], sampling: SamplingParams) -> lis
         engine.abort_request(names[1 + 2 * steps : 2 + 2 * steps])
         steps += 1
     return [finished[name] for name in names[::2]]
+
+
+def generate_between_sleeps(
+    llm: LLM, prompts: list[Any], sampling: SamplingParams, sleeps: int
+) -> list[Any]:
+    """Send all prompts, and let the engine sleep and wake up so often while it serves them.
+
+    Before it sleeps it takes steps until no request that has ended holds blocks; backups of others are
+    under way. It cannot sleep while a request loads, which vLLM refuses.
+    """
+    engine = llm.llm_engine
+    names = [f"{at:04}" for at in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, prompt, sampling)
+    core: Any = engine.engine_core
+    core = core.engine_core
+    paused: Any = import_module("vllm.v1.core.sched.interface").PauseState
+    finished: dict[str, Any] = {}
+    slept = 0
+    while engine.has_unfinished_requests():
+        finished |= {each.request_id: each for each in engine.step() if each.finished}
+        if slept < sleeps and core.scheduler.running and not any(map(loads, requests_of(core))):
+            core.scheduler.set_pause_state(paused.PAUSED_ALL)
+            while core.scheduler.has_finished_requests():
+                finished |= {each.request_id: each for each in engine.step() if each.finished}
+            core.sleep(mode="keep")
+            core.wake_up()
+            slept += 1
+    assert slept == sleeps, f"all requests had ended after {slept} of {sleeps} sleeps"
+    core.sleep()
+    core.wake_up()
+    return [finished[name] for name in names]
+
+
+def requests_of(core: Any) -> list[Any]:
+    """Return the requests that an engine has."""
+    return list(core.scheduler.requests.values())
+
+
+def loads(request: Any) -> bool:
+    """Say whether a request waits for a load."""
+    return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def output_of(request: Any) -> Output:

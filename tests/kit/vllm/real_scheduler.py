@@ -96,11 +96,14 @@ class Served:
         replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
         shape = BallotShape(world_size=RANKS, seats=config.bounds.prefetches)
         self.workers = [WorkerRank(each, shape, at) for at, each in enumerate(self.executors)]
+        self._opened = [Opened(rank, RANKS, config, replica, "") for rank in range(RANKS)]
+        self.tell_of_workers()
+
+    def tell_of_workers(self, **changed: Any) -> None:
+        """Let the scheduler hear of its workers, with something `changed`."""
+        told = [OpenedRank(encode(each._replace(**changed))) for each in self._opened]
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
-            {
-                (0, rank): OpenedRank(encode(Opened(rank, RANKS, config, replica, "")))
-                for rank in range(RANKS)
-            }
+            {(0, rank): each for rank, each in enumerate(told)}
         )
 
     @property

@@ -15,6 +15,7 @@ from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.vllm.tracked import TrackedRequest
 from lockstep.integrations.vllm.watching.block_events import (
     BlockEvents,
     ExtraKeys,
@@ -78,26 +79,28 @@ class ScriptedEngine:
         self,
         store: str | None = None,
         *,
+        page_tokens: int = PAGE_TOKENS,
         host_pages: int = 32,
         peers: Peers | None = None,
         handing_over: HandingOver = HANDING_OVER,
         window_tokens: int = 0,
         loads: bool = True,
         backs_up: bool = True,
+        own_embeddings: bool = True,
     ) -> None:
         """With `window_tokens` some of its layers have a window, in memory of their own."""
         layout = PageLayout(
-            page_tokens=PAGE_TOKENS,
+            page_tokens=page_tokens,
             columns=(Column(name="kv", layers=1, heads=2, elements=2, dtype="float32"),),
         )
         shard = layout.shard(0, 1)
-        self.memory, self.window = (torch.ones(BLOCKS, 2, PAGE_TOKENS, 2) for _ in range(2))
+        self.memory, self.window = (torch.ones(BLOCKS, 2, page_tokens, 2) for _ in range(2))
         pages = {"kv": EnginePages(shard, {"kv": [self.memory]})}
-        self._groups = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
+        self._groups = [PoolGroup("kv", 0, Kind.FULL, page_tokens, EVERY_TOKEN)]
         components: list[SlidingWindow] = []
         if window_tokens:
             pages["window"] = EnginePages(shard, {"kv": [self.window]})
-            self._groups.append(PoolGroup("window", 1, Kind.WINDOW, PAGE_TOKENS, window_tokens))
+            self._groups.append(PoolGroup("window", 1, Kind.WINDOW, page_tokens, window_tokens))
             components.append(
                 SlidingWindow(
                     window_tokens=window_tokens,
@@ -106,7 +109,7 @@ class ScriptedEngine:
                     host_pages=host_pages,
                 )
             )
-        self.hasher = ChainedHasher()
+        self.hasher = ChainedHasher(hash_tokens=page_tokens, block_tokens=page_tokens)
         self.events = BlockEvents(self.hasher)
         self.cache = HostCache.open(
             CacheConfig(
@@ -124,14 +127,13 @@ class ScriptedEngine:
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            weights=Weights(
-                placed=lambda each: self.events.saw(each.request, each.namespace, self.seed)
-            ),
+            weights=Weights(placed=self._saw),
             lending=Lending(self._groups, HeldBlocks(CountedBlocks())),
             loads=loads,
             backs_up=backs_up,
             idle_wait_s=0.001,
             handing_over=handing_over,
+            own_embeddings=own_embeddings,
         )
         self.answer: dict[str, Any] | None = None
         """What the router takes from the last request that ended to another engine."""
@@ -181,6 +183,10 @@ class ScriptedEngine:
     def told(self) -> list[PagesStored | PagesRemoved]:
         """Return the events since it was last asked."""
         return list(self.events.take(self.seed))
+
+    def _saw(self, tracked: TrackedRequest) -> None:
+        pages = tracked.item_pages(lambda ids: self.cache.keys(ids, tracked.namespace)[0])
+        self.events.saw(tracked.request, tracked.namespace, self.seed, pages)
 
     @property
     def _tables(self) -> tuple[Sequence[int], ...]:

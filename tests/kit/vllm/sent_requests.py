@@ -1,9 +1,12 @@
 """Requests and schedules with the attributes that vLLM's have, for tests without vLLM."""
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+
+import torch
 
 from lockstep.integrations.vllm.contract import BlockState
 
@@ -14,14 +17,37 @@ class Position:
 
     offset: int
     length: int
+    is_embed: torch.Tensor | None = None
+
+
+@dataclass
+class Processed:
+    """One thing of an item that the model reads."""
+
+    data: object
+
+
+class Content(UserDict[str, Processed]):
+    """What the model reads of an item, by name."""
+
+    @classmethod
+    def of(cls, **held: object) -> "Content":
+        """Return a content of these things."""
+        return cls({name: Processed(each) for name, each in held.items()})
 
 
 @dataclass
 class Item:
-    """An item of another modality."""
+    """An item of another modality; its content is its name unless it is given."""
 
     identifier: str
     mm_position: Position
+    data: object | None = None
+    modality: str = "image"
+
+    def __post_init__(self) -> None:
+        if self.data is None:
+            self.data = Content.of(pixels=torch.tensor([*self.identifier.encode()]))
 
 
 @dataclass

@@ -96,6 +96,17 @@ def test_gc_removes_the_least_recently_used_down_to_a_size(lockstep: Run, kept: 
     assert "freed 15 objects" in lockstep("gc", "--to-bytes", "0B", kept.uri)[1]
 
 
+def test_gc_removes_the_end_of_a_prefix_before_its_root(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(10))
+    for number in range(10):
+        # As a write of all of them leaves them: none used later than the one that it continues.
+        kept.age(page_name(number), HOUR_S + number * 0.01)
+
+    lockstep("gc", "--to-bytes", f"{13 * OBJECT_BYTES}B", kept.uri)
+
+    assert pages_left(kept, 10) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("bound", [["--older-than", "210m"], ["--to-bytes", "60KiB"]])
 def test_a_dry_run_says_what_would_go_and_removes_nothing(
     lockstep: Run, kept: Kept, bound: list[str]

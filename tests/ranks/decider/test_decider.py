@@ -6,11 +6,13 @@ the decider and its workers is bytes on the way.
 
 import random
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from lockstep.coordinator.ballot import Answered, Landed
+from lockstep.coordinator.collectives.engine_channel import FoldedBallots
 from lockstep.coordinator.proposal import Readiness
 from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
 from lockstep.ranks.decider.deciding import decide
@@ -176,6 +178,47 @@ def test_blocks_that_are_to_be_overwritten_are_fenced_before_the_worker_s_step_g
 
     fenced = [[each.operations for each in executor.take(Fence)] for executor in ranks.executors]
     assert fenced == [[(backup,)], [(backup,)]]
+
+
+def test_a_worker_waits_for_the_copies_under_way_before_its_memory_is_unmapped() -> None:
+    ranks = DecidedRanksInTurn(2)
+    published(ranks)
+    ranks.decider.back_up("r", [9, *PROMPT], range(4))
+    ranks.decider.hit("s", PROMPT)
+    ranks.decider.load("s", PROMPT, range(4, 8))
+    ranks.step()
+    [worker, _], [executor, _] = ranks.workers, ranks.executors
+    copies: list[CopyToHost | CopyToDevice] = [*executor.given(CopyToHost)]
+    copies += executor.given(CopyToDevice)
+
+    worker.wait_for_copies(7.0)
+    worker.wait_for_copies(7.0)
+
+    assert executor.take(Fence) == [Fence(tuple(each.operation for each in copies), 7.0)] * 2
+    ranks.settle()
+    worker.wait_for_copies(7.0)
+    assert executor.take(Fence) == []
+
+
+def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_round() -> None:
+    """An engine asks for it before its drafter has written the last of the KV that they read."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.back_up("r", PROMPT, range(4))
+
+    for _ in range(3):
+        sent = ranks.schedule()
+        ballots: list[FoldedBallots | None] = []
+        for worker, executor in zip(ranks.workers, ranks.executors, strict=True):
+            worker.obey(sent)
+            worker.begin_loads()
+            ballots.append(worker.vote())
+            worker.begin_backups()
+            executor.obey()
+        ranks.decider.deliver(reduce(FoldedBallots.joined, filter(None, ballots)))
+    ranks.decider.begin_step()
+
+    assert ranks.decider.match(PROMPT).host_tokens == len(PROMPT)
+    assert not ranks.decider.lends("r")
 
 
 def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> None:

@@ -280,6 +280,22 @@ def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf
     assert marks[0] == store.written[0]
 
 
+def test_what_was_read_from_another_groups_objects_is_written_again_only_where_they_are_gone(
+    start: Start, shelf: Shelf
+) -> None:
+    persist(start(lambda: MemoryBackend(shelf), 4))
+    store = RecordingStore(shelf)
+    (executor,) = start(lambda: store, 1)
+    looked_up(executor)
+    del shelf.objects[object_of(3, "l0-4.h2-4")]
+    (transfer,) = hashed_objects(PAGES)
+    order = Put(4, (transfer._replace(stored=True),), LONG_S)
+
+    happened(executor, [order], includes(Ended(4, ok=True)))
+
+    assert [name.key for name in store.written if name.pool == KV_POOL] == [KEYS[3].hex()]
+
+
 def test_a_store_without_other_groups_is_asked_for_nothing_but_their_marks(
     start: Start, shelf: Shelf
 ) -> None:

@@ -24,7 +24,7 @@ from lockstep.coordinator.ballot import (
     QuiesceExpired,
 )
 from lockstep.errors import ConfigError, UsageError
-from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.object_name import ObjectName, object_path
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor import executor as rank_executor
 from lockstep.ranks.executor import pace
@@ -37,6 +37,7 @@ from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import (
     LONG_S,
+    NAMESPACE,
     PATIENCE_S,
     HeldStore,
     happened,
@@ -47,8 +48,11 @@ from tests.kit.ranks.executor_parts import (
     objects,
     plain_layout,
     random_bytes,
+    to_device,
+    to_host,
     waited,
 )
+from tests.kit.storage.calls import digest_of
 from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
@@ -110,6 +114,15 @@ def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list
     return contents
 
 
+def used_ns(executor: RankExecutor, root: Path, count: int) -> list[int]:
+    """When each of the first pages was used last, as the files of a store below `root` say."""
+    shard = executor.host_pool.layout.name
+    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, shard) for key in keys(count)]
+    return [
+        (root / object_path(name.namespace, digest_of(name))).stat().st_mtime_ns for name in names
+    ]
+
+
 def test_a_fetch_brings_back_the_bytes_that_a_persist_wrote(
     start: Start, store: StorageBackend
 ) -> None:
@@ -129,6 +142,20 @@ def test_a_fetch_brings_back_the_bytes_that_a_persist_wrote(
     assert executor.counts().bytes_moved.l3_to_l2 == total
 
 
+def test_whatever_writes_to_a_host_page_ends_its_leases_and_no_other(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store, host_pages=8)
+    persisted(executor, 2)
+    leases = executor.host_pool.leases(range(8))
+
+    happened(executor, [to_host(2, [0], [4])], includes(Ended(2, ok=True)))
+    happened(executor, [to_device(3, [5], [1])], includes(Ended(3, ok=True)))
+    happened(executor, [Fetch(4, objects(2, first_page=6), LONG_S)], includes(Landed(4, 2)))
+
+    assert [each.slot for each in leases if not each.is_current] == [4, 6, 7]
+
+
 def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
     start: Start, store: StorageBackend
 ) -> None:
@@ -140,6 +167,26 @@ def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
 
     assert executor.counts().bytes_moved.l2_to_l3 == before
     assert executor.storage_counters().writes_present == 4
+
+
+def test_pages_count_as_used_when_the_page_was_that_they_continue_and_each_before_the_next(
+    start: Start, tmp_path: Path
+) -> None:
+    executor = start(mixed_layout(), make_backend(f"file://{tmp_path}"), host_pages=1500)
+    persisted(executor, 700)
+    older = used_ns(executor, tmp_path, 700)
+    (again, more) = objects(700)[0]._replace(stored=True), objects(800, first_key=700)[0]
+
+    happened(executor, [Put(2, (again,), LONG_S)], includes(Ended(2, ok=True)))
+    happened(
+        executor,
+        [Put(3, (more,), LONG_S, after=again.keys[-1], distance=1)],
+        includes(Ended(3, ok=True)),
+    )
+
+    times = used_ns(executor, tmp_path, 1500)
+    assert times[699] > max(older)
+    assert times == sorted(times, reverse=True)
 
 
 def test_a_lookup_answers_with_the_number_of_leading_keys(

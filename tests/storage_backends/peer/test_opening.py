@@ -95,7 +95,7 @@ async def test_another_version_is_refused_with_both_versions(
     async with impostor(newer) as address:
         said = await refusal(f"peer://{address}")
 
-    assert "speaks version 99 of the protocol, and this one 2; run the same version" in said
+    assert "speaks version 99 of the protocol, and this one 3; run the same version" in said
 
 
 async def test_what_is_no_rank_at_all_is_refused() -> None:
@@ -170,7 +170,7 @@ async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
         ("peer:///path", "must name a rank as peer://host:port"),
         ("peer://::1:7", "an IPv6 address as peer://[address]:port"),
         ("peer://host:1/path", "has a path; write peer://host:port"),
-        ("peer://host:1?threads=3", "unknown option 'threads'; peer:// knows: connect_s,"),
+        ("peer://host:1?threads=3", "unknown option 'threads'; peer:// knows: allow_sources,"),
         ("peer://host:1?connect_s=0", "connect_s is 0, must be from 0.01 to 600"),
         ("peer://host:1?inflight_bytes=0", "inflight_bytes is 0, must be from 1 to"),
         (f"peer://host?secret={SHARED}", "peer://host?secret=***"),

@@ -15,6 +15,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import connection
+from lockstep.storage_backends.peer.allowed_sources import AllowedSources
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.wire import Fetch, Forget, Pages, State, Told, encode
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
@@ -303,7 +304,14 @@ class TestBreaking:
             return bool(said)
 
         async with impostor(leave) as address:
-            await connection.connect(address, b"", "store", 1 << 20, said.append)
+            await connection.connect(
+                address,
+                b"",
+                "store",
+                inflight_bytes=1 << 20,
+                broke=said.append,
+                allowed=AllowedSources(),
+            )
             await eventually(has_ended)
 
         assert said == [""]

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.identity.kv_identity import (
     Resolved,
+    adapter_options,
     configuration_digest,
     weights_of,
 )
@@ -95,6 +97,22 @@ def test_what_changes_no_kv_is_not_in_the_key() -> None:
     ]
 
     assert len({configuration_digest(each) for each in engines}) == 1
+
+
+def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_that_use_one() -> None:
+    default: dict[str, Any] = {"lora__lora_target_modules": None}
+    told = [
+        adapter_options(each)
+        for each in (
+            engine(**default),
+            engine(version="0.5.24", **default),
+            engine(lora__lora_target_modules=["q_proj"]),
+            engine(lora__lora_target_modules=["q_proj", "v_proj"]),
+        )
+    ]
+
+    assert len({*told}) == len(told)
+    assert adapter_options(engine(lora__max_loras_per_batch=3, **default)) == told[0]
 
 
 def test_for_which_batches_there_is_a_graph_is_not_in_the_key() -> None:

@@ -20,14 +20,18 @@ PARAMS = {
 }
 
 
+def taking(peers: Peers, clock: SimpleNamespace) -> Taking:
+    config = SimpleNamespace(peers=peers, store=None)
+    cache: Any = SimpleNamespace(inspection=clock, config=config)
+    return Taking(cast("HostCache", cache), PATIENCE_S, loads=True)
+
+
 class Waiting:
     """A request that waits, and a clock that a test sets."""
 
     def __init__(self) -> None:
         self.clock = SimpleNamespace(agreed_ms=1)
-        config = SimpleNamespace(peers=Peers(), store=None)
-        cache: Any = SimpleNamespace(inspection=self.clock, config=config)
-        self.taking = Taking(cast("HostCache", cache), PATIENCE_S, loads=True)
+        self.taking = taking(Peers(), self.clock)
         taken = self.taking.arrived(PARAMS)
         assert taken is not None
         self.taken = taken
@@ -51,6 +55,17 @@ def waiting() -> Waiting:
     waiting.passes()
     waiting.passes()
     return waiting
+
+
+def test_a_request_that_names_an_engine_which_is_not_allowed_waits_for_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SimpleNamespace(agreed_ms=1)
+    names = ("10.0.0.0/8", "192.0.2.0/24")
+    seen = [taking(Peers(allow_sources=(each,)), clock).arrived(PARAMS) for each in names]
+
+    assert [each is None for each in seen] == [False, True]
+    assert "from peer://10.0.0.4:7, and are not: it is none of allow_sources" in caplog.text
 
 
 def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:

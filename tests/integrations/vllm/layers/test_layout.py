@@ -11,11 +11,12 @@ from lockstep.integrations.kv_description import KEYS, VALUES
 from lockstep.integrations.vllm import handover
 from lockstep.integrations.vllm.engine_layout import (
     EngineLayout,
+    require_drafts_before_saves,
     require_fences,
     require_supported,
 )
 from lockstep.page_format.page_layout import Column, PageLayout
-from tests.kit.vllm.configuration import Engine, NewerEngine, Parallel, Transfer
+from tests.kit.vllm.configuration import Engine, NewerEngine, Parallel, Speculative, Transfer
 from tests.kit.vllm.groups import (
     HEAD_ELEMENTS,
     TOKENS,
@@ -265,6 +266,23 @@ def test_workers_that_ask_first_or_clear_no_block_are_served(engine: Engine, cle
     kept = CacheConfig([Group(["layer 0"])], needs_kv_cache_zeroing=cleared)
 
     require_fences(engine, kept)
+
+
+def test_a_drafter_that_writes_after_vllm_saves_is_refused_with_a_scheduler_on_every_rank() -> None:
+    with pytest.raises(ConfigError, match=r"0\.32\.1's model runner V2 .* install vLLM 0\.33"):
+        require_drafts_before_saves(NewerEngine(speculative_config=Speculative()), "0.32.1")
+
+
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [
+        (NewerEngine(speculative_config=Speculative()), "0.33.0"),
+        (Engine(speculative_config=Speculative()), "0.32.1"),
+        (NewerEngine(), "0.32.1"),
+    ],
+)
+def test_a_drafter_that_writes_before_vllm_saves_is_served(engine: Engine, version: str) -> None:
+    require_drafts_before_saves(engine, version)
 
 
 def test_a_scheduler_without_its_worker_is_told_how_to_start() -> None:

@@ -191,6 +191,7 @@ def _write_by(tensors: Callable[[Any], dict[str, torch.Tensor]]) -> Callable[...
 
 KINDS = {
     "attention": _attention(4),
+    "attention, long pages": _attention(16),
     "a token to a page": _attention(1),
     "latent": _latent(4),
     "sparse": _sparse(torch.bfloat16, 12),

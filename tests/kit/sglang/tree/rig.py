@@ -113,7 +113,9 @@ class Rig(Copies):
         return {"tree_components": (kinds.FULL,)}
 
     def _cache(self, write_policy: WritePolicy, eviction_policy: str) -> Any:
-        namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(self.host, NoAdapters())
+        namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(
+            self.host, NoAdapters(), page_tokens=self.page_tokens
+        )
         weights = here.of(f"{OURS}.weights", "WeightsVersions")
         below = here.of(f"{OURS}.below", "Below")(
             host=self.host,
@@ -138,8 +140,11 @@ class Rig(Copies):
 
     # A request, from when it comes until it has ended.
 
-    def request(self, tokens: Sequence[int], **keys: str) -> Any:
-        """Let a request arrive: it is matched once, and waits. `keys`: extra_key, cache_salt."""
+    def request(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> Any:
+        """Let a request arrive: it is matched once, and waits. `keys`: extra_key, cache_salt.
+
+        `items` are SGLang's own, whose ids are in the place of their placeholders already.
+        """
         request = here.of(BATCH, "Req")(
             rid=f"request {next(self._names)}",
             origin_input_text="",
@@ -149,6 +154,7 @@ class Rig(Copies):
             ),
             **keys,
         )
+        request.multimodal_inputs = items
         self.arrive(request)
         return request
 
@@ -262,9 +268,9 @@ class Rig(Copies):
                 return request
         raise AssertionError(f"{request.rid} is not admitted")
 
-    def serve(self, tokens: Sequence[int], **keys: str) -> int:
+    def serve(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> int:
         """Serve a prompt from beginning to end; return how many tokens it had not to compute."""
-        request = self.admitted(self.request(tokens, **keys))
+        request = self.admitted(self.request(tokens, items=items, **keys))
         cached: int = request.prefix_len
         self.extend(request)
         self.end(request)

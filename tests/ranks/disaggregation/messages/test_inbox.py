@@ -270,6 +270,16 @@ def test_a_sender_and_an_inbox_with_one_secret_find_each_other() -> None:
     sender.close()
 
 
+def test_a_stranger_that_relays_to_an_inbox_is_refused() -> None:
+    sender = MessageSender(SenderSettings(secret=SECRET))
+    with Inboxes(secret=SECRET) as inboxes, Relay(inboxes.address) as relay:
+        refused = refusal(sender.send(relay.address, b"m", deadline_s=PATIENCE_S))
+
+        assert (refused.refusal, inboxes.leading.count) == (Refusal.SECRET, 0)
+        assert f"{relay.address} is not its address" in str(refused)
+    sender.close()
+
+
 def test_a_listener_that_does_not_know_the_secret_is_found_out_before_it_is_told_anything() -> None:
     """Both sides prove themselves: one that only claims to let everybody in hears no message."""
     heard = bytearray()

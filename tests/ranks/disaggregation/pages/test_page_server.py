@@ -16,7 +16,9 @@ from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import MARK_POOL
 from lockstep.page_format.object_shape import part_table
 from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.ranks.disaggregation.pages.offers import OfferedPage, Offers
 from lockstep.ranks.disaggregation.pages.page_server import PageServer, ServerBounds
+from lockstep.ranks.disaggregation.pages.served_pages import ServedPages
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer
 from lockstep.storage_backends.host_port import split_address
 from lockstep.storage_backends.peer.wire import (
@@ -184,6 +186,36 @@ class TestOffers:
         _, attached = reader.receive()
 
         assert attached[HEADER_BYTES:] == group.objects[0].page_views(KV_POOL, [1])[0]
+
+    def test_a_page_whose_slot_is_written_again_is_not_there_under_its_old_key(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        """Another prompt's page went out with right checksums, computed when it was first read."""
+        group = serve(SMALL)
+        reader = connect(group)
+        group.serve(KEYS[:2])
+        group.objects[0].begin_writes(KV_POOL, [0])
+        before = told(reader, ask(group, 2))
+        reader.send(fetch(group, 2))
+        states = reader.receive_states(2)
+        group.servers[0].serve(2, transfer(KEYS[2:3], (0,)))
+
+        assert (before, states) == (b"\0\1", [State.ABSENT, State.WHOLE])
+        assert told(reader, ask(group, 3)) == b"\0\1\1"
+
+    def test_a_page_that_is_written_while_it_is_hashed_gets_no_checksums(self) -> None:
+        objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
+        offers = Offers()
+        pages = ServedPages(objects, offers, by_engine=False)
+        offers.serve(1, [OfferedPage((KV_POOL, KEYS[0].hex()), *objects.leases(KV_POOL, [0]))])
+        layout = objects.pools[KV_POOL].layout
+        table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
+        begun = pages.begin(Fetch(7, KV_POOL, layout.name, table, held, ()), KEYS[0].hex())
+        assert begun is not None
+
+        objects.begin_writes(KV_POOL, [0])
+
+        assert begun.header() == bytes(HEADER_BYTES)
 
     def test_an_operation_that_offers_nothing_is_quiet_at_once(self, serve: Serve) -> None:
         assert ended(serve(SMALL).withdrawn(99)) == [99]

@@ -285,3 +285,119 @@ def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_f
         )
 
     assert [found(length) for length in range(1, 7)] == [0, 0, 3, 4, 5, 6]
+
+
+def window_sources(ranks: HostRanksInTurn) -> set[int]:
+    """Return the pages of the window that the copies in flight read, and let these end."""
+    orders = ranks.executors[0].given(CopyToHost)
+    transfers = [each for order in orders for each in order.transfers if each.pool == "window"]
+    ranks.settle()
+    return {page for each in transfers for page in each.sources}
+
+
+def load(
+    ranks: HostRanksInTurn, tokens: list[int], window: Sequence[int], *, first: int = 0
+) -> None:
+    """Begin to load into pages of which the window's are lent whole."""
+    start, pages = first * PAGE_TOKENS, lent(len(tokens) // PAGE_TOKENS - first, window=window)
+    hit = ranks.every(lambda cache: cache.hit("r", tokens, device_tokens=start))
+    assert hit == len(tokens) - start
+    ranks.every(lambda cache: cache.load("r", tokens, pages, device_tokens=start))
+    begin(ranks)
+
+
+def resumed(ranks: HostRanksInTurn, pages: int) -> None:
+    whole = lent(pages, window=range(pages))
+    assert ranks.every(lambda cache: cache.resume("r", whole)) is None
+    begin(ranks)
+    ranks.settle()
+
+
+def after_a_load(ranks: HostRanksInTurn) -> None:
+    back_up(ranks, "first", PROMPT, [*GONE * 4, 4, 5])
+    ranks.settle()
+    load(ranks, PROMPT, range(6))
+    ranks.settle()
+
+
+def after_two_loads(ranks: HostRanksInTurn) -> None:
+    back_up(ranks, "first", PROMPT[: 3 * PAGE_TOKENS], [*GONE, 1, 2])
+    ranks.settle()
+    back_up(ranks, "first", PROMPT, [*GONE * 4, 4, 5])
+    ranks.settle()
+    load(ranks, PROMPT[: 3 * PAGE_TOKENS], range(3))
+    ranks.settle()
+    load(ranks, PROMPT, range(3, 6), first=3)
+    ranks.settle()
+
+
+def after_a_load_that_failed_behind_another(ranks: HostRanksInTurn) -> None:
+    back_up(ranks, "first", PROMPT[: 3 * PAGE_TOKENS], [*GONE, 1, 2])
+    ranks.settle()
+    back_up(ranks, "first", PROMPT, [*GONE * 4, 4, 5])
+    ranks.settle()
+    load(ranks, PROMPT[: 3 * PAGE_TOKENS], range(3))
+    ranks.settle()
+    load(ranks, PROMPT, range(3, 6), first=3)
+    ranks.report(Ended(ranks.take_operation(CopyToDevice), ok=False))
+    ranks.settle()
+
+
+def after_a_resume(ranks: HostRanksInTurn) -> None:
+    known(ranks)
+    retract(ranks, PROMPT, range(6))
+    ranks.settle()
+    resumed(ranks, 6)
+
+
+def after_a_fence(ranks: HostRanksInTurn) -> None:
+    after_a_load(ranks)
+    ranks.every(lambda cache: cache.fence("r"))
+
+
+@pytest.mark.parametrize(
+    ("before", "copied"),
+    [
+        (after_a_load, set[int]()),
+        (after_two_loads, set[int]()),
+        # It has computed what the second load did not bring.
+        (after_a_load_that_failed_behind_another, {3, 4, 5}),
+        (after_a_resume, set[int]()),
+        # It has computed everything anew.
+        (after_a_fence, {0, 1, 2, 3}),
+    ],
+)
+def test_what_a_load_has_left_unfilled_of_a_lent_window_is_never_backed_up(
+    before: Callable[[HostRanksInTurn], None], copied: set[int]
+) -> None:
+    """The next backup copied it under the prefix's key, and other requests computed with it."""
+    ranks = hybrid()
+    before(ranks)
+
+    back_up(ranks, "r", PROMPT, range(6))
+
+    assert window_sources(ranks) == copied
+
+
+def test_a_match_that_would_need_what_was_left_unfilled_is_not_made_by_a_shorter_backup() -> None:
+    ranks = hybrid()
+    after_a_load(ranks)
+    shorter = PROMPT[: 5 * PAGE_TOKENS]
+
+    back_up(ranks, "r", shorter, range(5))
+
+    assert window_sources(ranks) == set()
+    assert ranks.every(lambda cache: cache.match(shorter)).host_tokens == 0
+
+
+def test_a_second_retract_saves_nothing_that_the_resume_before_it_has_not_filled() -> None:
+    ranks = hybrid()
+    known(ranks)
+    retract(ranks, BEGUN, [*GONE * 5, 5, 6])
+    ranks.settle()
+    resumed(ranks, 7)
+
+    retract(ranks, BEGUN, range(7))
+
+    assert window_sources(ranks) == {6}
+    assert state_of(ranks) is LoadState.SAVED

@@ -1,7 +1,115 @@
 """Offers: what a request that goes on elsewhere has others find."""
 
-from lockstep.ranks.config import WritePolicy
+import pytest
+
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Recurrent, SlidingWindow, WritePolicy
+from lockstep.ranks.orders import CopyToHost, Serve
+from lockstep.ranks.outside import Peers
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+
+COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
+PAGE = PageLayout(page_tokens=PAGE_TOKENS, columns=COLUMNS)
+STATE = PageLayout(page_tokens=1, columns=COLUMNS)
+PROMPT = list(range(6 * PAGE_TOKENS))
+
+
+def serving(window_host_pages: int = 10) -> RanksInTurn:
+    """Ranks that have computed and backed up a prompt page by page, with a window and states."""
+    window = SlidingWindow(
+        window_tokens=2 * PAGE_TOKENS,
+        layout=PAGE,
+        device_pages=40,
+        host_pages=window_host_pages,
+    )
+    state = Recurrent(checkpoint_tokens=PAGE_TOKENS, layout=STATE, device_pages=20, host_pages=20)
+    ranks = RanksInTurn(2, store=False, components=(window, state), peers=Peers())
+    compute(ranks, "served", PROMPT)
+    return ranks
+
+
+def compute(ranks: RanksInTurn, name: str, tokens: list[int]) -> None:
+    ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=len(tokens)))
+    for end in range(PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
+        ranks.every(lambda cache: cache.insert(name, tokens[:end], final=end == len(tokens)))
+        for executor in ranks.executors:
+            executor.obey_only(CopyToHost)
+        ranks.step()
+
+
+def serve(ranks: RanksInTurn, pages: int) -> int:
+    """Serve the first pages with what a match at their end needs; return how many that are."""
+    tokens = PROMPT[: pages * PAGE_TOKENS]
+    served = ranks.every(lambda cache: cache.serve("served", tokens, ttl_s=60, ends=True))
+    return served // PAGE_TOKENS
+
+
+def served_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
+    """Return by pool the host pages that readers may read."""
+    served: dict[str, set[int]] = {"kv": set(), "window": set(), "state": set()}
+    for order in ranks.executors[0].given(Serve):
+        for transfer in order.transfers:
+            served[transfer.pool].update(transfer.pages)
+    return served
+
+
+def written_pages(ranks: RanksInTurn) -> dict[str, set[int]]:
+    """Let others fill host memory; return by pool the host pages that were written."""
+    written: dict[str, set[int]] = {"kv": set(), "window": set(), "state": set()}
+    for number in range(12):
+        tokens = list(range(100 * (number + 1), 100 * (number + 1) + 5 * PAGE_TOKENS))
+        name = f"other {number}"
+        ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=len(tokens)))
+        ranks.every(lambda cache: cache.insert(name, tokens))
+        ranks.every(lambda cache: cache.release(name))
+        for order in ranks.executors[0].given(CopyToHost):
+            for transfer in order.transfers:
+                written[transfer.pool].update(transfer.destinations)
+        for executor in ranks.executors:
+            executor.obey_only(CopyToHost)
+        ranks.step()
+    return written
+
+
+@pytest.mark.parametrize("ends", [(6, 3), (3, 6), (2, 5, 3), (6, 4, 1)], ids=str)
+def test_no_served_page_is_written_however_many_ends_are_served(ends: tuple[int, ...]) -> None:
+    """Only what a match at the farthest end needs was pinned, and others' windows went out."""
+    ranks = serving()
+    answers = tuple(serve(ranks, end) for end in ends)
+    served = served_pages(ranks)
+
+    written = written_pages(ranks)
+
+    assert answers == ends
+    assert len(served["state"]) == len(ends)
+    assert {pool: pages & written[pool] for pool, pages in served.items()} == {
+        "kv": set(),
+        "window": set(),
+        "state": set(),
+    }
+
+
+def test_all_that_was_pinned_for_several_ends_can_leave_once_it_is_withdrawn() -> None:
+    ranks = serving()
+    before = ranks.available(1)
+    for end in (6, 3, 4):
+        serve(ranks, end)
+    during = ranks.available(1)
+
+    ranks.every(lambda cache: cache.withdraw("served"))
+    ranks.settle()
+
+    assert during == [each - pinned for each, pinned in zip(before, (6, 5, 3), strict=True)]
+    assert ranks.available(1) == before
+
+
+def test_a_pool_of_windows_is_not_pinned_beyond_its_share_for_more_and_more_ends() -> None:
+    ranks = serving(window_host_pages=7)
+
+    answers = [serve(ranks, end) for end in (6, 4, 2)]
+
+    assert answers == [6, 4, 1]
+    assert ranks.available(1)[1] == 3
 
 
 def test_what_an_offer_finds_no_room_for_is_counted_once_however_often_it_is_asked_for() -> None:

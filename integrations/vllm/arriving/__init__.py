@@ -1,0 +1,1 @@
+"""New requests: which of them are cached, and by what their items are known."""

@@ -1,0 +1,53 @@
+"""When files were used last, as their modification times say, and in which order they may leave.
+
+A page is found only behind all pages before it, so a sweep must take ends before roots. Therefore no
+file says that it was used later than the one it continues: the files of a call get times that fall from
+one to the next, from now on, or from the time of the file that the first of them continues.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+STEP_NS: Final = 1000
+"""Between the times of a page and the next; filesystems keep times at least that exactly."""
+
+
+class UseTimes:
+    """The times of the files of one call, by their position in it. Thread-safe."""
+
+    def __init__(self, root_fd: int, after: str | None = None, distance: int = 0) -> None:
+        """The first one comes `distance` files after that of the path `after`, if one is given."""
+        self._root_fd = root_fd
+        self._after = after
+        self._distance = distance
+        self._lock = threading.Lock()
+        self._first_ns: int | None = None
+
+    def mark(self, first: int, paths: Sequence[str | None]) -> None:
+        """Set the times of neighbouring files, from position `first` on; None for no file.
+
+        A file that is gone, or another user's, is as old as it says.
+        """
+        for position, path in enumerate(paths, start=first):
+            if path is None:
+                continue
+            with suppress(OSError):
+                at_ns = self._begin(path) - position * STEP_NS
+                os.utime(path, ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
+
+    def _begin(self, path: str) -> int:
+        """Return the time of position 0, by the filesystem's clock."""
+        with self._lock:
+            if self._first_ns is None and self._after is not None:
+                with suppress(OSError):
+                    self._first_ns = self._time_of(self._after) - self._distance * STEP_NS
+            if self._first_ns is None:
+                os.utime(path, dir_fd=self._root_fd, follow_symlinks=False)
+                self._first_ns = self._time_of(path)
+            return self._first_ns
+
+    def _time_of(self, path: str) -> int:
+        return os.stat(path, dir_fd=self._root_fd, follow_symlinks=False).st_mtime_ns

@@ -1,0 +1,39 @@
+"""Images in vLLM: a system prompt before them is shared, and only their contents tell them apart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.vllm.processes import Program, run_together
+from tests.kit.vllm.tiny_models import make_llava
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+SYSTEM, WHOLE = 1_984, 2_080
+"""Whole blocks of the system prompt, and of a prompt with one image."""
+
+UNDER_A_USED_UUID = 6
+"""The request whose image has the uuid of another one; the next has the same image without it."""
+
+
+def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    make_llava(tmp_path / "model")
+
+    def asked(store: str) -> list[tuple[int, list[int]]]:
+        answers = tmp_path / "answers"
+        program = Program("tests.kit.vllm.asked_of_images", (tmp_path / "model", store, answers))
+        run_together([program], tmp_path, within_s=280).check()
+        found: list[tuple[int, list[int]]] = json.loads(answers.read_text())
+        return found
+
+    alone, cached = asked(""), asked(f"file://{tmp_path}/store")
+
+    expected = [tokens for _, tokens in alone]
+    # Without Lockstep vLLM answers of the image that it has encoded under the same uuid before.
+    assert expected[UNDER_A_USED_UUID] == expected[0]
+    expected[UNDER_A_USED_UUID] = expected[UNDER_A_USED_UUID + 1]
+    assert [tokens for _, tokens in cached] == expected
+    assert [hit for hit, _ in cached] == [0, SYSTEM, WHOLE, WHOLE, WHOLE, WHOLE, 0, SYSTEM]

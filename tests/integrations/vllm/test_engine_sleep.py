@@ -1,0 +1,44 @@
+"""An engine that sleeps and wakes up under load says what it says awake, and no page of it is stale."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.vllm.group import Group, assert_exact, lockstep_connector
+from tests.kit.vllm.mixed_prompts import mixed_prompts
+from tests.kit.vllm.plan import Phase, Plan
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+PROMPTS = mixed_prompts(80)
+SLEEPS = 20
+ROUNDING = 1e-5
+"""What log-probabilities may differ by: what a request had decoded is computed with its prompt."""
+OUTPUT_TOKENS = 24
+
+
+def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
+    group: Group, tmp_path: Path
+) -> None:
+    """What was copied before and between them comes back in the last phase, from host memory."""
+    phases = [
+        Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
+        Phase(PROMPTS, "warm", OUTPUT_TOKENS),
+    ]
+    cold = Phase(PROMPTS, "cold", OUTPUT_TOKENS)
+    [awake] = group.run(Plan(model=group.model, phases=[cold], one_scheduler=True))
+
+    [result] = group.run(
+        Plan(
+            model=group.model,
+            phases=phases,
+            connector=lockstep_connector(f"file://{tmp_path}/kv", weights_change="with_name"),
+            engine={"worker_cls": "tests.kit.vllm.sleeping.SleepingWorker"},
+            one_scheduler=True,
+        )
+    )
+
+    assert_exact(awake.phases[0].outputs, [result], rounding=ROUNDING)
+    assert result.phase("asleep at times").preemptions > 0
+    assert result.phase("warm").cached_tokens > awake.phases[0].cached_tokens
+    assert result.stats["ended_by"] == ""

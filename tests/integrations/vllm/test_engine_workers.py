@@ -1,0 +1,116 @@
+"""What vLLM's calls mean to the worker's half, and to a scheduler whose workers are told of again."""
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.ranks.orders import CopyToHost, Direction, Fence
+from tests.kit.ranks.decided import DecidedRanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from lockstep.integrations.vllm.halves import UnderScheduler
+    from tests.kit.vllm.real_scheduler import Served
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(120)]
+
+BLOCK_TOKENS = 32
+PROMPT = list(range(10, 10 + 4 * BLOCK_TOKENS + 1))
+TOKENS = list(range(2 * PAGE_TOKENS))
+
+
+def imported(name: str) -> Any:
+    """Import a module that imports vLLM."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+@pytest.fixture
+def served(model: Path) -> "Served":
+    """A scheduler whose host memory has the prompt, and whose own prefix cache has nothing."""
+    served: Served = imported("tests.kit.vllm.real_scheduler").Served(model, 64)
+    served.send("first", PROMPT)
+    served.run()
+    assert served.scheduler.reset_prefix_cache()
+    return served
+
+
+def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
+    """Return the half of the first worker."""
+    made: UnderScheduler = imported("lockstep.integrations.vllm.halves").UnderScheduler(
+        ranks.workers[0], 1.0, drafts_last=drafts_last
+    )
+    return made
+
+
+def next_pass(ranks: DecidedRanksInTurn) -> Any:
+    """Return what the scheduler tells its workers in its next pass."""
+    ranks.decider.end_step()
+    metadata = imported("lockstep.integrations.vllm.halves").PassMetadata
+    return metadata(PassResult((), (), ()), ranks.decider.dispatch())
+
+
+def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
+    """VLLM 0.33 does; a second decider would begin to count its dispatches anew."""
+    served.tell_of_workers()
+    served.send("again", PROMPT)
+
+    served.run()
+
+    assert served.cached["again"] == 4 * BLOCK_TOKENS
+
+
+def test_workers_that_were_opened_anew_are_refused(served: "Served") -> None:
+    with pytest.raises(ConfigError, match="opened their caches anew; start the engine anew"):
+        served.tell_of_workers(serving_address="elsewhere")
+
+
+def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
+    ranks = DecidedRanksInTurn(1)
+    worker = half(ranks, drafts_last=False)
+    ranks.decider.back_up("r", TOKENS, range(2))
+    worker.obey(next_pass(ranks))
+    worker.begin_backups()
+
+    worker.wait_for_copies()
+
+    [executor] = ranks.executors
+    [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
+    assert fence == Fence((copy.operation,), 1.0)
+
+
+def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:
+    """VLLM 0.32's model runner V2 does. What the next step orders waits for the one after it."""
+    ranks = DecidedRanksInTurn(1)
+    worker, [executor] = half(ranks, drafts_last=True), ranks.executors
+    ranks.decider.back_up("r", TOKENS, range(2))
+    worker.obey(next_pass(ranks))
+    worker.begin_backups()
+    begun = [*executor.begun]
+
+    ranks.decider.back_up("s", [9, *TOKENS], range(2))
+    second = next_pass(ranks)
+    worker.obey(second)
+    worker.obey(second)
+    worker.begin_backups()
+
+    assert (begun, executor.begun) == ([], [Direction.TO_HOST])
+    assert (executor.begun_after, len(executor.given(CopyToHost))) == ([1], 2)
+
+
+def test_backups_that_wait_for_a_drafter_begin_before_vllm_unmaps_their_memory() -> None:
+    ranks = DecidedRanksInTurn(1)
+    worker = half(ranks, drafts_last=True)
+    ranks.decider.back_up("r", TOKENS, range(2))
+    worker.obey(next_pass(ranks))
+    worker.begin_backups()
+
+    worker.wait_for_copies()
+
+    assert ranks.executors[0].begun == [Direction.TO_HOST]

@@ -1,0 +1,101 @@
+"""LoRA adapters as PEFT writes them, and what both engines take them for."""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.integrations.sglang.identity.adapters import Adapters as SglangAdapters
+from lockstep.integrations.vllm.adapters import Adapters as VllmAdapters
+from lockstep.integrations.weights import FileDigests
+from tests.kit.vllm.sent_requests import Adapter
+
+RANK, HIDDEN = 4, 8
+SAVED_BY_PEFT: Mapping[str, Any] = {
+    "peft_type": "LORA",
+    "r": RANK,
+    "lora_alpha": 16,
+    "bias": "none",
+    "use_rslora": False,
+    "use_dora": False,
+    "base_model_name_or_path": "m",
+    "task_type": "CAUSAL_LM",
+    "inference_mode": True,
+    "lora_dropout": 0.1,
+    "init_lora_weights": True,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "megatron_core": "megatron.core",
+    "peft_version": "0.18.0",
+    "qalora_group_size": 16,
+}
+QUERIES_AND_VALUES = ("self_attn.q_proj", "self_attn.v_proj")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What SGLang knows of an adapter that it has loaded."""
+
+    lora_name: str
+    lora_path: str
+
+
+def write_adapter(
+    folder: Path,
+    modules: Iterable[str] = QUERIES_AND_VALUES,
+    *,
+    rank: int = RANK,
+    prefix: str = "base_model.model.model.layers.0",
+    sides: str = "AB",
+    **fields: Any,
+) -> Path:
+    """Write an adapter with weights for these modules, and with these fields in its config."""
+    shapes = {"A": [rank, HIDDEN], "B": [HIDDEN, rank]}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in [f"{prefix}.{each}.lora_{side}.weight" for each in modules for side in sides]:
+        end = at + 4 * rank * HIDDEN
+        header[name] = {"dtype": "F32", "shape": shapes[name[-8]], "data_offsets": [at, end]}
+        at = end
+    data = json.dumps(header).encode()
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(
+        struct.pack("<Q", len(data)) + data + bytes(at)
+    )
+    named = sorted({each.rsplit(".", 1)[-1] for each in modules})
+    config = {**SAVED_BY_PEFT, "target_modules": named, **fields}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def under_vllm(
+    folder: Path, *, options: str = "", versions: Mapping[str, str] | None = None
+) -> str:
+    """Return what vLLM takes an adapter for."""
+    digests = FileDigests(folder.parent / "digests.json")
+    found = VllmAdapters(digests, versions or {}, options=options).identify(
+        Adapter("a", str(folder))
+    )
+    assert found is not None
+    return found
+
+
+def under_sglang(
+    folder: Path,
+    *,
+    options: str = "",
+    shares: bool = True,
+    versions: Mapping[str, str] | None = None,
+) -> str:
+    """Return what SGLang takes an adapter for."""
+    digests = FileDigests(folder.parent / "digests.json")
+    loaded = {"7f": Loaded("a", str(folder))}
+    known = SglangAdapters(
+        loaded, digests, versions or {}, options=options, shares=shares, where="the config"
+    )
+    found = known.identify("7f")
+    assert found is not None
+    return found

@@ -1,0 +1,90 @@
+"""Asks one vLLM engine about images, one request after the other, and writes what it answered.
+
+A program of its own, since an engine changes how a process logs, warns and ends. Its arguments are the
+model, the URI of a store, empty for an engine without Lockstep, and the file for the answers. vLLM
+keeps no processed items, so that each request brings its own pixels, whatever a client calls them.
+"""
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm import LLM, SamplingParams
+
+from tests.kit.source_tree import ROOT
+from tests.kit.vllm.group import lockstep_connector
+from tests.kit.vllm.plan import BLOCK_TOKENS
+from tests.kit.vllm.tiny_models import IMAGE_PIXELS, IMAGE_TOKEN
+
+STAND_INS = str(ROOT / "tests" / "kit" / "sglang" / "stand_ins")
+SYSTEM = [1, *(5 + each % 400 for each in range(2_000))]
+QUESTION = list(range(100, 120))
+
+REQUESTS: list[tuple[list[int], str | None]] = [
+    ([1], None),
+    ([2], None),
+    ([1], None),
+    ([1], "a uuid"),
+    ([1, 2], None),
+    ([1], "a logo"),
+    ([3], "a logo"),
+    ([3], None),
+]
+"""The images of each request, by what they were drawn from, and what the client calls the first one."""
+
+
+def import_without_torchvision() -> None:
+    """Let vLLM import models that import torchvision, and keep Transformers from using it."""
+    known: Any = import_module("transformers.utils.import_utils")
+    utils: Any = import_module("transformers.utils")
+    known.is_torchvision_available = utils.is_torchvision_available = lambda: False
+    sys.path.append(STAND_INS)
+    # vLLM looks at a model's class in a process of its own.
+    os.environ["PYTHONPATH"] = os.pathsep.join((os.environ.get("PYTHONPATH", ""), STAND_INS))
+
+
+def image(seed: int) -> Any:
+    """Draw an image."""
+    kind: Any = import_module("PIL.Image")
+    shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
+    return kind.fromarray(np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8))
+
+
+def main() -> None:
+    """Ask, and write the answers: how many tokens were cached, and which ones came out."""
+    model, store, answers = sys.argv[1:]
+    import_without_torchvision()
+    connector = {"kv_transfer_config": lockstep_connector(store)} if store else {}
+    llm = LLM(
+        model=model,
+        dtype="float32",
+        max_model_len=3_000,
+        enforce_eager=True,
+        max_num_seqs=4,
+        seed=0,
+        block_size=BLOCK_TOKENS,
+        kv_cache_memory_bytes=64 << 20,
+        limit_mm_per_prompt={"image": 2},
+        mm_processor_cache_gb=0,
+        distributed_executor_backend="mp",
+        **connector,
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    told: list[tuple[int, list[int]]] = []
+    for seeds, uuid in REQUESTS:
+        assert llm.reset_prefix_cache()
+        tokens = [*SYSTEM, *(each for _ in seeds for each in (IMAGE_TOKEN, *QUESTION))]
+        prompt: dict[str, Any] = {
+            "prompt_token_ids": tokens,
+            "multi_modal_data": {"image": [image(each) for each in seeds]},
+        }
+        prompt |= {"multi_modal_uuids": {"image": [uuid]}} if uuid else {}
+        generate: Any = llm.generate
+        [answer] = generate([prompt], sampling, use_tqdm=False)
+        told.append((answer.num_cached_tokens, [*answer.outputs[0].token_ids]))
+    Path(answers).write_text(json.dumps(told))
+    llm.llm_engine.engine_core.shutdown()

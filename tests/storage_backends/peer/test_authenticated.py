@@ -1,0 +1,286 @@
+"""Who is read from and served: only the process that was meant, and only what it has sent."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from urllib.parse import quote
+
+import pytest
+
+from lockstep.page_format.object_header import HEADER_BYTES, encode_header, part_checksums
+from lockstep.page_format.object_name import ObjectName, name_digest
+from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.ranks.disaggregation.pages.page_server import PageServer
+from lockstep.ranks.orders import KV_POOL
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
+from lockstep.storage_backends.host_port import split_address
+from lockstep.storage_backends.peer import group as peer_group
+from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
+from lockstep.storage_backends.registry import make_backend
+from tests.kit.disaggregation.tampering import Alter, Passed, Tampering, Way, tampering, unaltered
+from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.page_servers import ServedGroup, objects_of, serving_keys
+from tests.kit.servers.ports import free_port
+from tests.kit.storage.calls import opened_at, soon
+
+SECRET = "sixteen random bytes"  # noqa: S105 - known to the groups of these tests.
+OPTIONS = f"?secret={quote(SECRET)}"
+PAGE_BYTES = 64 << 10
+LAYOUT = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=1, elements=PAGE_BYTES, dtype="uint8"),),
+)
+PAGES = 3
+NAMES = [ObjectName(NAMESPACE, key.hex(), KV_POOL, "l0-1.h0-1") for key in hashed_keys(PAGES)]
+
+
+async def outcomes_of(backend: StorageBackend, group: ServedGroup) -> list[ReadOutcome]:
+    """Read all pages; fails where one that is OK has other bytes than the rank has."""
+    buffers = [bytearray(PAGE_BYTES) for _ in NAMES]
+    shape = group.objects[0].shape(KV_POOL)
+    reads = [
+        Read(name, (memoryview(each),), shape) for name, each in zip(NAMES, buffers, strict=True)
+    ]
+    outcomes = await backend.read(reads, deadline=soon())
+    pages = group.objects[0].page_views(KV_POOL, range(PAGES))
+    assert all(
+        buffer == page
+        for buffer, page, outcome in zip(buffers, pages, outcomes, strict=True)
+        if outcome is ReadOutcome.OK
+    )
+    return outcomes
+
+
+@asynccontextmanager
+async def on_the_way(alter: Alter) -> AsyncGenerator[tuple[Tampering, ServedGroup]]:
+    """A group whose readers reach it through what alters frames, as a host on the way could."""
+    port, relay_port = free_port(), free_port()
+    with ExitStack() as stack:
+        group = stack.enter_context(
+            serving_keys(
+                PAGES, LAYOUT, secret=SECRET, ports=[port], reached_at=f"127.0.0.1:{relay_port}"
+            )
+        )
+        async with tampering(f"127.0.0.1:{port}", alter, relay_port) as (wire, _):
+            yield wire, group
+
+
+def flipped(raw: bytes, at: int) -> bytes:
+    changed = bytearray(raw)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def forged(passed: Passed) -> bytes:
+    """The same answer with pages of a forger, under right checksums."""
+    shape = LAYOUT.shard(0, 1).shape
+    plan = shape.plan(shape.present)
+    page = memoryview(b"\xee" * PAGE_BYTES)
+    checksums = part_checksums(plan.sizes, [page])
+    headers = [
+        encode_header(name, name_digest(name) or b"", shape.present, plan, checksums)
+        for name in NAMES
+    ]
+    return passed.head + b"".join(each + bytes(page) for each in headers) + passed.attached[-16:]
+
+
+def only(kind: type[Message], change: Callable[[Passed], list[bytes]]) -> Callable[[], Alter]:
+    """Change the first message of a kind, and pass all else on."""
+
+    def make() -> Alter:
+        left = [kind]
+
+        def alter(passed: Passed) -> list[bytes]:
+            if type(passed.message) not in left:
+                return [passed.raw]
+            left.clear()
+            return change(passed)
+
+        return alter
+
+    return make
+
+
+def swapped(kind: type[Message]) -> Callable[[], Alter]:
+    """Hold back the first message of a kind until the next one of its side has passed."""
+
+    def make() -> Alter:
+        left, held = [kind], list[Passed]()
+
+        def alter(passed: Passed) -> list[bytes]:
+            if type(passed.message) in left:
+                left.clear()
+                held.append(passed)
+                return []
+            if [each.way for each in held] == [passed.way]:
+                return [passed.raw, held.pop().raw]
+            return [passed.raw]
+
+        return alter
+
+    return make
+
+
+ALTERATIONS: dict[str, Callable[[], Alter]] = {
+    "a byte of an answer's length": only(Pages, lambda p: [flipped(p.head, 4) + p.attached]),
+    "a byte of an answer's control": only(Pages, lambda p: [flipped(p.head, 14) + p.attached]),
+    "a byte of an answer's tag": only(Pages, lambda p: [flipped(p.head, -1) + p.attached]),
+    "a byte of an object's header": only(Pages, lambda p: [p.head + flipped(p.attached, 9)]),
+    "a byte of a page": only(Pages, lambda p: [p.head + flipped(p.attached, HEADER_BYTES + 9)]),
+    "a byte of the pages' tag": only(Pages, lambda p: [p.head + flipped(p.attached, -1)]),
+    "forged pages": only(Pages, lambda p: [forged(p)]),
+    "an answer that says nothing is there": only(
+        Told, lambda p: [encode(Told(1, bytes(PAGES))) + p.head[-16:]]
+    ),
+    "an answer twice": only(Told, lambda p: [p.raw, p.raw]),
+    "an answer left out": only(Told, lambda p: []),
+    "answers in another order": swapped(Told),
+    "a byte of a question": only(Ask, lambda p: [flipped(p.head, 14)]),
+    "a byte of a fetch": only(Fetch, lambda p: [flipped(p.head, -20)]),
+    "a question twice": only(Ask, lambda p: [p.raw, p.raw]),
+    "a question left out": only(Ask, lambda p: []),
+    "questions in another order": swapped(Ask),
+}
+
+
+@pytest.mark.parametrize("make", ALTERATIONS.values(), ids=ALTERATIONS)
+async def test_a_frame_that_is_altered_on_its_way_fails_what_was_asked_and_the_next_call_goes_well(
+    make: Callable[[], Alter], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_the_way(make()) as (wire, group), opened_at(group.uri + OPTIONS) as backend:
+        async with asyncio.TaskGroup() as both:
+            there = both.create_task(backend.exists(NAMES, deadline=soon()))
+            read = both.create_task(outcomes_of(backend, group))
+        later = await outcomes_of(backend, group)
+
+    failed = there.result() == [False] * PAGES or read.result() == [ReadOutcome.FAILED] * PAGES
+    assert failed, (there.result(), read.result())
+    assert later == [ReadOutcome.OK] * PAGES
+    assert wire.connections == 2
+    assert "a frame that is not authentic" in caplog.text
+
+
+async def test_pages_come_as_they_are_where_nothing_is_altered() -> None:
+    async with on_the_way(unaltered) as (wire, group), opened_at(group.uri + OPTIONS) as backend:
+        assert await backend.exists(NAMES, deadline=soon()) == [True] * PAGES
+        assert await outcomes_of(backend, group) == [ReadOutcome.OK] * PAGES
+
+    assert wire.connections == 1
+    assert bytes(group.objects[0].page_views(KV_POOL, [0])[0]) in wire.said[Way.SERVER]
+
+
+async def test_a_relay_at_another_address_is_refused_although_it_passes_on_every_byte(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving_keys(PAGES, LAYOUT, secret=SECRET) as group:
+        async with tampering(group.servers[0].address) as (wire, address):
+            with pytest.raises(UnprovenError, match=f"{address} is not its address"):
+                await make_backend(f"peer://{address}{OPTIONS}").open()
+
+    assert len(wire.said[Way.SERVER]) == 44 + 33
+    assert f"means '{address}', which is not an address of this one" in caplog.text
+
+
+async def test_what_a_reader_has_said_once_admits_nobody_again() -> None:
+    with ExitStack() as stack:
+        async with on_the_way(unaltered) as (wire, group):
+            async with opened_at(group.uri + OPTIONS) as backend:
+                await outcomes_of(backend, group)
+            said = wire.said[Way.READER]
+            sock = stack.enter_context(
+                socket.create_connection(split_address(wire.target), timeout=PATIENCE_S)
+            )
+            sock.sendall(said)
+            answer = await asyncio.to_thread(received_to_the_end, sock)
+
+    assert answer[44:] == b"\1" + bytes(32)
+
+
+def received_to_the_end(sock: socket.socket) -> bytes:
+    got = b""
+    with suppress(ConnectionResetError):
+        while some := sock.recv(1 << 16):
+            got += some
+    return got
+
+
+@pytest.mark.parametrize(
+    ("bound", "reached_at", "meant"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("127.0.0.1", "", "localhost"),
+        ("127.0.0.1", "", "LocalHost"),
+        ("127.0.0.1", "prefill.example", "127.0.0.1"),
+        ("0.0.0.0", "prefill.example", "127.0.0.1"),  # noqa: S104 - any address is one of its own.
+        ("0.0.0.0", "prefill.example", "127.1.2.3"),  # noqa: S104
+        ("[::]", "prefill.example", "127.0.0.1"),
+        ("[::]", "prefill.example", "[::1]"),
+    ],
+)
+async def test_a_rank_is_read_from_by_each_address_that_is_its_own(
+    bound: str, reached_at: str, meant: str
+) -> None:
+    port = free_port()
+    objects = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1)
+    server = PageServer(objects, f"{bound}:{port}", secret=SECRET, reached_at=reached_at)
+    server.open([server.rank])
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        async with opened_at(f"peer://{meant}:{port}{OPTIONS}") as backend:
+            assert await backend.exists(NAMES[:1], deadline=soon()) == [False]
+
+
+async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port() -> None:
+    """The reader hears of the second rank from the first."""
+    layout = PageLayout(
+        page_tokens=1,
+        columns=(Column(name="kv", layers=1, heads=2, elements=64, dtype="uint8"),),
+    )
+    async with AsyncExitStack() as stack:
+        servers: list[PageServer] = []
+        for rank in range(2):
+            port, told = free_port(), free_port()
+            await stack.enter_async_context(tampering(f"127.0.0.1:{port}", unaltered, told))
+            objects = objects_of(layout, ShardPlace.of(rank, 2), pages=1)
+            servers.append(
+                PageServer(
+                    objects,
+                    f"127.0.0.1:{port}",
+                    secret=SECRET,
+                    reached_at=f"127.0.0.1:{told}",
+                )
+            )
+            stack.callback(servers[-1].close)
+        group = ServedGroup(servers, ())
+        for server in servers:
+            server.open([each.rank for each in servers])
+        group.serve(hashed_keys(1))
+        backend = await stack.enter_async_context(opened_at(group.uri + OPTIONS))
+        shards = [dict(each.rank.shards)[KV_POOL] for each in servers]
+        names = [NAMES[0]._replace(shard=shard) for shard in shards]
+
+        assert len(set(shards)) == 2
+        assert await backend.exists(names, deadline=soon()) == [True, True]
+
+
+@pytest.mark.parametrize(("left_alone_s", "again"), [(UNPROVEN_S, False), (0.0, True)])
+async def test_where_an_impostor_answers_nobody_connects_again_for_a_while(
+    left_alone_s: float,
+    again: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(peer_group, "UNPROVEN_S", left_alone_s)
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        with serving_keys(PAGES, LAYOUT, secret=SECRET, ports=[port]) as group:
+            backend = await stack.enter_async_context(opened_at(group.uri + OPTIONS))
+            before = await outcomes_of(backend, group)
+        with serving_keys(PAGES, LAYOUT, secret=SECRET[::-1], ports=[port]) as group:
+            seen = [await outcomes_of(backend, group) for _ in range(4)]
+
+    assert before == [ReadOutcome.OK] * PAGES
+    assert seen == [[ReadOutcome.FAILED] * PAGES] * 4
+    assert (caplog.text.count("is refused") > 1) is again

@@ -243,10 +243,15 @@ class HostCache(RankCache):
     def awaits_room(self, request: str) -> bool:
         """Say whether host memory had no room for all of the request's last `back_up`.
 
-        Once an operation has ended there may be: `back_up` again, with the same tokens and the pages
-        that hold them then.
+        Or a copy has failed. `back_up` again when `backup_is_due`, with the same tokens and the pages
+        that hold them then. A prompt that is longer than host memory takes several such calls. A
+        request that is released or fenced meanwhile gives it up, which the metrics count.
         """
         return self._replica.awaits_room(request)
+
+    def backup_is_due(self, request: str) -> bool:
+        """Say whether a backup that awaits room may find some: an operation has ended since."""
+        return self._replica.backup_is_due(request)
 
     def awaits_copies(self, request: str) -> bool:
         """Say whether copies of the request's device pages are waited for; one that hangs is not."""

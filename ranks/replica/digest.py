@@ -37,6 +37,7 @@ def state_digest(replica: Replica) -> int:
             add(pool.name, pool.free_pages().tobytes())
     for backlog in prefixes.residence.backlogs:
         add([node.id for node in backlog.nodes()], sorted(backlog.pages.items()))
+        add(sorted(backlog.lost.items()), list(backlog.awaited.items()))
     for node in prefixes.tree.nodes():
         add(*_node(node))
     for operation in replica.agenda.in_flight.values():
@@ -53,7 +54,7 @@ def state_digest(replica: Replica) -> int:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
         add(request.prefix, request.saved_from, *(run.tobytes() for run in request.own))
         add([run.tobytes() for run in request.saved or ()], request.computed, request.tail)
-        add(sorted(request.ends), request.awaits_room)
+        add(sorted(request.ends))
         add(sorted(request.checkpoints), request.priority, request.fetched, sorted(request.copies))
     return digest.intdigest() >> 1
 

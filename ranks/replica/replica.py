@@ -151,9 +151,12 @@ class Replica:
         return self._owned.page_table(self.requests.known(name), pool)
 
     def awaits_room(self, name: str) -> bool:
-        """Say whether host memory had no room for all that a request has lent last. Reads only."""
-        request = self.requests.get(name)
-        return request is not None and request.awaits_room
+        """Say whether not all could be copied that a request has lent last. Reads only."""
+        return name in self.prefixes.residence.not_on_host.awaited
+
+    def backup_is_due(self, name: str) -> bool:
+        """Say whether a backup that awaits room may find some by now. Reads only."""
+        return self.backing_up.lender_is_due(name)
 
     @property
     def unwritten(self) -> dict[Undone, int]:

@@ -171,8 +171,6 @@ class Request:
     ends: frozenset[int] = frozenset()
     """Positions, in pages, at which other requests' matches may end: where its tokens part from what
     was cached, and the end of its prompt. Kept for models with a window."""
-    awaits_room: bool = False
-    """Whether host memory had no room for all that it has lent last for a backup."""
     saved: list[PageRun] | None = None
     """By component, once it is retracted, or its tail was brought: host pages that hold what is its
     own."""

@@ -43,13 +43,17 @@ class Store:
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
         """Keys of full attention that not every rank's store has, as all of them have answered."""
 
+        self.lately: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
+        """Objects, by pool and key, that were written while a backup of lent pages waited for room."""
+
     def attach(self, next_operation: int) -> None:
         """Use another store. What those before keep in quarantine is not held against it."""
         self.attached = True
         self.number += 1
         self._first_operation = next_operation
-        # They tell what the store before did not have.
+        # They tell what the store before did not have, or had.
         self.forget_all_misses()
+        self.lately.clear()
         self._changed("attached")
 
     def detach(self, reason: str = "") -> None:
@@ -157,6 +161,18 @@ class Store:
         # The keys of other pools mean other objects, and forgetting costs no more than a question.
         self.absences.forget(keys)
 
+    def note_lately(self, pool: str, keys: Sequence[bytes]) -> None:
+        """Remember for a while that objects were written, whether or not their nodes stay."""
+        for key in keys:
+            self.lately.add((pool, key), self._clock.agreed_ms)
+
+    def count_lately(self, pool: str, keys: Sequence[bytes]) -> int:
+        """Return how many of the first objects were written lately."""
+        for index, key in enumerate(keys if len(self.lately) else ()):
+            if not self.lately.has((pool, key), self._clock.agreed_ms):
+                return index
+        return len(keys) if len(self.lately) else 0
+
     def forget_all_misses(self) -> None:
         """Ask again for everything."""
         self.misses.clear()
@@ -165,6 +181,7 @@ class Store:
     def forget_old_misses(self) -> None:
         """Ask again for what was not to be had long ago."""
         self.misses.forget_old(self._clock.agreed_ms)
+        self.lately.forget_old(self._clock.agreed_ms)
         self.absences.forget_old(self._clock.agreed_ms)
 
     def _changed(self, state: str, reason: str = "") -> None:

@@ -184,11 +184,8 @@ class LentDevice:
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
-        begun = self._backing_up.write_through(
-            node, self._lent(request, tokens, node.end, runs), tells=not request.awaits_room
-        )
-        request.awaits_room = not begun.complete
-        for number in begun.operations:
+        lent = self._lent(request, tokens, node.end, runs)
+        for number in self._backing_up.back_up_lent(node, lent):
             self.copies.began(request, number)
         last = covered(node)
         self._prefixes.residence.prune(node)
@@ -200,6 +197,7 @@ class LentDevice:
         The request goes on as one that has computed nothing.
         """
         self.require_no_copy(request)
+        self._backing_up.lender_gave_up(request.id)
         copies = self.copies.of(request)
         request.copies.clear()
         self._requests.move(request, Event.FENCE)
@@ -268,6 +266,7 @@ class LentDevice:
     def release(self, request: Request) -> bool:
         """See `Device`."""
         self._saving.let_go(request)
+        self._backing_up.lender_gave_up(request.id)
         return self.copies.leave(request)
 
     def quarantined(self, operation: Copy) -> None:

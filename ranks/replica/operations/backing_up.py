@@ -14,8 +14,7 @@ A path that is longer than host memory can never be there as a whole: what does 
 host pages that no node gets, written to the store from there, and given back.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import InternalError
@@ -25,7 +24,7 @@ from ..basis import Basis
 from ..notices import Cause, NotBegun
 from ..pages import PageRun
 from ..requests import Requests
-from ..tree.backlog import Undone
+from ..tree.backlog import Awaited, Undone
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
@@ -40,14 +39,6 @@ _ENDS_MAX = 4
 """So many earlier ends of a path are looked at when it is backed up."""
 _PASSING_SHARE = 4
 """At most one part in so many of host memory is used for pages that only pass through it."""
-
-
-class Begun(NamedTuple):
-    """What a backup has begun."""
-
-    operations: tuple[int, ...] = ()
-    complete: bool = True
-    """Whether nothing is left to do for it but what has begun."""
 
 
 class BackingUp:
@@ -98,7 +89,7 @@ class BackingUp:
         tells: bool = True,
         again: bool = False,
         passes: bool = True,
-    ) -> Begun:
+    ) -> tuple[int, ...]:
         """Back up what of the path to `node` is not on the host, from the top as far as there is room.
 
         From the top, since a backed-up child implies a backed-up parent. What is copied are the
@@ -106,17 +97,20 @@ class BackingUp:
         unless it was told before (`tells`). If it is done `again`, all is copied or nothing: paths that
         wait for room would otherwise evict parts of each other without end. Unless it `passes`, no part
         of the path leaves host memory for the rest. What is there already is offered to the store.
+        Returns the operations that have begun.
         """
         if not self._config.host_pages:
-            return Begun()
+            return ()
         residence = self._prefixes.residence
         too_long = passes and self._is_too_long(node)
         if again and too_long and self._persisting.pauses.blocks:
             # Its parts would only evict each other: none of them can go on to the store now.
             self._postpone([node], lent, tells=tells)
-            return Begun(complete=False)
+            return ()
         ends = self._ends(node, lent, again=again)
         self._cut(node, ends, lent)
+        if lent is not None and too_long:
+            self._persisting.recall(node)
         # What is on the host of the path must stay there while room is made beside it.
         pins = [pin for end in ends for pin in residence.hold(HOST, end)]
         room = [residence.available(HOST, each.index) for each in self._components]
@@ -138,7 +132,30 @@ class BackingUp:
             left_out = [] if complete else left_out
         self._postpone(left_out, lent, tells=tells)
         self._persisting.offer_path(node)
-        return Begun(operations, not (left_out and self._can_ever_be_whole(node)))
+        return operations
+
+    def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:
+        """Back up the path to `node` from lent pages; return the operations that have begun.
+
+        What is left to do for it is in `Backlog.awaited`, until the engine gives the pages again.
+        """
+        again = lent.request in self._prefixes.residence.not_on_host.awaited
+        if again:
+            # The next pause begins, if copies have failed.
+            self.pauses.allow()
+        return self.write_through(node, lent, tells=not again, again=again)
+
+    def lender_is_due(self, name: str) -> bool:
+        """Say whether a backup of a request's that waits may come further by now. Reads only."""
+        awaited = self._prefixes.residence.not_on_host.awaited.get(name)
+        if awaited is None or self.pauses.blocks:
+            return False
+        store_goes_on = awaited.store_paused and not self._persisting.pauses.blocks
+        return store_goes_on or awaited.ended != self._agenda.ended
+
+    def lender_gave_up(self, name: str) -> None:
+        """Count what a request does not lend any more as lost, if its backup was to go on."""
+        self._prefixes.residence.not_on_host.lender_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
         """Return the device pages from which host memory gets what it lacks, if they are there."""
@@ -233,7 +250,7 @@ class BackingUp:
         pieces: list[Missing] = []
         for component in self._components[1:]:
             index, needed_from = component.index, component.needed_from(end.end)
-            first = self._first_kept(component, end) if lent is None else needed_from
+            first = self._first_kept(component, end)
             for each in end.path():
                 if each.end <= first:
                     break
@@ -250,7 +267,7 @@ class BackingUp:
         for end in ends:
             self._prefixes.cut_for(end)
             for component in self._components[1:]:
-                if component.per_page and lent is None:
+                if component.per_page:
                     self._prefixes.cut(node, self._first_kept(component, end))
         for component in self._components[1:]:
             if component.per_page and lent is not None:
@@ -351,19 +368,26 @@ class BackingUp:
 
     def _to_pass_on(self, node: Node, lent: Lent | None) -> list[Missing]:
         """Return what of the path to `node` the device has, and neither host memory nor the store."""
+        return [each for each in self._passing(node, lent) if self._persisting.lacks(*each)]
+
+    def _passing(self, node: Node, lent: Lent | None) -> list[Missing]:
+        """Return what of the path to `node` the device has, and neither host memory nor the store.
+
+        With what is being written to the store, from pages that no node has.
+        """
         wanted = [
             (each, 0)
             for each in node.path_down()
             if each.values[HOST][0] is None
             and not each.is_to_have(HOST, 0)
-            and self._persisting.lacks(each, 0)
+            and not self._persisting.has(each, 0)
             and self.source((each, 0), lent) is not None
         ]
         for end in self._ends(node, lent, again=True):
             wanted += [
                 each
                 for each in self._for_matches(end, lent) or ()
-                if each not in wanted and self._persisting.lacks(*each)
+                if each not in wanted and not self._persisting.has(*each)
             ]
         return wanted
 
@@ -374,7 +398,8 @@ class BackingUp:
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            return (), True
+            # A write may fail yet, and what is lent cannot be given again then.
+            return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
         taken = self._take_for_passing(wanted)
@@ -401,7 +426,8 @@ class BackingUp:
             for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        return (self._begin(node, chosen, lent, taken),), complete
+        # Of what is lent, the engine is to wait for the writes as well.
+        return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
         """Take pages of each component for some of what is wanted; None if not even for the first."""
@@ -426,29 +452,45 @@ class BackingUp:
         """Leave what there is no room for to later tries; what is lent its engine gives again."""
         if ends and tells:
             self._outbox.notices.append(NotBegun(Kind.BACKUP))
-        if lent is not None:
-            return
+        not_on_host = self._prefixes.residence.not_on_host
+        ends = [each for each in ends if self._can_ever_be_whole(each)]
+        if lent is not None and not ends:
+            not_on_host.lender_is_done(lent.request)
         for node in ends:
-            if not self._can_ever_be_whole(node):
-                continue
-            pages = sum(
-                self._components[index].pages_of(each.width)
+            missing = [
+                (each, index)
                 for each, index in lacking(self._components, node, HOST)
                 if not each.is_to_have(HOST, index)
-            )
-            self._prefixes.residence.not_on_host.add(node, Undone.NO_HOST_ROOM, pages)
+            ]
+            if lent is not None:
+                self._await(lent.request, Undone.NO_HOST_ROOM, self._pages_of(missing))
+            else:
+                not_on_host.add(node, Undone.NO_HOST_ROOM, self._pages_of(missing))
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
         """Leave to a later try what a copy has not brought; what is lent its engine gives again."""
-        request = self._requests.get(operation.lender) if operation.lender else None
-        if not lost:
-            return
-        if request is not None:
-            request.awaits_room = True
-        if not operation.lent:
+        not_on_host = self._prefixes.residence.not_on_host
+        pages = self._pages_of(lost)
+        if lost and not operation.lent:
             node = max((segment.node for segment in lost), key=lambda node: node.end)
-            pages = sum(self._components[index].pages_of(each.width) for each, index in lost)
-            self._prefixes.residence.not_on_host.add(node, Undone.COPY_FAILED, pages)
+            not_on_host.add(node, Undone.COPY_FAILED, pages)
+        elif lost and self._still_lends(operation):
+            self._await(operation.lender, Undone.COPY_FAILED, pages)
+        elif lost:
+            not_on_host.lost[Undone.COPY_FAILED] += pages
+
+    def _still_lends(self, operation: Backup | Retract) -> bool:
+        """Say whether a request lends what an operation has copied, and has not fenced it since."""
+        request = self._requests.get(operation.lender)
+        return request is not None and operation.id in request.copies
+
+    def _await(self, lender: str, cause: Undone, pages: int) -> None:
+        paused = self._persisting.pauses.blocks or self._persisting.is_full
+        awaited = Awaited(cause, pages, self._agenda.ended, paused)
+        self._prefixes.residence.not_on_host.lender_waits(lender, awaited)
+
+    def _pages_of(self, pieces: Iterable[tuple[Node, int]]) -> int:
+        return sum(self._components[index].pages_of(node.width) for node, index in pieces)
 
     def _begin(
         self,

@@ -110,6 +110,30 @@ class Persisting:
             or any(_writes(mark, Segment(node, component)) for mark in node.marks)
         )
 
+    def has(self, node: Node, component: int) -> bool:
+        """Say whether the store has a node's pages of a component, as far as is known."""
+        return self._store.has(node, component)
+
+    def recall(self, node: Node) -> None:
+        """Note on the path to `node` what was written of it lately, though its nodes were not kept.
+
+        Nodes that have no pages leave the tree; where an engine lends pages, those of a path that is
+        longer than host memory do so while the rest is still to be written.
+        """
+        for each in node.path_down():
+            for component in self._prefixes.components:
+                index = component.index
+                if each.values[HOST][index] is not None or not self.lacks(each, index):
+                    continue
+                pool, keys = self._named(Segment(each, index))
+                known = self._store.count_lately(pool, keys)
+                if 0 < known < each.width and not index:
+                    self._prefixes.split(each, known)
+                    assert each.parent is not None
+                    self._store.note_written(each.parent, index, 0, self._store.time)
+                elif known == len(keys):
+                    self._store.note_written(each, index, 0, self._store.time)
+
     def keeps(self, node: Node) -> bool:
         """Say whether what is cached at `node` is to be written to the store that is attached."""
         return self._keeps(node)
@@ -170,6 +194,8 @@ class Persisting:
             assert operation.used_at is not None
             self._store.note_written(segment.node, segment.component, len(keys), operation.used_at)
             self._store.forget_misses(pool, keys)
+            if self._prefixes.residence.not_on_host.awaited:
+                self._store.note_lately(pool, keys)
             after = b""
             named: tuple[bytes, ...] = ()
             if self._names_pages and not segment.component:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from enum import StrEnum
+from typing import NamedTuple
 
 from .node import Node
 
@@ -19,6 +20,17 @@ class Undone(StrEnum):
     """Too many writes to the store were waiting."""
 
 
+class Awaited(NamedTuple):
+    """A backup of pages that a request lends, of which not all could begin or go well."""
+
+    cause: Undone
+    pages: int
+    ended: int
+    """How many operations had ended when it was tried last."""
+    store_paused: bool
+    """Whether it had to wait for the store then."""
+
+
 class Backlog:
     """The ends of these paths, in the order in which they are tried again.
 
@@ -34,6 +46,8 @@ class Backlog:
         """How many pages were left undone when the entries were made, by cause."""
         self.lost: Counter[Undone] = Counter()
         """Pages that left memory before they were written, by cause."""
+        self.awaited: dict[str, Awaited] = {}
+        """Of pages that an engine lends, by request: the engine gives them again, or gives up."""
 
     def __contains__(self, node: Node) -> bool:
         """Say whether a node has an entry."""
@@ -56,6 +70,20 @@ class Backlog:
         self._entries[node] = cause, pages
         self.pages[cause] += pages
         node.ends += 1
+
+    def lender_waits(self, request: str, awaited: Awaited) -> None:
+        """Note what was tried last of a backup of lent pages that is not complete."""
+        self.lender_is_done(request)
+        self.awaited[request] = awaited
+        self.pages[awaited.cause] += awaited.pages
+
+    def lender_is_done(self, request: str, *, gave_up: bool = False) -> None:
+        """Forget that a request's backup waits; if its engine `gave_up`, its pages are lost."""
+        awaited = self.awaited.pop(request, None)
+        if awaited is not None:
+            self.pages[awaited.cause] -= awaited.pages
+            if gave_up:
+                self.lost[awaited.cause] += awaited.pages
 
     def take(self) -> tuple[Node, Undone, int] | None:
         """Remove the first entry and return it; None if there is none."""

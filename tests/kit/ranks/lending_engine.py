@@ -1,7 +1,8 @@
 """A rank of an engine that owns its device pages, and lends them to a `HostCache`.
 
 It is asked for what a `Cache` is asked for, so that both run the same programs. Its pages have other
-numbers on each rank, and it overwrites what a request gives back.
+numbers on each rank, and it overwrites what a request gives back. A request that has left keeps its
+pages as long as its backup waits for room.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from lockstep.ranks.config import CacheConfig, Recurrent
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.host_cache import HostCache, PagesByPool
+from lockstep.ranks.member import Flushed
 from lockstep.ranks.messages import Inbox
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.rank_cache import RankCache
@@ -76,6 +78,12 @@ class LendingEngine(HostCache):
     _device: Allocated
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
+    _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
+    """What was lent for backups that may have to wait for room, by request: the first ones first."""
+    _ended: set[str]
+    """Those of these requests that have left."""
+    keeps_states = False
+    """Whether an insert that ends with a page lends the state: the test leaves it as it is."""
 
     @classmethod
     def start(cls, config: CacheConfig, member: Collective, *, inbox: Inbox) -> "LendingEngine":
@@ -86,6 +94,7 @@ class LendingEngine(HostCache):
         made = cls.open(without, device.lent(), member, inbox=inbox)
         assert isinstance(made, LendingEngine)
         made._device, made._tables, made._leaving = device, {}, {}
+        made._waiting, made._ended = {}, set()
         return made
 
     @property
@@ -108,11 +117,16 @@ class LendingEngine(HostCache):
         return Admission(0, found, 0, None)
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
-        """Back up whole pages, but for the state, which the request changes in place."""
+        """Back up whole pages, and the state only where the request does not change it in place."""
         del final
         lent = self._lends(request, len(tokens) - len(tokens) % self.config.layout.page_tokens)
-        states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
-        return self.back_up(request, tokens, lent | dict.fromkeys(states, ()))
+        if not self.keeps_states:
+            states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
+            lent |= dict.fromkeys(states, ())
+        if not self.awaits_room(request):
+            self._waiting[request] = []
+        self._waiting[request].append((tokens, lent))
+        return self.back_up(request, tokens, lent)
 
     def retract(
         self, request: str, tokens: Tokens, device_pages: "PagesByPool | None" = None
@@ -136,7 +150,11 @@ class LendingEngine(HostCache):
         return answer
 
     def release(self, request: str) -> bool:
-        """Forget a request; its pages come back once no copy touches them."""
+        """Forget a request; its pages come back once no copy touches them, and none waits for room."""
+        if self.awaits_room(request):
+            self._ended.add(request)
+            return False
+        self._waiting.pop(request, None)
         freed, table = super().release(request), self._tables.pop(request, {})
         if freed:
             self._device.give_back(table)
@@ -150,6 +168,11 @@ class LendingEngine(HostCache):
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Take a step, and pages back from requests that have left or are saved."""
+        for request in filter(self.backup_is_due, list(self._waiting)):
+            self._back_up_again(request)
+        for request in [each for each in self._ended if not self.awaits_room(each)]:
+            self._ended.remove(request)
+            self.release(request)
         self.begin_loads()
         self.begin_backups()
         super().step(idle_s=idle_s)
@@ -159,18 +182,34 @@ class LendingEngine(HostCache):
             if self.load_state(request) is LoadState.SAVED:
                 self._device.give_back(self._tables.pop(request))
 
+    def _back_up_again(self, request: str) -> None:
+        waiting = self._waiting[request]
+        while waiting:
+            self.back_up(request, *waiting[0])
+            if self.awaits_room(request):
+                return
+            waiting.pop(0)
+
+    def flush(self) -> Flushed:
+        """Flush until no backup comes further."""
+        flushed = super().flush()
+        while any(map(self.backup_is_due, self._waiting)):
+            flushed = super().flush()
+        return flushed
+
     def _allocate(self, request: str, cached: int, total: int) -> None:
         unit = self.config.layout.page_tokens
         first, count = self.needed_from(cached), -(-total // unit)
+        states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
         self._tables[request] = {
-            pool: self._take(pool, NO_PAGE, first[pool] // unit, count) for pool in first
+            pool: self._take(pool, 0, 1)
+            if pool in states
+            else self._take(pool, first[pool] // unit, count)
+            for pool in first
         }
-        for each in self.config.components:
-            if isinstance(each, Recurrent):
-                self._tables[request][each.pool] = self._take(each.pool, NO_PAGE, 0, 1)
 
-    def _take(self, pool: str, none: int, gone: int, count: int) -> list[int]:
-        return [none] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
+    def _take(self, pool: str, gone: int, count: int) -> list[int]:
+        return [NO_PAGE] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
 
     def _lends(self, request: str, tokens: int) -> dict[str, Sequence[int]]:
         """Return what a request lends for its first tokens."""

@@ -1,0 +1,169 @@
+"""What was served is found in the next life, as far as the write policy promises.
+
+Under write-through that is all but the last token's page, whatever the first life came through: a store
+that refused some writes, host memory that was full for a moment, or is smaller than a prompt.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import count
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
+from lockstep.ranks.messages import Backlog
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.requests import LoadState
+from tests.kit.ranks.lending_engine import LendingEngine
+
+PAGE = 4
+PROMPT_PAGES = 10
+DEVICE_PAGES = 96
+ROOM_FOR_ALL, ROOM_FOR_ONE, LESS_THAN_ONE = 200, 14, 8
+LAYOUT = PageLayout(page_tokens=PAGE, columns=(Column(name="kv", layers=1, heads=2, elements=4),))
+STATE = PageLayout(page_tokens=1, columns=(Column(name="state", layers=1, heads=2, elements=4),))
+IDLE_S = 0.002
+STEPS_MAX = FLUSHES_MAX = 2_000
+REFUSES = "fault+{}fault.seed=3&fault.error=0.1"
+"""Each tenth key, drawn anew for each call."""
+
+_NAMES = count()
+
+
+class LendingStates(LendingEngine):
+    """An engine that keeps the state at each checkpoint in a slot that nothing changes."""
+
+    keeps_states = True
+
+
+WINDOW = SlidingWindow(
+    window_tokens=3 * PAGE, layout=LAYOUT, device_pages=DEVICE_PAGES, host_pages=ROOM_FOR_ALL
+)
+STATES = Recurrent(checkpoint_tokens=PAGE, layout=STATE, device_pages=48, host_pages=ROOM_FOR_ALL)
+MODELS: dict[str, tuple[ComponentConfig, ...]] = {
+    "plain": (),
+    "window": (WINDOW,),
+    "window and states": (WINDOW, STATES),
+}
+STORES = {
+    "file": "file://{folder}/kv?durability=none&",
+    "3fs": "3fs://{folder}/kv?index=sqlite://{folder}/index.db&slot_bytes=20480&",
+    "memory": "memory://{name}?",
+}
+
+
+@contextmanager
+def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
+    """Give the cache of a group of one rank, or an engine that stands for it."""
+    member = InProcessGroup(1).member(0)
+    start = owner.start if issubclass(owner, LendingEngine) else Cache.open
+    with closing(cast("Callable[..., Cache]", start)(config, member, inbox=Backlog())) as cache:
+        yield cache
+
+
+def until(cache: Cache, done: Callable[[], bool]) -> None:
+    """Step until something is so."""
+    for _ in range(STEPS_MAX):
+        if done():
+            return
+        cache.step(idle_s=IDLE_S)
+    raise AssertionError("what was waited for did not come")
+
+
+def serve(cache: Cache, tokens: list[int]) -> int:
+    """Serve a prompt as an engine does; return how many of its tokens were cached."""
+    name, prompt = f"r{next(_NAMES)}", tokens[:-1]
+    answers: list[object] = []
+    cache.prefetch(name, prompt)
+    until(cache, lambda: cache.prefetch_done(name))
+
+    def admitted() -> bool:
+        answers.append(cache.load_back(name, prompt, reserve_tokens=len(tokens)))
+        return isinstance(answers[-1], Admission)
+
+    until(cache, admitted)
+    until(cache, lambda: cache.load_state(name) is not LoadState.LOADING)
+    answer = cast("Admission", answers[-1])
+    # Where a state is to be kept: the engine ends a chunk there.
+    last_page = len(prompt) // PAGE * PAGE
+    if cache.config.components and last_page > answer.cached_tokens:
+        cache.insert(name, tokens[:last_page], final=False)
+        cache.step()
+    cache.insert(name, tokens)
+    cache.release(name)
+    cache.step()
+    return answer.cached_tokens
+
+
+def write_all(cache: Cache) -> None:
+    """Let everything be written, however often the store refuses."""
+    for _ in range(FLUSHES_MAX):
+        if cache.flush():
+            return
+    raise AssertionError(f"not written: {cache.stats(rounds=0).unwritten_pages}")
+
+
+def edited(model: str) -> Callable[[list[int]], list[int]]:
+    """Return what the next life asks for: other last words, unless that needs an earlier state."""
+    return list if "states" in model else lambda tokens: [*tokens[:-2], 7, 8]
+
+
+def promised(model: str, lengths: list[int]) -> list[int]:
+    """Return how many tokens are found: a state is kept at the last whole page before the end."""
+    changed = 1 if "states" in model else 2
+    return [(length - changed) // PAGE * PAGE for length in lengths]
+
+
+lengths = st.lists(
+    st.builds(
+        lambda pages, more: pages * PAGE + more,
+        st.integers(PROMPT_PAGES - 3, PROMPT_PAGES),
+        st.sampled_from((0, 1, -1)),
+    ),
+    min_size=3,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("owner", [Cache, LendingStates])
+@pytest.mark.parametrize(
+    ("uri", "host_pages"),
+    [(REFUSES, ROOM_FOR_ALL), ("{}", ROOM_FOR_ONE), ("{}", LESS_THAN_ONE)],
+    ids=["the store refuses", "room for one", "less room than one"],
+)
+@given(lengths=lengths)
+@settings(max_examples=2, derandomize=True, deadline=None, database=None, phases=(Phase.generate,))
+def test_what_was_served_is_found_in_the_next_life(  # noqa: PLR0917 - parameters of the test.
+    uri: str, host_pages: int, owner: type, model: str, store: str, lengths: list[int]
+) -> None:
+    prompts = [[1000 * at + each for each in range(n)] for at, n in enumerate(lengths)]
+    with TemporaryDirectory() as folder:
+        location = STORES[store].format(folder=folder, name=f"found-later-{next(_NAMES)}")
+        well = CacheConfig(
+            model="m",
+            layout=LAYOUT,
+            components=MODELS[model],
+            device_pages=DEVICE_PAGES,
+            host_pages=ROOM_FOR_ALL,
+            store=location.rstrip("&?"),
+        )
+        first = replace(well, host_pages=host_pages, store=uri.format(location).rstrip("&?"))
+        with opened(owner, well) as later:
+            with opened(owner, first) as cache:
+                for each in prompts:
+                    serve(cache, each)
+                write_all(cache)
+
+            found = [serve(later, each) for each in map(edited(model), prompts)]
+
+    assert found == promised(model, lengths)

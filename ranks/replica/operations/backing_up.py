@@ -469,10 +469,15 @@ class BackingUp:
         if lost and not operation.lent:
             node = max((segment.node for segment in lost), key=lambda node: node.end)
             not_on_host.add(node, Undone.COPY_FAILED, pages)
-        elif lost and operation.lender in self._requests:
+        elif lost and self._still_lends(operation):
             self._await(operation.lender, Undone.COPY_FAILED, pages)
         elif lost:
             not_on_host.lost[Undone.COPY_FAILED] += pages
+
+    def _still_lends(self, operation: Backup | Retract) -> bool:
+        """Say whether its request was neither released nor fenced since it began."""
+        lender = self._requests.get(operation.lender)
+        return lender is not None and operation.id in lender.copies
 
     def _await(self, lender: str, cause: Undone, pages: int) -> None:
         paused = self._persisting.pauses.blocks or self._persisting.is_full

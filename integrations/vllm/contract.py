@@ -130,6 +130,11 @@ class BlockPool(Protocol):
         """Count one user less; a block without any is free, and the first ones are taken first."""
         ...
 
+    @property
+    def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
+        """Do the same, and call back for each block that is handed out, or reset, after that."""
+        ...
+
 
 class ScheduledStep(Protocol):
     """`vllm.v1.core.sched.output.SchedulerOutput`."""

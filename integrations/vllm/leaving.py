@@ -3,6 +3,7 @@
 from ...ranks.host_cache import HostCache
 from .disaggregation.giving import Giving
 from .pass_steps import LAST_STEPS, LAST_WAIT_S
+from .pending_backups import PendingBackups
 from .tracked import Ended, TrackedRequest
 
 GIVEN_WAIT_S = 1.0
@@ -12,10 +13,11 @@ GIVEN_WAIT_S = 1.0
 class Leaving:
     """Gives the commands for requests that end, and says whose blocks are free by now."""
 
-    def __init__(self, cache: HostCache, giving: Giving) -> None:
-        """`giving` keeps those that other engines go on with."""
+    def __init__(self, cache: HostCache, giving: Giving, backups: PendingBackups) -> None:
+        """`giving` keeps those that other engines go on with, `backups` those not yet on the host."""
         self._cache = cache
         self._giving = giving
+        self._backups = backups
         self._ended: list[Ended] = []
         """Those that have ended since the last pass."""
         self._leaving: dict[str, Ended] = {}
@@ -51,9 +53,13 @@ class Leaving:
         for each in sorted(ended, key=lambda each: each.tracked.number):
             name = each.tracked.name
             if each.fenced:
+                self._backups.drop(name)
                 self._cache.fence(name)
             if each.tracked.given and not each.fenced:
                 self._giving.begin(each.tracked)
+                free = not self._cache.lends(name)
+            elif name in self._backups:
+                self._backups.ended(name)
                 free = not self._cache.lends(name)
             else:
                 free = self._cache.release(name)
@@ -76,7 +82,7 @@ class Leaving:
         given = [
             name
             for name, each in self._leaving.items()
-            if each.tracked.given and not self._cache.lends(name)
+            if (each.tracked.given or name in self._backups) and not self._cache.lends(name)
         ]
         for name in (*self._cache.collect_freed(), *given):
             ended = self._leaving.pop(name, None)

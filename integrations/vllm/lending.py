@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.operations.lent import NO_PAGE
-from .contract import BlockPool, BlockState
+from .contract import BlockPool
 from .groups import Kind, PoolGroup
 from .tracked import TrackedRequest
 
@@ -96,37 +96,6 @@ class Lending:
         return [int(block) for block in found[found != NO_PAGE]]
 
 
-def back_up(
-    cache: HostCache,
-    lending: Lending,
-    tracked: TrackedRequest,
-    scheduled: int,
-    blocks: BlockState,
-) -> None:
-    """Have the whole pages backed up that a request fills with the tokens that are scheduled for it.
-
-    Not those of former weights, which nobody else may get.
-    """
-    computed, known = tracked.tokens_after(scheduled)
-    pages = known // tracked.page_tokens
-    if tracked.stale or pages <= tracked.lent_pages:
-        return
-    tracked.lent_pages = pages
-    length = pages * tracked.page_tokens
-    # A state is not the one after a page if it has gone beyond, or may yet go back.
-    state = computed == known == length
-    if state and length <= tracked.loadable_elsewhere:
-        tracked.state_pages = pages
-    tables = blocks.resolve_block_ids(tracked.request.request_id)
-    lent = lending.for_backup(tables, pages, state=state)
-    before, tokens = cache.copies(tracked.name), tracked.head(length)
-    cache.back_up(tracked.name, tokens, lent, tracked.namespace)
-    passing = lending.passing(lent)
-    begun = cache.copies(tracked.name)
-    if passing and begun != before:
-        lending.held.hold(tracked.name, begun[-1], passing)
-
-
 def load(
     cache: HostCache, lending: Lending, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
@@ -147,7 +116,7 @@ def load(
 
 
 def _pages(blocks: BlockTables, pool: PoolGroup, first: int, last: int) -> Pages:
-    found = np.asarray(blocks[pool.group][first:last], dtype=np.int32)
+    found = np.array(blocks[pool.group][first:last], dtype=np.int32)
     if pool.kind is not Kind.FULL:
         found[found == NOBODYS] = NO_PAGE
     return found

@@ -23,9 +23,10 @@ from .disaggregation.handing_over import HANDING_OVER, HandingOver
 from .disaggregation.taking import Taking
 from .disaggregation.transfer_params import Handoff
 from .leaving import Leaving
-from .lending import BlockTables, Lending, back_up, load
+from .lending import BlockTables, Lending, load
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
+from .pending_backups import PendingBackups
 from .tracked import Ended, TrackedRequest
 from .weights import InFlight, Weights
 
@@ -74,7 +75,8 @@ class SchedulerSide:
         self._requests: dict[str, TrackedRequest] = {}
         """Requests by the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
-        self._leaving = Leaving(cache, self._giving)
+        self._backups = PendingBackups(cache, lending)
+        self._leaving = Leaving(cache, self._giving, self._backups)
         self._in_vain: list[TrackedRequest] = []
         """Requests whose load was in vain, and which have not begun anew yet."""
         self._in_pass = False
@@ -86,8 +88,8 @@ class SchedulerSide:
 
     @property
     def gives(self) -> bool:
-        """Whether steps bring more of what other engines go on with."""
-        return self._giving.waits
+        """Whether steps bring more of what other engines go on with, or of what waits for room."""
+        return self._giving.waits or self._backups.is_due
 
     @property
     def pending_frees(self) -> bool:
@@ -167,7 +169,9 @@ class SchedulerSide:
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             tracked.computed = True
             if state is not None and self._arrivals.trusted(tracked):
-                back_up(self.cache, self._lending, tracked, tokens, state)
+                self._backups.back_up(tracked, tokens, state)
+        if self._backups:
+            self._backups.try_again()
         if step.total_num_scheduled_tokens:
             self._weights.computed()
         if scheduled:
@@ -237,6 +241,7 @@ class SchedulerSide:
             return None
         self._commit()
         self._let_go()
+        self._backups.finish()
         if not self._leaving.last_steps():
             return None
         result = self._result()
@@ -253,7 +258,7 @@ class SchedulerSide:
         """
         self._begin_pass()
         result = self._result(told_of_failures=False)
-        if self._unfinished or not self._leaving.lent:
+        if self._unfinished or not (self._leaving.lent or self._backups):
             return result
         # An engine that has nothing left to do gets all its blocks back at once, so that it can drop
         # its prefix cache; whatever it does with them next begins with this fence.
@@ -267,6 +272,7 @@ class SchedulerSide:
         # The engine may have preempted what it is about to unmap, with nobody asking.
         self.cache.keep_off()
         self._commit()
+        self._backups.give_up()
         return self._weights.reset() and self._changed()
 
     def weights_are(self, version: str) -> bool:
@@ -284,6 +290,7 @@ class SchedulerSide:
             self.cache.abandon()
         else:
             self._commit()
+            self._backups.finish(self.cache.config.timeouts.flush_s)
             self.cache.close()
 
     def _begin_pass(self) -> None:
@@ -320,6 +327,7 @@ class SchedulerSide:
 
     def _changed(self) -> bool:
         """Let requests that hold nothing begin anew, and keep to the others what they have."""
+        self._backups.give_up()
         for tracked in self._requests.values():
             if tracked.computed or tracked.loaded:
                 tracked.stale = True
@@ -359,6 +367,7 @@ class SchedulerSide:
             self.cache.prefetch(tracked.name, tokens, tracked.namespace, source=source)
 
     def _preempted(self, tracked: TrackedRequest) -> None:
+        self._backups.drop(tracked.name)
         self.cache.fence(tracked.name)
         if tracked.since != self._weights.changes:
             self._begin_anew(tracked)

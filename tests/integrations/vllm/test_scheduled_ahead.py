@@ -25,6 +25,17 @@ def test_whatever_overlaps_no_request_reads_what_is_not_its_own(seed: int, depth
     assert engine.restored > 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_backed_up_once_there_is_room_is_what_was_computed(seed: int) -> None:
+    """Blocks are handed out again meanwhile."""
+    engine = OverlappingEngine(seed, 2, host_pages=8)
+
+    engine.serve(REQUESTS)
+
+    assert engine.wrong == []
+    assert sorted(engine.free) == list(range(BLOCKS))
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_that_go_on_elsewhere_give_their_blocks_back_and_are_read_as_they_were(

@@ -18,7 +18,7 @@ from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.weights import FileDigests
@@ -30,7 +30,7 @@ from lockstep.ranks.decider.worker import WorkerRank
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.opening import open_rank
 from lockstep.ranks.outside import Peers
-from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
+from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
 
 PAGE_TOKENS = 4
 BLOCKS = 24
@@ -72,14 +72,15 @@ class OverlappingEngine:
     """What was read and is not what the tokens say."""
     restored: int = 0
     ended: int = 0
+    host_pages: int = HOST_PAGES
     given: int = 0
     """How many requests others were told to go on with."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.memory = torch.zeros(BLOCKS, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)
-        self.free = list(range(BLOCKS))
-        config = CacheConfig(model="m", layout=LAYOUT, host_pages=HOST_PAGES, peers=self.peers)
+        self.pool = CountedBlocks()
+        config = CacheConfig(model="m", layout=LAYOUT, host_pages=self.host_pages, peers=self.peers)
         pages = EnginePages(LAYOUT.shard(0, 1), {"k": [self.memory]})
         executor, replica = open_rank(config, InProcessGroup(1).member(0), pages)
         shape = BallotShape(world_size=1, seats=config.bounds.prefetches)
@@ -90,7 +91,9 @@ class OverlappingEngine:
         self.side = SchedulerSide(
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            lending=Lending([PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]),
+            lending=Lending(
+                [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)], HeldBlocks(self.pool)
+            ),
             loads=True,
             backs_up=True,
             idle_wait_s=0.001,
@@ -117,6 +120,11 @@ class OverlappingEngine:
             else:
                 self._output(self.under_way.popleft())
         self.worker.close()
+
+    @property
+    def free(self) -> list[int]:
+        """The blocks that nobody uses."""
+        return [block for block in range(BLOCKS) if not self.pool.users.get(block)]
 
     def _has_work(self) -> bool:
         helps = self.cache.stepping_helps or self.side.gives
@@ -154,7 +162,9 @@ class OverlappingEngine:
         found = self.side.hit(request, 0)
         if found is None or len(self.free) < needed:
             return False
-        blocks = [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(needed)]
+        blocks = self.rng.sample(self.free, needed)
+        self.pool.hand_out(*blocks)
+        self.pool.touch(blocks)
         request.num_computed_tokens = found
         self.with_blocks[request.request_id] = Running(request, blocks, loaded=found)
         if found:
@@ -176,7 +186,7 @@ class OverlappingEngine:
 
     def _give_back(self, running: Running) -> None:
         del self.with_blocks[running.request.request_id]
-        self.free += running.blocks
+        self.pool.free_blocks(running.blocks)
 
     def _output(self, step: Step) -> None:
         """Let the worker do a step, and the scheduler hear of it."""
@@ -198,7 +208,7 @@ class OverlappingEngine:
         for name in (*step.result.loaded, *answered.loaded):
             self._loaded(name)
         for name in (*step.result.freed, *answered.freed):
-            self.free += self.held.pop(name)
+            self.pool.free_blocks(self.held.pop(name))
 
     def _compute(self, running: Running) -> None:
         tokens, first = running.request.all_token_ids, running.request.num_computed_tokens
@@ -218,7 +228,7 @@ class OverlappingEngine:
         if self.side.finished(running.request, blocks):
             self.held[name] = blocks
         else:
-            self.free += blocks
+            self.pool.free_blocks(blocks)
 
     def _abort(self) -> None:
         """Abort a request that has blocks, or none; one that loads keeps them until that is over."""
@@ -242,7 +252,7 @@ class OverlappingEngine:
         if running is not None:
             running.loaded = 0
         elif name in self.held:
-            self.free += self.held.pop(name)
+            self.pool.free_blocks(self.held.pop(name))
 
     def _failed(self, name: str) -> None:
         running = self.with_blocks.get(name)

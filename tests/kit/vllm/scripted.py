@@ -73,7 +73,7 @@ class ChainedHasher:
 
 
 class ScriptedEngine:
-    """Serves requests one after the other, each in the blocks from 0 on."""
+    """Serves requests one after the other, each in the blocks from `first_block` on."""
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class ScriptedEngine:
                     host_pages=host_pages,
                 )
             )
+        self._pool = CountedBlocks()
         self.hasher = ChainedHasher(hash_tokens=page_tokens, block_tokens=page_tokens)
         self.events = BlockEvents(self.hasher)
         self.cache = HostCache.open(
@@ -128,7 +129,7 @@ class ScriptedEngine:
             self.cache,
             Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
             weights=Weights(placed=self._saw),
-            lending=Lending(self._groups, HeldBlocks(CountedBlocks())),
+            lending=Lending(self._groups, HeldBlocks(self._pool)),
             loads=loads,
             backs_up=backs_up,
             idle_wait_s=0.001,
@@ -141,6 +142,7 @@ class ScriptedEngine:
         self.sources: list[dict[str, int]] = []
         """Where what was loaded was from, in order."""
         self._served = 0
+        self.first_block = 0
 
     def serve(self, tokens: list[int], **attributes: Any) -> Sent:
         """Let a request be admitted, loaded, computed and finished, and all I/O end."""
@@ -157,6 +159,7 @@ class ScriptedEngine:
 
     def answer_to(self, request: Sent) -> None:
         """Let a request that has come be loaded, computed and finished, and all I/O end."""
+        self._pool.hand_out(*range(self.first_block, BLOCKS))
         loaded = self._load(request)
         scheduled = {request.request_id: request.num_tokens - loaded}
         request.num_computed_tokens = loaded
@@ -170,7 +173,13 @@ class ScriptedEngine:
         self.rest()
         while self.side.gives:
             self.rest()
+        self.side.settle()
         self.cache.flush()
+
+    def write_all(self) -> None:
+        """Let everything be written, however often the store refuses."""
+        while not self.cache.flush():
+            self.side.settle()
 
     def rest(self) -> PassResult:
         """Take a pass in which nothing is scheduled."""
@@ -190,7 +199,7 @@ class ScriptedEngine:
 
     @property
     def _tables(self) -> tuple[Sequence[int], ...]:
-        return (range(BLOCKS),) * len(self._groups)
+        return (range(self.first_block, BLOCKS),) * len(self._groups)
 
     def _load(self, request: Sent) -> int:
         while (hit := self.side.hit(request, 0)) is None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -109,6 +111,9 @@ class CountedBlocks:
     users: dict[int, int] = field(default_factory=dict[int, int])
     blocks: Sequence[int] = range(1000)
     cached_block_hash_to_block: Mapping[str, int] = field(default_factory=dict[str, int])
+    watched: dict[int, Callable[[Any], None]] = field(
+        default_factory=dict[int, Callable[[Any], None]]
+    )
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Count one user more."""
@@ -119,6 +124,18 @@ class CountedBlocks:
         """Count one user less."""
         for block in blocks:
             self.users[block] -= 1
+
+    def unpin_blocks(self, blocks: Sequence[int], on_reuse: Callable[[Any], None]) -> None:
+        """Count one user less, and call back when a block is handed out."""
+        self.free_blocks(blocks)
+        self.watched |= dict.fromkeys(blocks, on_reuse)
+
+    def hand_out(self, *blocks: int) -> None:
+        """Give blocks to another request, as vLLM does with those that are free."""
+        for block in blocks:
+            on_reuse = self.watched.pop(block, None)
+            if on_reuse is not None:
+                on_reuse(SimpleNamespace(block_id=block))
 
 
 @dataclass

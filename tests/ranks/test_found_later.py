@@ -122,9 +122,13 @@ def promised(model: str, lengths: list[int]) -> list[int]:
     return [(length - changed) // PAGE * PAGE for length in lengths]
 
 
+def around_a_page(pages: int, more: int) -> int:
+    return pages * PAGE + more
+
+
 lengths = st.lists(
     st.builds(
-        lambda pages, more: pages * PAGE + more,
+        around_a_page,
         st.integers(PROMPT_PAGES - 3, PROMPT_PAGES),
         st.sampled_from((0, 1, -1)),
     ),

@@ -14,7 +14,6 @@ from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import Lock
 from .pools.slots import Pages
 
-
 PATIENCE_S = 10.0
 """A backup that has come no further for so long, in agreed time, is given up."""
 SHARE = 8

@@ -88,7 +88,7 @@ def test_what_the_engine_has_given_to_others_is_not_copied_and_is_counted() -> N
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:
-    """vLLM's own prefix cache can be reset, and no request waits for blocks."""
+    """So the engine's own prefix cache can be reset, and no request waits for blocks."""
     pressed = Pressed()
     pressed.side.finished(pressed.second, NEWEST)
 
@@ -129,7 +129,9 @@ def abort(pressed: Pressed) -> None:
 
 
 @pytest.mark.parametrize("window_tokens", [0, 2 * PAGE_TOKENS - 1])
-@pytest.mark.parametrize("last", [[], [7], [7, 8, 9]], ids=["whole pages", "one more", "three more"])
+@pytest.mark.parametrize(
+    "last", [[], [7], [7, 8, 9]], ids=["whole pages", "one more", "three more"]
+)
 @pytest.mark.parametrize(
     ("host_pages", "uri"),
     [(6, "file://{}"), (32, "fault+file://{}?fault.seed=3&fault.error=0.1")],
@@ -140,7 +142,9 @@ def test_prompts_are_found_in_the_next_life(
 ) -> None:
     """With other last words, and out of a host memory that is smaller than each of them."""
     prompts = [[first, *range(12 * PAGE_TOKENS - 1), *last] for first in (101, 102)]
-    with scripted(uri.format(tmp_path), host_pages=host_pages, window_tokens=window_tokens) as engine:
+    with scripted(
+        uri.format(tmp_path), host_pages=host_pages, window_tokens=window_tokens
+    ) as engine:
         for at, prompt in enumerate(prompts):
             engine.first_block = 16 * at
             engine.serve(prompt)

@@ -6,7 +6,6 @@ from ..errors import ConfigError
 from ..storage_backends.host_port import require_long_enough, split_address, split_host
 from ..storage_backends.peer.allowed_sources import AllowedSources
 from ..storage_backends.peer.engine_settings import PROTOCOLS, TCP, TRANSFERS, EngineSettings
-from ..storage_backends.uri import parse_uri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,8 @@ class Peers:
 
     def excludes(self, source: str) -> bool:
         """Say whether `allow_sources` excludes a `peer://` URI, as far as that shows without DNS."""
-        host, _ = split_address(parse_uri(source).host)
+        address = source.removeprefix("peer://").partition("?")[0].partition("/")[0]
+        host, _ = split_address(address)
         return AllowedSources(self.allow_sources).excludes(host)
 
     @property

@@ -87,7 +87,7 @@ class PendingBackups:
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
-        """Have the whole pages backed up that a request fills with what is scheduled for it.
+        """Back up the whole pages that a request fills with the tokens that are scheduled for it.
 
         Not those of former weights, which nobody else may get.
         """

@@ -6,7 +6,6 @@ nor executor. A command returns its answer and the `Effects` that follow; a verd
 What only reads is a property, or says so, and leaves the digest as it was.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -162,12 +161,14 @@ class Replica:
     @property
     def unwritten(self) -> dict[Undone, int]:
         """How many pages are not yet where the write policy wants them, by cause. Reads only."""
-        return dict(sum((each.pages for each in self.prefixes.residence.backlogs), Counter()))
+        not_on_host, not_stored = self.prefixes.residence.backlogs
+        return dict(not_on_host.pages + not_stored.pages)
 
     @property
     def left_unwritten(self) -> dict[Undone, int]:
         """How many pages have left memory before they were written, by cause. Reads only."""
-        return dict(sum((each.lost for each in self.prefixes.residence.backlogs), Counter()))
+        not_on_host, not_stored = self.prefixes.residence.backlogs
+        return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""

@@ -173,7 +173,9 @@ class InstantGroup:
                 self._count_objects("l3_to_l2", order.transfers)
             elif isinstance(order, Put):
                 assert self._store is not None
-                self._count_objects("l2_to_l3", order.transfers)
+                self._count_objects(
+                    "l2_to_l3", [each for each in order.transfers if not each.stored]
+                )
                 for each in order.transfers:
                     self._store.write(each.pool, each.keys)
 

@@ -159,7 +159,7 @@ def test_copies_that_fail_cost_work_and_no_token(monkeypatch: pytest.MonkeyPatch
 
     assert [scene.equal for scene in scenes] == [True] * 2
     happened = sum((scene.events for scene in scenes), Counter[str]())
-    assert min(happened["failed"], happened["lost"]) > 0
+    assert happened["failed"] > 0
 
 
 def test_pages_that_storage_has_damaged_are_computed_again(tmp_path: Path) -> None:

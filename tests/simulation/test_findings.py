@@ -94,6 +94,7 @@ SAID: tuple[tuple[Finding, str], ...] = (
     ),
     (pages.NotToBeHad(4, "device kv pages", "[1]"), "not all of the memory can be used again"),
     (storage.ClosedStore(1, "a read", OTHER_STORE), f"a read uses the storage {OTHER_STORE} after"),
+    (storage.NotWritten(1, 3, "kv", 4), "rank 1 has never written it whole"),
     (storage.NotOpen(1), "has not opened yet"),
     (storage.OtherStores(DIFFERENT, ("memory://", None)), "no longer use the same storage"),
     (routing.IndexDiffers("g", 4, 1, 0), "believes to know what a group has cached"),

@@ -21,10 +21,10 @@ from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
 # Few seeds that meet between them all that is asked of a report below; the slow tests take more.
-FEW = {0: range(109, 124), 1: range(61, 76)}
+FEW = {0: range(106, 121), 1: range(248, 264)}
 """By pipeline depth."""
-FEW_LENT = range(109, 126)
-FEW_HYBRID = {"gemma": range(128, 131), "qwen-next": range(110, 113), "hybrid-all": range(110, 113)}
+FEW_LENT = range(138, 155)
+FEW_HYBRID = {"gemma": range(110, 113), "qwen-next": range(111, 114), "hybrid-all": range(110, 113)}
 MORE = "more seeds"
 
 
@@ -164,7 +164,7 @@ def test_a_model_meets_what_only_its_components_have(hybrid: ExplorationReport) 
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(104, 106), pytest.param(range(102, 108), marks=pytest.mark.slow)]
+    "seeds", [range(103, 105), pytest.param(range(102, 108), marks=pytest.mark.slow)]
 )
 def test_ranks_that_can_restore_different_lengths_find_a_common_one(seeds: range) -> None:
     report = explore(seeds, ranks=4, profile="qwen-next", faults="storage", processes=1)
@@ -233,7 +233,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(
 
 
 def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:
-    world = draw_world(7, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
+    world = draw_world(1, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
     faults = replace(world.faults, rates={Mishap.HUNG_COPY: 0.3}, group_faults={})
 
     result = Schedule(replace(world, faults=faults)).run()
@@ -392,7 +392,7 @@ def test_what_cannot_be_simulated_is_refused_by_name(
 
 
 def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
-    report = explore(range(101, 103), profile=LLAMA, l1=REPLICA, processes=1)
+    report = explore(range(103, 105), profile=LLAMA, l1=REPLICA, processes=1)
     assert_no_violation(report)
     assert report["outcomes"].get("prefetch expired")
 

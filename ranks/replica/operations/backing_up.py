@@ -282,6 +282,10 @@ class BackingUp:
         one_more = not self._has_states and (component.span or 0) < room
         return component.needed_from(end.end - 1 if one_more else end.end)
 
+    def _can_ever_be_whole(self, node: Node) -> bool:
+        """Say whether host memory, or a store behind it, can have the whole path to `node`."""
+        return node.end <= self._config.host_pages or self._persisting.keeps(node)
+
     def _is_too_long(self, node: Node) -> bool:
         return node.end > self._config.host_pages and self._persisting.keeps(node)
 
@@ -449,6 +453,7 @@ class BackingUp:
         if ends and tells:
             self._outbox.notices.append(NotBegun(Kind.BACKUP))
         not_on_host = self._prefixes.residence.not_on_host
+        ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:
             not_on_host.lender_is_done(lent.request)
         for node in ends:
@@ -475,9 +480,9 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
-        """Say whether its request was neither released nor fenced since it began."""
-        lender = self._requests.get(operation.lender)
-        return lender is not None and operation.id in lender.copies
+        """Say whether a request lends what an operation has copied, and has not fenced it since."""
+        request = self._requests.get(operation.lender)
+        return request is not None and operation.id in request.copies
 
     def _await(self, lender: str, cause: Undone, pages: int) -> None:
         paused = self._persisting.pauses.blocks or self._persisting.is_full

@@ -54,7 +54,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         host = below.host
         self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
         self._loads = Loads(self, self._match_tree, self._waiting, host, below.slots)
-        self._backups = LentBackups(host, self.unlock)
+        allocator = self.token_to_kv_pool_allocator
+        self._backups = LentBackups(host, self.unlock, allocator.size)
         self._weights = below.weights
         self._running = RunningRequests(
             self._backups, below.slots, below.write_policy, below.namespaces.names
@@ -182,6 +183,9 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
         """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
+        if not req.finished():
+            # The device is full, so nothing is kept that only waits.
+            self._backups.give_up()
         if req.cache_request_handle in self._running and not req.finished():
             row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
             with self._behind_forward():
@@ -230,6 +234,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._updating:
             return
         host, times = self._lower.host, self._lower.host.config.timeouts
+        self._backups.give_up()
         with self._behind_forward():
             host.begin_loads()
             host.begin_backups()
@@ -321,6 +326,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def release_host_resources(self) -> None:
         """Write out what is on its way, together with the other ranks, and end."""
         if self._below is not None:
+            self._backups.finish()
             self._below.host.close()
         super().release_host_resources()
 

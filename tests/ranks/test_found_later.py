@@ -137,19 +137,23 @@ lengths = st.lists(
 )
 
 
+TROUBLES = {
+    "the store refuses": (REFUSES, ROOM_FOR_ALL),
+    "room for one": ("{}", ROOM_FOR_ONE),
+    "less room than one": ("{}", LESS_THAN_ONE),
+}
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("owner", [Cache, LendingStates])
-@pytest.mark.parametrize(
-    ("uri", "host_pages"),
-    [(REFUSES, ROOM_FOR_ALL), ("{}", ROOM_FOR_ONE), ("{}", LESS_THAN_ONE)],
-    ids=["the store refuses", "room for one", "less room than one"],
-)
+@pytest.mark.parametrize("trouble", TROUBLES)
 @given(lengths=lengths)
 @settings(max_examples=2, derandomize=True, deadline=None, database=None, phases=(Phase.generate,))
-def test_what_was_served_is_found_in_the_next_life(  # noqa: PLR0917 - parameters of the test.
-    uri: str, host_pages: int, owner: type, model: str, store: str, lengths: list[int]
+def test_what_was_served_is_found_in_the_next_life(
+    trouble: str, owner: type, model: str, store: str, lengths: list[int]
 ) -> None:
+    uri, host_pages = TROUBLES[trouble]
     prompts = [[1000 * at + each for each in range(n)] for at, n in enumerate(lengths)]
     with TemporaryDirectory() as folder:
         location = STORES[store].format(folder=folder, name=f"found-later-{next(_NAMES)}")

@@ -3,15 +3,16 @@
 import numpy as np
 
 from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.integrations.sglang.lent_backups import LentBackups
+from lockstep.integrations.sglang.lent_backups import PATIENCE_S, SHARE, LentBackups
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
+from tests.kit.sglang.below_the_tree import SLOTS, RankBelow, RanksBelow
 
 PROMPT = list(range(4 * PAGE_TOKENS))
+OTHER = [100 + each for each in PROMPT]
 LOCK = "the lock"
 
 
@@ -93,7 +94,7 @@ def test_what_is_saved_is_copied_and_not_only_waited_for() -> None:
     """A copy that has not begun when its pages are given away never begins."""
 
     def program(host: HostCache) -> int:
-        backups = LentBackups(host, lambda lock: None)
+        backups = LentBackups(host, lambda lock: None, SLOTS)
         backups.save(as_token_bytes(PROMPT), {KV_POOL: np.arange(4, dtype=np.int32)}, "")
         host.flush()
         return host.hit("r", PROMPT)
@@ -123,3 +124,73 @@ def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:
     below.every(lambda rank: rank.backups.collect())
 
     assert below.every(lambda rank: rank.unlocked) == [None]
+
+
+def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> None:
+    """Let the tree keep a prefix in slots of its own while it is backed up."""
+
+    def program(rank: RankBelow) -> None:
+        pages = rank.slots.pages_of(rank.rows(len(tokens), first))
+        rank.backups.keep(as_token_bytes(tokens), pages, "", lock)
+        rank.host.begin_backups()
+
+    below.every(program)
+
+
+def pressed() -> RanksBelow:
+    """Return ranks whose host memory is full of one prompt that is not written yet, and another's."""
+    below = RanksBelow(host_pages=4)
+    below.every(keep)
+    for executor in below.ranks.executors:
+        executor.obey_only(CopyToHost)
+    below.ranks.step()
+    keep_beside(below, OTHER, "another lock", len(PROMPT))
+    return below
+
+
+def go_on(below: RanksBelow) -> None:
+    """Let everything end well for some steps."""
+    for _ in range(4):
+        below.ranks.obey()
+        below.every(lambda rank: rank.backups.collect())
+
+
+def test_a_backup_that_finds_no_room_keeps_its_lock_until_it_is_on_the_host() -> None:
+    """sglang#39444: it was dropped, and the prompt never found again."""
+    below = pressed()
+    before = below.every(lambda rank: list(rank.unlocked))
+
+    go_on(below)
+
+    assert "another lock" not in before
+    assert below.every(lambda rank: sorted(rank.unlocked)) == ["another lock", LOCK]
+    assert below.every(lambda rank: rank.host.match(OTHER)).host_tokens == len(OTHER)
+
+
+def test_a_backup_that_comes_no_further_gives_its_lock_back_and_is_counted() -> None:
+    below = pressed()
+
+    below.ranks.now_ms = [now + int(PATIENCE_S * 1000) + 1 for now in below.ranks.now_ms]
+    below.ranks.step()
+    below.every(lambda rank: rank.backups.collect())
+
+    assert "another lock" in below.every(lambda rank: rank.unlocked)
+    lost = below.every(lambda rank: rank.host.stats(rounds=0).left_unwritten_pages)
+    assert lost == {"no_host_room": len(OTHER) // PAGE_TOKENS}
+
+
+def test_a_backup_of_too_large_a_part_of_the_device_does_not_wait() -> None:
+    below = pressed()
+    longest = SLOTS // SHARE - len(OTHER)
+
+    keep_beside(below, [9, *range(longest + PAGE_TOKENS - 1)], "a third lock", 2 * len(PROMPT))
+
+    assert below.every(lambda rank: rank.unlocked) == ["a third lock"]
+
+
+def test_locks_that_only_wait_are_given_back_at_once_where_the_device_is_full() -> None:
+    below = pressed()
+
+    below.every(lambda rank: rank.backups.give_up())
+
+    assert below.every(lambda rank: rank.unlocked) == ["another lock"]

@@ -48,14 +48,22 @@ def test_cold_and_warm_from_host_memory_and_after_a_restart_from_storage(
 def test_after_eviction_from_host_memory_pages_come_from_storage(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
-    connector = lockstep_connector(f"file://{tmp_path}/store", host_pages=100)
+    """Also after a restart: what found host memory full is there as well."""
+    store = f"file://{tmp_path}/store"
     phases = [Phase(PROMPTS, name) for name in ("cold", "second", "third")]
 
-    ranks = group.run(Plan(model=group.model, phases=phases, connector=connector))
+    tight = lockstep_connector(store, host_pages=16)
+    ranks = group.run(Plan(model=group.model, phases=phases, connector=tight))
+    again = Phase(PROMPTS, "warm from storage")
+    roomy = Plan(model=group.model, phases=[again], connector=lockstep_connector(store))
+    later = group.run(roomy)
 
     assert_exact(reference, ranks)
+    assert_exact(reference, later)
     assert ranks[0].stats["bytes_moved"]["l3_to_l2"] > 0
     assert ranks[0].phases[1].cached_tokens > ranks[0].phases[0].cached_tokens
+    whole = sum((len(each.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for each in PROMPTS)
+    assert later[0].phases[0].cached_tokens == whole
 
 
 @pytest.mark.slow

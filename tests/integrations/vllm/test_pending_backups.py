@@ -88,7 +88,7 @@ def test_what_the_engine_has_given_to_others_is_not_copied_and_is_counted() -> N
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:
-    """VLLM's own prefix cache can be reset, and no request waits for blocks."""
+    """So the engine's own prefix cache can be reset, and no request waits for blocks."""
     pressed = Pressed()
     pressed.side.finished(pressed.second, NEWEST)
 

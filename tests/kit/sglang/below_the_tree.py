@@ -50,7 +50,7 @@ class RankBelow:
         self.unlocked: list[Any] = []
         """The locks that were given back, in their order."""
         self.waiting = WaitingRequests(host, threshold_tokens)
-        self.backups = LentBackups(host, self.unlocked.append)
+        self.backups = LentBackups(host, self.unlocked.append, SLOTS)
         self.adapters = KnownAdapters()
         self.namespaces = Namespaces(host, self.adapters, page_tokens=PAGE_TOKENS)
         self.running = RunningRequests(self.backups, self.slots, policy, self.namespaces.names)

@@ -61,7 +61,7 @@ STORES = {
 
 
 @contextmanager
-def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
+def opened(owner: type[object], config: CacheConfig) -> Generator[Cache]:
     """Give the cache of a group of one rank, or an engine that stands for it."""
     member = InProcessGroup(1).member(0)
     start = owner.start if issubclass(owner, LendingEngine) else Cache.open
@@ -122,16 +122,17 @@ def promised(model: str, lengths: list[int]) -> list[int]:
     return [(length - changed) // PAGE * PAGE for length in lengths]
 
 
+def length(around: tuple[int, int]) -> int:
+    """Return a length of so many pages, and so many tokens more."""
+    pages, more = around
+    return pages * PAGE + more
+
+
 lengths = st.lists(
-    st.builds(
-        lambda pages, more: pages * PAGE + more,
-        st.integers(PROMPT_PAGES - 3, PROMPT_PAGES),
-        st.sampled_from((0, 1, -1)),
-    ),
+    st.tuples(st.integers(PROMPT_PAGES - 3, PROMPT_PAGES), st.integers(-1, 1)).map(length),
     min_size=3,
     max_size=5,
 )
-
 
 TROUBLES = {
     "the store refuses": (REFUSES, ROOM_FOR_ALL),
@@ -147,7 +148,7 @@ TROUBLES = {
 @given(lengths=lengths)
 @settings(max_examples=2, derandomize=True, deadline=None, database=None, phases=(Phase.generate,))
 def test_what_was_served_is_found_in_the_next_life(
-    trouble: str, owner: type, model: str, store: str, lengths: list[int]
+    trouble: str, owner: type[object], model: str, store: str, lengths: list[int]
 ) -> None:
     uri, host_pages = TROUBLES[trouble]
     prompts = [[1000 * at + each for each in range(n)] for at, n in enumerate(lengths)]

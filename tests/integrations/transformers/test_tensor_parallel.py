@@ -73,12 +73,8 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
 def exact(ran: Run, phase: int, reference: int) -> list[bool]:
     """Say for each prompt of a phase whether it came to what it does without a cache."""
     expected, came = (ran[1][at][0].said for at in (reference, phase))
-    # Full attention is exact to the bit; windows sum up another number of zeros.
-    by_bits = "llama" in ran[0].name
-    return [
-        one.near(other)
-        for one, other in zip(came, expected, strict=False)
-    ]
+    # A pass over a part of the prompt sums in another order on some processors.
+    return [one.near(other) for one, other in zip(came, expected, strict=False)]
 
 
 def reused(ran: Run, phase: int) -> list[int]:

@@ -79,16 +79,12 @@ class Leaving:
         """Return those of which a load was waited for and is over, and those whose blocks are free."""
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
-        given = [
-            name
-            for name, each in self._leaving.items()
-            if (each.tracked.given or name in self._backups) and not self._cache.lends(name)
-        ]
-        for name in (*self._cache.collect_freed(), *given):
-            ended = self._leaving.pop(name, None)
-            if ended is not None:
-                # That the load is over says no more than that the blocks are free.
-                (loaded if ended.loading else freed).append(ended.tracked)
+        self._cache.collect_freed()
+        # Also of those that are not released, and of a backup that was given up before any was told of.
+        for name in [name for name in self._leaving if not self._cache.lends(name)]:
+            ended = self._leaving.pop(name)
+            # That the load is over says no more than that the blocks are free.
+            (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 
     def last_steps(self) -> bool:

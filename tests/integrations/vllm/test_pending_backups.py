@@ -1,5 +1,6 @@
 """Backups that found no room go on as long as blocks hold what a request has computed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ NEWEST = range(20, 24)
 class Pressed:
     """A scheduler's half whose host memory is full of the first prompt until the test says so."""
 
-    def __init__(self) -> None:
-        self.ranks = HostRanksInTurn(ranks=1, host_pages=HOST_PAGES)
+    def __init__(self, host_pages: int = HOST_PAGES) -> None:
+        self.ranks = HostRanksInTurn(ranks=1, host_pages=host_pages)
         self.executor = self.ranks.executors[0]
         self.pool = CountedBlocks()
         group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
@@ -38,6 +39,7 @@ class Pressed:
             idle_wait_s=0.001,
         )
         self.first = self.compute("first", FIRST, range(4))
+        self.copied()
         self.second = self.compute("second", SECOND, NEWEST)
 
     def compute(self, name: str, tokens: list[int], blocks: range) -> Sent:
@@ -45,9 +47,12 @@ class Pressed:
         self.side.arrived(request)
         tables = Blocks(lambda _: (blocks,))
         self.side.end_pass(Scheduled({name: len(tokens)}, None, tables))
-        self.executor.obey_only(CopyToHost)
-        self.side.end_pass(Scheduled())
         return request
+
+    def copied(self) -> Sequence[str]:
+        """Let the copies that have begun end well; return the requests whose blocks are free by that."""
+        self.executor.obey_only(CopyToHost)
+        return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
         """Let everything end well; return the blocks that are copied meanwhile."""
@@ -85,6 +90,16 @@ def test_what_the_engine_has_given_to_others_is_not_copied_and_is_counted() -> N
 
     assert pressed.make_room() == [tuple(NEWEST[:2])]
     assert "#2" not in pressed.side.cache.inspection.requests
+
+
+def test_blocks_are_freed_of_a_backup_that_is_given_up_as_its_first_copy_ends() -> None:
+    pressed = Pressed(HOST_PAGES + 2)
+    held = pressed.side.finished(pressed.second, NEWEST)
+
+    pressed.ranks.now_ms = [pressed.ranks.now_ms[0] + int(PATIENCE_S * 1000) + 1]
+
+    assert held
+    assert pressed.copied() == ("second",)
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:

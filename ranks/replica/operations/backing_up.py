@@ -131,7 +131,8 @@ class BackingUp:
             operations += passed
             left_out = [] if complete else left_out
         self._postpone(left_out, lent, tells=tells)
-        self._persisting.offer_path(node)
+        # If each try renewed what a path that is too long has in the store, it could never end.
+        self._persisting.offer_path(node, again=again)
         return operations
 
     def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from .agenda import Agenda
 from .kinds import Persist, Segment
 from .pauses import Pauses
 
+_NONE: frozenset[int] = frozenset()
 _PIECE_PAGES = 8
 """What has failed is written again in pieces of at most so many pages."""
 
@@ -59,14 +60,15 @@ class Persisting:
         if unsaved:
             self._write(dict.fromkeys(unsaved, page_run()), last)
 
-    def offer_path(self, node: Node) -> None:
+    def offer_path(self, node: Node, *, again: bool = False) -> None:
         """Persist what the store lacks and host memory has of the path to `node` and of a match there.
 
-        It costs one look where the store has all of it.
+        It costs one look where the store has all of it. To do it `again` is no use of the path: what
+        the store was seen to have long ago is not renewed.
         """
         if not self._keeps(node):
             return
-        unsaved = self._above(node)
+        unsaved = self._above(node, again=again)
         if node.values[HOST][0] is not None:
             for component in self._prefixes.components[1:]:
                 start = component.needed_from(node.end - 1)
@@ -254,7 +256,7 @@ class Persisting:
         last = max((each.node for each in new), key=lambda node: node.end)
         return [each for each in self._above(last) if id(each.node) not in full] + new
 
-    def _above(self, node: Node) -> list[Segment]:
+    def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
         """Return from the top down what host memory has of full attention and the store lacks.
 
         And of other components, what the store had. Up to the first node that the store has or that is
@@ -264,7 +266,7 @@ class Persisting:
         found: list[Segment] = []
         others: list[Segment] = []
         for each in node.path():
-            had = self._doubt_old(each)
+            had = _NONE if again else self._doubt_old(each)
             if each.values[HOST][0] is None:
                 continue
             if not self.lacks(each, 0):

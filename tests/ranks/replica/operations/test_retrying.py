@@ -146,6 +146,25 @@ def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
     assert ranks.available(HOST)[0] == 4
 
 
+def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
+    """Each try renewed what the store had by then, so the rest was never reached."""
+    ranks = RanksInTurn(host_pages=8, device_pages=64)
+    ranks.publish("a", prompt(1, 60))
+    keys: list[bytes] = []
+    for _ in range(80):
+        keys += [
+            key
+            for put in ranks.executors[0].given(Put)
+            for each in put.transfers
+            for key in each.keys
+        ]
+        ranks.now_ms = [now + 5000 for now in ranks.now_ms]
+        ranks.obey()
+
+    assert (len(keys), len(set(keys))) == (60, 60)
+    assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
+
+
 def test_a_copy_that_failed_is_tried_again_after_a_pause() -> None:
     ranks = RanksInTurn(store=False)
     ranks.publish("a", prompt(1, 3))

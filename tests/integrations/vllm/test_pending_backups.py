@@ -50,7 +50,7 @@ class Pressed:
         return request
 
     def copied(self) -> Sequence[str]:
-        """Let the copies that have begun end well; return the requests whose blocks are free by that."""
+        """Let the copies that have begun end well; return the requests whose blocks are free."""
         self.executor.obey_only(CopyToHost)
         return self.side.end_pass(Scheduled()).freed
 

@@ -29,6 +29,7 @@ def state_digest(replica: Replica) -> int:
         store.time,
         store.misses.items(),
         store.absences.items(),
+        store.lately.items(),
     )
     add(attaching.proposal, attaching.proposed_ms)
     add(replica.hearing.agreed, replica.hearing.heard)

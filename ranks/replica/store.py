@@ -42,8 +42,7 @@ class Store:
         """Objects, by pool and key, whose read failed: they are not asked for again for a while."""
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
         """Keys of full attention that not every rank's store has, as all of them have answered."""
-
-        self.lately: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
+        self.lately: Remembered[tuple[str, bytes]] = Remembered(RENEWED_S, most)
         """Objects, by pool and key, that were written while a backup of lent pages waited for room."""
 
     def attach(self, next_operation: int) -> None:

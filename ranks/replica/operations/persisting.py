@@ -120,15 +120,21 @@ class Persisting:
         """Note on the path to `node` what was written of it lately, though its nodes were not kept.
 
         Nodes that have no pages leave the tree; where an engine lends pages, those of a path that is
-        longer than host memory do so while the rest is still to be written.
+        longer than host memory do so while the rest is still to be written. So what they knew is
+        remembered for as long as this is asked again.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
                 index = component.index
-                if each.values[HOST][index] is not None or not self.lacks(each, index):
+                if each.values[HOST][index] is not None:
                     continue
                 pool, keys = self._named(Segment(each, index))
+                if self.has(each, index):
+                    self._store.note_lately(pool, keys)
+                if not self.lacks(each, index):
+                    continue
                 known = self._store.count_lately(pool, keys)
+                self._store.note_lately(pool, keys[:known])
                 if 0 < known < each.width and not index:
                     self._prefixes.split(each, known)
                     assert each.parent is not None

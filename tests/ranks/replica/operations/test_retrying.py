@@ -4,9 +4,9 @@ import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Bounds, SlidingWindow
-from lockstep.ranks.orders import CopyToHost, Put
+from lockstep.ranks.orders import KV_POOL, CopyToHost, Put
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 WINDOW_PAGES = 2
 
@@ -163,6 +163,28 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
 
     assert (len(keys), len(set(keys))) == (60, 60)
     assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
+
+
+def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_store() -> None:
+    """Nodes without pages leave the tree, and what was written was forgotten before the rest came."""
+    ranks = HostRanksInTurn(host_pages=8)
+    tokens, pages = prompt(1, 60), {KV_POOL: range(60)}
+    ranks.every(lambda cache: cache.hit("a", tokens))
+    keys: list[bytes] = []
+    for _ in range(80):
+        ranks.every(lambda cache: cache.back_up("a", tokens, pages))
+        ranks.every(lambda cache: cache.begin_backups())
+        keys += [
+            key
+            for put in ranks.executors[0].given(Put)
+            for each in put.transfers
+            for key in each.keys
+        ]
+        ranks.now_ms = [now + 5000 for now in ranks.now_ms]
+        ranks.obey()
+
+    assert not ranks.every(lambda cache: cache.awaits_room("a"))
+    assert len(set(keys)) == 60
 
 
 def test_a_copy_that_failed_is_tried_again_after_a_pause() -> None:

@@ -138,9 +138,14 @@ class Persisting:
                 if 0 < known < each.width and not index:
                     self._prefixes.split(each, known)
                     assert each.parent is not None
-                    self._store.note_written(each.parent, index, 0, self._store.time)
+                    self._recall(each.parent, index)
                 elif known == len(keys):
-                    self._store.note_written(each, index, 0, self._store.time)
+                    self._recall(each, index)
+
+    def _recall(self, node: Node, component: int) -> None:
+        self._store.note_written(node, component, 0, self._store.time)
+        # It may be as its neighbours are by now.
+        self._prefixes.residence.changed[node] = None
 
     def keeps(self, node: Node) -> bool:
         """Say whether what is cached at `node` is to be written to the store that is attached."""

@@ -40,7 +40,7 @@ class Item:
     """An item, or a part of one whose placeholders stand together."""
 
     name: Hashable
-    """What the engine keeps the item's embeddings, and KV of its own, under."""
+    """The name under which the engine keeps the item's embeddings and its own KV."""
     start: int
     end: int
     """Its placeholders are those from `start` to before `end`."""

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 
 
 class UnsupportedEngine(StrEnum):
-    """What becomes of an engine of another release."""
+    """Policies for an engine of another release."""
 
     REFUSE = "refuse"
     TRY = "try"

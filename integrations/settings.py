@@ -59,7 +59,7 @@ class PluginSettings:
     share: Share = Share.ALL
     """With whom pages are shared: `all` engines that compute the same, or those of one `engine`."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
-    """What becomes of an engine of a release that the plug-in is not for: `refuse` it, or `try` it."""
+    """Policy for an engine of a release that the plug-in is not for: `refuse` it, or `try` it."""
     weight_digests: str | None = None
     """The folder in which digests of files of weights are remembered; by default the engine's cache."""
     pipeline_depth: int = 1

@@ -44,7 +44,7 @@ ROUND_TIMES_KEPT = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a flush came to, on every rank alike; true if everything is written."""
+    """The result of a flush, the same on every rank; true if everything is written."""
 
     in_time: bool
     """Whether everything that could be done has ended."""

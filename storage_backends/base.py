@@ -80,7 +80,7 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """What an object continues."""
+    """The object that another one continues."""
 
     name: ObjectName
     distance: int = 1
@@ -98,7 +98,7 @@ class Write(NamedTuple):
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
     after: After | None = None
-    """What the first object of a call continues, in all objects of the call; see S9."""
+    """The object that the first one of a call continues, in all objects of the call; see S9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,9 +59,9 @@ class MultimodalItem(Protocol):
     offsets: Sequence[tuple[int, int]] | None
     """The first and the last of each run of its placeholders."""
     feature: object | None
-    """What an encoder reads, until it has been read."""
+    """The encoder's input; gone once it has been read."""
     precomputed_embeddings: object | None
-    """What an encoder elsewhere has made of it."""
+    """Embeddings that an encoder in another process has made of it."""
     model_specific_data: dict[str, object]
 
 

@@ -57,7 +57,7 @@ class Namespaces:
                 " several items stay on the device"
             )
         )
-        """What SGLang's hashes of items stand for."""
+        """The contents that SGLang's hashes of items stand for."""
         self._told = False
         """Whether the log says that items are not known."""
         self.weights = ""

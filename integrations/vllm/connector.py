@@ -105,7 +105,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
         self._told: list[bytes] = []
-        """What the workers have told of their ranks in the handshake."""
+        """The ranks that the workers named in the handshake."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None

@@ -29,7 +29,7 @@ class MultiModalFeature(Protocol):
 
     @property
     def data(self) -> object | None:
-        """What the model reads, by name, each in the `data` of an object; None if it is elsewhere."""
+        """The model's inputs by name, each in the `data` of an object; None if they are elsewhere."""
         ...
 
     @property

@@ -53,7 +53,7 @@ class _Backup:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """What is still to be backed up of a request, the shortest prefix first."""
+    """The backups that a request still waits for, the shortest prefix first."""
 
     tracked: TrackedRequest
     name: str

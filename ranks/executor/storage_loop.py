@@ -117,7 +117,7 @@ class StorageLoop:
         self._close_timeout_s = 0.0
         self._trouble: str | None = None
         self.failure: tuple[Exception, float] | None = None
-        """What kept the backend from opening, and when."""
+        """The error that kept the backend from opening, and its time."""
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self._open_by = self._open_timeout_s = 0.0
         self._is_open = False

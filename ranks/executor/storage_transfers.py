@@ -286,7 +286,7 @@ class PersistTransfer(Transfer):
         self._failed = False
         self._done = 0
         self._after: ObjectName | None = None
-        """What all of them continue: a page before them, or else the first of them."""
+        """The page that all of them continue: one before them, or else the first of them."""
         self._distance = 0
         """How many pages after that the first of them comes."""
         if order.after:

@@ -187,7 +187,7 @@ class Request:
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
     unfilled: list[Unfilled] = field(default_factory=list[Unfilled])
-    """Where an engine lends: positions of its prefix that neither it nor a load has filled."""
+    """If an engine lends the pages: positions of its prefix that neither it nor a load has filled."""
     copies: set[int] = field(default_factory=set[int])
     """Copies to and from the device pages that the engine lends for it; some may have ended."""
 

@@ -67,7 +67,7 @@ class _NamesFirstPages(Lookups):
 
 
 def one_pin_for_all_ends() -> Build:
-    """What is served at several ends of a request is pinned by what a match at the farthest needs."""
+    """A request is served at several ends, and only the needs of a match at the farthest are pinned."""
     return Build(parts=Parts(offering=_PinsTheFarthestEnd))
 
 

@@ -13,7 +13,7 @@ from ..epoch import Build
 
 
 def write_once() -> Build:
-    """What could not be written to the store is not tried again."""
+    """A write to the store that failed is not tried again."""
     return Build(parts=Parts(persisting=_WritesOnce))
 
 
@@ -23,7 +23,7 @@ class _WritesOnce(Persisting):
 
 
 def back_up_once() -> Build:
-    """What host memory had no room for is not tried again."""
+    """A backup that found no room in host memory is not tried again."""
     return Build(parts=Parts(backing_up=_BacksUpOnce))
 
 

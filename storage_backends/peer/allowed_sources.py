@@ -9,7 +9,7 @@ from ..host_port import ip_of, is_ip, split_host
 
 
 class AllowedSources:
-    """What `allow_sources` of `Peers` allows; everything if it is empty."""
+    """The sources that `allow_sources` of `Peers` allows; all of them if it is empty."""
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
         """Raises `ConfigError` for what is neither a network, an address nor the name of a host."""

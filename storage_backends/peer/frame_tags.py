@@ -25,7 +25,7 @@ _NONCE_BYTES: Final = 12
 
 
 class WrongTagError(StorageError):
-    """What came is not what the other side has sent next."""
+    """A frame is not the one that the other side sent next."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -103,7 +103,7 @@ class Reading(Request):
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
         self._received: list[tuple[int, ReadOutcome]] = []
-        """What has become of objects by their positions, before it is known that they are authentic."""
+        """Outcomes of objects by their positions, before it is known that they are authentic."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
     def message(self, number: int) -> Fetch:

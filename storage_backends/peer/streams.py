@@ -98,7 +98,7 @@ class FrameHead:
     """Receives what each frame begins with, up to the tag of its control."""
 
     message: Message
-    """What the last control says."""
+    """The content of the last control frame."""
     attached_bytes: int
     """How many bytes are attached to it, and follow."""
 

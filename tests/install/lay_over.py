@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DATA = (".py", ".json", ".jinja", ".toml", ".txt")
-"""What is unpacked: a tenth of the wheel."""
+"""Files that are unpacked: a tenth of the wheel."""
 
 
 def main() -> None:

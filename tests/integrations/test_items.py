@@ -1,4 +1,4 @@
-"""What an item's placeholders are in keys: its content, in the first page that has any of it."""
+"""In keys an item's placeholders stand for its content, in the first page that has any of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

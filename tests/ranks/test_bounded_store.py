@@ -14,7 +14,7 @@ LAYOUT = PageLayout(
     page_tokens=PAGE_TOKENS, columns=(Column(name="kv", layers=1, heads=4, elements=64),)
 )
 FILE_BYTES = 8 << 10
-"""What a page takes as a file, with its header, in blocks of the filesystem."""
+"""Bytes of a page's file with its header, in whole blocks of the filesystem."""
 TRACE = Path(__file__).parents[3] / "shared/traces/conversation_trace.jsonl"
 
 

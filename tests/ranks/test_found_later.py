@@ -1,4 +1,4 @@
-"""What was served is found in the next life, as far as the write policy promises.
+"""Served prompts are found in the next life, as far as the write policy promises.
 
 Under write-through that is all but the last token's page, whatever the first life came through: a store
 that refused some writes, host memory that was full for a moment, or is smaller than a prompt.

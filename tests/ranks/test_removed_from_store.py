@@ -1,4 +1,4 @@
-"""What others remove from a store while it is in memory is there again after its next use."""
+"""Pages that others remove from a store come back to it at their next use in memory."""
 
 import asyncio
 from collections.abc import Generator

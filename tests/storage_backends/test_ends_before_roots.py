@@ -19,7 +19,7 @@ from tests.kit.storage.three_fs import SlotStore
 
 SIZE = 4 << 10
 ROOM = 2 * SIZE
-"""What an object takes with its header in a file."""
+"""Bytes of an object with its header in a file."""
 OBJECTS_MAX = 64
 PAGES = 240
 

@@ -15,7 +15,7 @@ from .items import Contents
 _log = logging.getLogger("vllm.lockstep")
 
 CONTENT_NOT_KNOWN = "of unknown content"
-"""What the flight recorder says of items whose content one rank cannot tell."""
+"""Entry of the flight recorder for items whose content a rank cannot digest."""
 
 
 class Arrivals:

@@ -23,7 +23,7 @@ from .pauses import Pauses
 
 _NONE: frozenset[int] = frozenset()
 _PIECE_PAGES = 8
-"""What has failed is written again in pieces of at most so many pages."""
+"""A write that failed is tried again in pieces of at most so many pages."""
 
 
 class Persisting:

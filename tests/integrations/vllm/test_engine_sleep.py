@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 PROMPTS = mixed_prompts(80)
 SLEEPS = 20
 ROUNDING = 1e-5
-"""What log-probabilities may differ by: what a request had decoded is computed with its prompt."""
+"""Log-probabilities may differ by so much: decoded tokens are computed with their prompt again."""
 OUTPUT_TOKENS = 24
 
 
 def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
     group: Group, tmp_path: Path
 ) -> None:
-    """What was copied before and between them comes back in the last phase, from host memory."""
+    """Pages that were copied before and between them come back in the last phase, from host memory."""
     phases = [
         Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
         Phase(PROMPTS, "warm", OUTPUT_TOKENS),

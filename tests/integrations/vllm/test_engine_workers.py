@@ -1,4 +1,4 @@
-"""What vLLM's calls mean to the worker's half, and to a scheduler whose workers are told of again."""
+"""vLLM's calls to the worker's half, and a handshake that is repeated."""
 
 import importlib
 import warnings

@@ -16,7 +16,7 @@ _PROOF_BYTES = 32
 
 
 class Way(Enum):
-    """Where a frame comes from."""
+    """The source of a frame."""
 
     READER = "reader"
     SERVER = "server"

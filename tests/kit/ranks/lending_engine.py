@@ -79,7 +79,7 @@ class LendingEngine(HostCache):
     _tables: dict[str, Table]
     _leaving: dict[str, Table]
     _waiting: dict[str, list[tuple[Tokens, PagesByPool]]]
-    """What was lent for backups that may have to wait for room, by request: the first ones first."""
+    """Pages lent for backups that may have to wait for room, by request, in order of time."""
     _ended: set[str]
     """Those of these requests that have left."""
     keeps_states = False

@@ -25,14 +25,14 @@ class Row:
 
 
 class Modality(Enum):
-    """What an item is."""
+    """Kinds of items."""
 
     IMAGE = 1
     AUDIO = 2
 
 
 class Format(Enum):
-    """What of an item was processed elsewhere."""
+    """Formats of items that were processed elsewhere."""
 
     NORMAL = 1
 

@@ -37,7 +37,7 @@ QUERIES_AND_VALUES = ("self_attn.q_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What SGLang knows of an adapter that it has loaded."""
+    """SGLang's record of an adapter that it has loaded."""
 
     lora_name: str
     lora_path: str

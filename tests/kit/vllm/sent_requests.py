@@ -30,7 +30,7 @@ class Processed:
 
 
 class Content(UserDict[str, Processed]):
-    """What the model reads of an item, by name."""
+    """The model's inputs for an item, by name."""
 
     @classmethod
     def of(cls, **held: object) -> "Content":

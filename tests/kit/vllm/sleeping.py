@@ -21,7 +21,7 @@ kv_transfer: Any = import_module("vllm.distributed.kv_transfer")
 Worker: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker
 
 NOTHING_OF_ITS_OWN = 1e4
-"""What is in memory that was mapped anew."""
+"""The content of memory that was mapped anew."""
 
 
 class SleepingWorker(Worker):  # type: ignore[misc] # pyright: ignore[reportUntypedBaseClass]

@@ -33,7 +33,7 @@ def opened(peers: Peers) -> Cache:
 
 @contextmanager
 def served(peers: Peers) -> Generator[str]:
-    """Where a cache serves the prompt."""
+    """Address at which a cache serves the prompt."""
     with closing(opened(peers)) as cache:
         admitted = cache.load_back("served", PROMPT[:0], reserve_tokens=len(PROMPT))
         assert isinstance(admitted, Admission)

@@ -75,7 +75,7 @@ def test_what_is_no_network_and_no_host_is_refused(entry: str, said: str) -> Non
 async def test_nobody_is_connected_to_whose_address_is_not_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where a name leads is known only when it is resolved."""
+    """The address of a name is known only once it is resolved."""
     with serving_keys(1, LAYOUT) as group:
         uri = group.uri.replace("127.0.0.1", "localhost")
         async with opened_at(f"{uri}?allow_sources=127.0.0.0/8"):

@@ -1,4 +1,4 @@
-"""What the store had a while ago is written again when it is used: it may have been removed since."""
+"""Pages that the store had long ago are written again at their next use: they may be gone by then."""
 
 from lockstep.ranks.orders import CopyToHost, ObjectTransfer, Put
 from lockstep.ranks.replica.store import RENEWED_PART, RENEWED_S

@@ -1,4 +1,4 @@
-"""What could not be copied to host memory or written to the store is tried again, and counted."""
+"""Failed backups and writes are tried again, and counted meanwhile."""
 
 import pytest
 

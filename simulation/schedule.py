@@ -11,6 +11,7 @@ from ..errors import (
     PeerLost,
     RankUnhealthy,
 )
+from ..ranks.replica.store import RENEWED_S
 from .checkers.checkers import (
     DeadlineChecker,
     ReplicaChecker,
@@ -27,7 +28,7 @@ from .checkers.findings.group import (
     NotNoticed,
     Restless,
 )
-from .checkers.written import check_written
+from .checkers.written import check_written, check_written_again, promises_anything
 from .clock import RankClock, VirtualClock
 from .contents import Contents
 from .engine.lending_workload import LendingWorkload
@@ -47,6 +48,8 @@ _TREE_EVERY = 3
 _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
 """After so long every transfer has ended that ever ends."""
+_RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
+"""After so long a group no longer believes that its store has what it had."""
 _STEPS_TO_NOTICE = 2
 """Within so many steps all ranks notice that one is gone, since a round may be on its way."""
 
@@ -119,7 +122,7 @@ class Schedule:
             while step < self.world.steps:
                 self._step(step)
                 step += 1
-            if not self._end():
+            if not self._end(last=True):
                 # With nothing in flight, nothing can be lost in the epoch after it.
                 self._begin_anew()
                 self._end()
@@ -232,10 +235,12 @@ class Schedule:
         self._clock.forget_plans()
         self._epoch = self._begin_epoch()
 
-    def _end(self) -> bool:
+    def _end(self, *, last: bool = False) -> bool:
         """End the epoch in peace; False if copies were lost on the way, which also ends it."""
         try:
             self._come_to_rest()
+            if last and isinstance(self._workload, Workload):
+                self._check_written_again(self._workload)
         except _CopiesLost:
             return False
         self._close()
@@ -244,15 +249,35 @@ class Schedule:
     def _check_written(self) -> None:
         """Let nothing fail any more, have everything written, and raise unless it is."""
         self._faults.over = True
+        self._write_out()
+        stores = [each.named(FIRST_STORE) for each in self._stores]
+        seen, policy = self._epoch.caches[0].inspection, self.world.config.write_policy
+        check_written(seen, stores, policy)
+        self._faults.over = False
+
+    def _check_written_again(self, workload: Workload) -> None:
+        """Empty the stores, serve prompts a minute later, and raise unless the stores have those."""
+        stores = [each.named(FIRST_STORE) for each in self._stores]
+        seen = self._epoch.caches[0].inspection
+        if not promises_anything(seen):
+            return
+        self._faults.over = True
+        for store in stores:
+            store.empty()
+        self._clock.advance(_RENEWED_US)
+        self._take_step()
+        served = workload.serve_again(self._take_step)
+        self._write_out()
+        check_written_again(seen, stores, served)
+        self.result.coverage["served again after the store was emptied"] += len(served)
+
+    def _write_out(self) -> None:
+        """Have everything written."""
         for _ in range(2):
             # Writes that began before may still fail, the first time.
             for cache in self._epoch.caches:
                 cache.write_out()
             self._settle()
-        stores = [each.named(FIRST_STORE) for each in self._stores]
-        seen, policy = self._epoch.caches[0].inspection, self.world.config.write_policy
-        check_written(seen, stores, policy)
-        self._faults.over = False
 
     def _lose(self, fault: Mishap, rank: int) -> None:
         """Let one rank fail or differ, and raise unless all others notice it in the same step."""

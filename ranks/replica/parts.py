@@ -15,6 +15,7 @@ from .operations.saving import Saving
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
 from .requests import Requests
+from .store import Store
 from .tree.prefixes import Prefixes
 from .tree.residence import Residence
 from .tree.room import Room
@@ -28,6 +29,7 @@ class Parts:
     room: type[Room] = Room
     prefixes: type[Prefixes] = Prefixes
     requests: type[Requests] = Requests
+    store: type[Store] = Store
     agenda: type[Agenda] = Agenda
     prefetching: type[Prefetching] = Prefetching
     backing_up: type[BackingUp] = BackingUp

@@ -32,7 +32,6 @@ from .pages import PageRun
 from .parts import SOUND, Parts
 from .requests import LoadState, Request
 from .settings import ReplicaConfig
-from .store import Store
 from .too_long import require_possible, require_resumable
 from .tree.backlog import Undone
 from .tree.matching import Match, match
@@ -54,7 +53,7 @@ class Replica:
         self.prefixes = prefixes = parts.prefixes(basis, residence=parts.residence, room=parts.room)
         self.agenda = agenda = parts.agenda(basis, prefixes.residence)
         self.requests = requests = parts.requests(prefixes, journal)
-        self.store = store = Store(basis)
+        self.store = store = parts.store(basis)
         self.persisting = persisting = parts.persisting(basis, prefixes, agenda, store, requests)
         self.backing_up = backing_up = parts.backing_up(
             basis, prefixes, agenda, requests, persisting

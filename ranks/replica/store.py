@@ -1,6 +1,6 @@
 """The store that the group uses: whether there is one, and which pages it is known to have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .basis import Basis
@@ -89,6 +89,10 @@ class Store:
         """Return what time it is in the life of the store."""
         return StoreTime(self._written, self._clock.agreed_ms)
 
+    def seen_first(self, nodes: Iterable[Node]) -> StoreTime:
+        """Return when the store was seen to have something of one of `nodes`, the earliest; or now."""
+        return min((*filter(None, map(self._seen, nodes)), self.time))
+
     def had(self, node: Node) -> bool:
         """Say whether the store has, or had once, pages of a node."""
         return node.store == self.number and node.stored_at is not None
@@ -96,7 +100,7 @@ class Store:
     def note_written(self, node: Node, component: int, pages: int, at: StoreTime) -> None:
         """Note that the store has a node's pages of a component on every rank.
 
-        `at` is when they were used, or what they continue, if that was before.
+        `at` is when they were used, or what is written with them or before them, if that was earlier.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)
@@ -111,8 +115,8 @@ class Store:
         A store removes what nobody has used for long, and hits in memory are no use of it. So what is
         forgotten at the next use is persisted again: it counts as used, and is written if it is gone.
         """
-        at, doubted = node.stored_at, node.persisted
-        if not doubted or at is None or node.store != self.number:
+        at, doubted = self._seen(node), node.persisted
+        if at is None:
             return _NONE
         is_new = self._written - at.written < self._renewed_pages
         if is_new and self._clock.agreed_ms - at.agreed_ms < RENEWED_S * 1000:
@@ -123,9 +127,12 @@ class Store:
     def _note(self, node: Node, component: int, at: StoreTime) -> None:
         if node.store != self.number:
             node.store, node.persisted = self.number, _NONE
-        known = node.stored_at if node.persisted else None
+        known = self._seen(node)
         node.stored_at = at if known is None else min(at, known)
         node.persisted |= self._alone[component]
+
+    def _seen(self, node: Node) -> StoreTime | None:
+        return node.stored_at if node.persisted and node.store == self.number else None
 
     def is_missed(self, pool: str, key: bytes) -> bool:
         """Say whether an object is remembered as one that cannot be read."""

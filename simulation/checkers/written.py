@@ -4,7 +4,7 @@ As far as the write policy promises: under write-through all that the device has
 at the ends where they come; under each policy all that host memory has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...ranks.config import WritePolicy
 from ...ranks.inspection import Inspection
@@ -15,6 +15,9 @@ from ..rank.memory import SimulatedStore
 from .findings.finding import Violated
 from .findings.storage import NotWritten
 
+_Piece = tuple[Component, Node, int]
+"""Of a component, the pages of a node from a position on."""
+
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore], policy: WritePolicy) -> None:
     """Raise unless each rank's store has accepted what it should have.
@@ -22,32 +25,61 @@ def check_written(seen: Inspection, stores: Sequence[SimulatedStore], policy: Wr
     A store that was attached later need not have what was in memory before; and pages in quarantine may
     be the room that is lacking.
     """
+    if promises_anything(seen):
+        for node in seen.prefixes.tree.nodes():
+            _check(seen, stores, _promised(seen, node, policy))
+
+
+def check_written_again(
+    seen: Inspection, stores: Sequence[SimulatedStore], served: Iterable[tuple[str, bytes]]
+) -> None:
+    """Raise unless each rank's store has what host memory has of prompts, by namespace and tokens.
+
+    They were served since the store lost all that it had.
+    """
+    tree = seen.prefixes.tree
+    for namespace, tokens in served if promises_anything(seen) else ():
+        root = tree.roots.get(seen.requests.place(namespace))
+        nodes = [] if root is None else tree.follow(root, tokens)[0]
+        for node in nodes:
+            _check(seen, stores, _on_host(seen, node), lost=True)
+
+
+def promises_anything(seen: Inspection) -> bool:
+    """Say whether a store that works was there from the start, and nothing is in flight for it."""
     first = seen.config.has_store and seen.stores == 1
-    if not first or seen.store_state is not StoreState.ATTACHED or seen.in_flight:
-        return
-    for node in seen.prefixes.tree.nodes():
-        if not seen.keeps(node):
-            continue
-        for component, part in _promised(seen, node, policy):
-            for key in _keys(seen, component, part):
-                for rank, store in enumerate(stores):
-                    if (component.pool, key) not in store.accepted:
-                        raise Violated(NotWritten(rank, node.id, component.pool, part.end))
+    return first and seen.store_state is StoreState.ATTACHED and not seen.in_flight
 
 
-def _promised(
-    seen: Inspection, node: Node, policy: WritePolicy
-) -> Iterator[tuple[Component, Node]]:
-    """Yield what the store should have for a node: components, and nodes of its path."""
-    components = seen.prefixes.components
-    for component in components:
+def _check(
+    seen: Inspection,
+    stores: Sequence[SimulatedStore],
+    promised: Iterable[_Piece],
+    *,
+    lost: bool = False,
+) -> None:
+    for component, part, first in promised:
+        for key in _keys(seen, component, part, first) if seen.keeps(part) else ():
+            for rank, store in enumerate(stores):
+                if (component.pool, key) not in store.accepted:
+                    raise Violated(NotWritten(rank, part.id, component.pool, part.end, lost))
+
+
+def _on_host(seen: Inspection, node: Node) -> Iterator[_Piece]:
+    for component in seen.prefixes.components:
         if node.values[HOST][component.index] is not None:
-            yield component, node
+            yield component, node, node.start
+
+
+def _promised(seen: Inspection, node: Node, policy: WritePolicy) -> Iterator[_Piece]:
+    """Yield what the store should have for a node, of its whole path."""
+    components = seen.prefixes.components
+    yield from _on_host(seen, node)
     if policy is not WritePolicy.WRITE_THROUGH or not seen.config.device_pages:
         return
     full = components[0]
     if node.values[DEVICE][0] is not None:
-        yield full, node
+        yield full, node, node.start
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and _fits(seen):
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
@@ -62,22 +94,22 @@ def _fits(seen: Inspection) -> bool:
     return all(span < room for span, room in zip(spans, pages, strict=True))
 
 
-def _for_match(components: Sequence[Component], node: Node) -> Iterator[tuple[Component, Node]]:
+def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
     for component in components:
         for each in needed(component, node):
-            yield component, each
+            yield component, each, component.needed_from(node.end)
 
 
-def _before(components: Sequence[Component], node: Node) -> Iterator[tuple[Component, Node]]:
+def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
     """Yield the window page more that a match one page before `node` needs, if memory has it."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():
             there = each.has(component.index)
-            if start <= each.start < component.needed_from(node.end) and there:
-                yield component, each
+            if each.end > start and each.start < component.needed_from(node.end) and there:
+                yield component, each, start
 
 
-def _keys(seen: Inspection, component: Component, node: Node) -> Sequence[bytes]:
+def _keys(seen: Inspection, component: Component, node: Node, first: int) -> Sequence[bytes]:
     keys = seen.prefixes.tree.keys(node)
-    return keys if component.per_page else keys[-1:]
+    return keys[max(0, first - node.start) :] if component.per_page else keys[-1:]

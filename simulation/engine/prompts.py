@@ -1,6 +1,7 @@
 """Prompts that share prefixes: they branch within pages and between them, repeat, and continue."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -51,6 +52,11 @@ class Prompts:
     def earlier(self, random: Random) -> tuple[str, bytes]:
         """Return namespace and tokens of an earlier request, or the first text if there was none."""
         return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
+
+    @property
+    def earliest_first(self) -> Sequence[tuple[str, bytes]]:
+        """Namespaces and tokens of earlier requests."""
+        return self._earlier
 
     def remember(self, namespace: str, tokens: bytes) -> None:
         """Let later prompts repeat or continue `tokens`: the prompt and answer of a request."""

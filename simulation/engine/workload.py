@@ -32,6 +32,7 @@ from .probing import probe
 from .prompts import TOKEN_BYTES
 from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, cache_commands
+from .serving_again import serve_again
 
 _OFFERED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
 """The stages in which an engine may offer what a request has computed to others."""
@@ -85,6 +86,13 @@ class Workload(Engine[Cache]):
     def probe(self) -> bool:
         """Ask for as many device pages as one request can have, and for every slot of a state."""
         return probe(self._caches, self._world)
+
+    def serve_again(self, take_step: Callable[[], None]) -> list[tuple[str, bytes]]:
+        """Serve earlier prompts again as far as memory has them; return namespaces and tokens.
+
+        Nothing else may be in flight.
+        """
+        return serve_again(self._caches, self._prompts.earliest_first, take_step)
 
     def _let_go(self, name: str) -> None:
         self._ask_all(f"release of request {name}", lambda c: c.release(name))

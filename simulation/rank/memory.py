@@ -183,6 +183,11 @@ class SimulatedStore:
         """Lose one object."""
         self._objects.pop((pool, key), None)
 
+    def empty(self) -> None:
+        """Lose all objects."""
+        self._objects.clear()
+        self.accepted.clear()
+
     def lose(self, index: int) -> bool:
         """Lose the object that was written at place `index`, counted around; False if there is none."""
         if not self._objects:

@@ -7,6 +7,7 @@ from ...ranks.replica.operations.kinds import Segment
 from ...ranks.replica.operations.lent import Lent
 from ...ranks.replica.operations.persisting import Persisting
 from ...ranks.replica.parts import Parts
+from ...ranks.replica.store import Store
 from ...ranks.replica.tree.backlog import Undone
 from ...ranks.replica.tree.node import Node
 from ..epoch import Build
@@ -20,6 +21,17 @@ def write_once() -> Build:
 class _WritesOnce(Persisting):
     def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
         del segments, cause
+
+
+def trust_for_good() -> Build:
+    """What the store had once is never written to it again."""
+    return Build(parts=Parts(store=_TrustsForGood))
+
+
+class _TrustsForGood(Store):
+    def doubt_old(self, node: Node) -> frozenset[int]:
+        del node
+        return frozenset()
 
 
 def back_up_once() -> Build:

@@ -116,6 +116,13 @@ _BUGS = (
         faults="storage",
     ),
     RevivedBug(
+        name="trust-for-good",
+        about="what the store had once is never written again while it stays in memory, though a quota"
+        " may have removed it (sglang#37172)",
+        build=hits.trust_for_good,
+        profile="llama",
+    ),
+    RevivedBug(
         name="backup-once",
         about="a prompt for which host memory had no room at once is never copied there, though the"
         " device still has it (sglang#39444, #28614)",

@@ -190,13 +190,9 @@ class Persisting:
                 pages = [operation.owned_pages(HOST, each.index) for each in components]
                 transfers += operation.tail.transfers(components, pages, sealed=True)
             above, distance = self._continued(operation)
-            operation.used_at = self._store.time
-            if above is None:
-                self._agenda.persist(operation, transfers, b"", 0)
-                continue
-            assert above.stored_at is not None
-            operation.used_at = above.stored_at
-            after = self._prefixes.tree.keys(above)[-1]
+            nodes = [each.node for each in operation.in_order()]
+            operation.used_at = self._store.seen_first(nodes if above is None else [above, *nodes])
+            after = b"" if above is None else self._prefixes.tree.keys(above)[-1]
             self._agenda.persist(operation, transfers, after, distance)
 
     def ended(self, operation: Persist) -> None:
@@ -270,9 +266,9 @@ class Persisting:
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
         """Return from the top down what host memory has of full attention and the store lacks.
 
-        And of other components, what the store had. Up to the first node that the store has or that is
-        being written: a persist always takes what is missing above with it, a failed one leaves an
-        entry in the backlog, and nodes above were seen in the store as recently.
+        And of other components, what the store had. Up to the first node that the store has: a persist
+        always takes what is missing above with it, a failed one leaves an entry in the backlog, and
+        nodes above were seen in the store as recently.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -280,9 +276,10 @@ class Persisting:
             had = _NONE if again else self._doubt_old(each)
             if each.values[HOST][0] is None:
                 continue
-            if not self.lacks(each, 0):
+            if self._store.has(each, 0):
                 break
-            found.append(Segment(each, 0))
+            if self.lacks(each, 0):
+                found.append(Segment(each, 0))
             others += [Segment(each, index) for index in sorted(had) if index]
         return found[::-1] + [each for each in others if self._is_lacking(each)]
 

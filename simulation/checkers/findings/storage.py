@@ -150,11 +150,19 @@ class NotWritten(Finding):
     pool: str
     end: int
     """The position, in pages, at which the part ends that is not written."""
+    lost: bool = False
+    """Whether the store had it once, and had lost it a minute before it was used again."""
 
     def say(self) -> Said:
+        part = f"rank {self.rank}: node {self.node} is in memory at rest, and its {self.pool} pages"
+        if self.lost:
+            return Said(
+                f"{part} up to {self.end} were used, and not written again to a store that lost them",
+                "A store has lost a prompt, as by a quota, and the prompt was used after that, but"
+                f" rank {self.rank} has not written it again, so after a restart it is not found.",
+            )
         return Said(
-            f"rank {self.rank}: node {self.node} is in memory at rest, and its {self.pool} pages up to"
-            f" {self.end} were never accepted by the store",
+            f"{part} up to {self.end} were never accepted by the store",
             f"A prompt is still in memory and the storage works, but rank {self.rank} has never written"
             " it whole, so after a restart it is not found and has to be computed anew.",
         )

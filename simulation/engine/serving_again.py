@@ -1,0 +1,53 @@
+"""Prompts that are in memory are served once more, long after a store was emptied."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ...ranks.cache import Cache
+from ...ranks.replica.answers import Admission, Wait
+from ...ranks.replica.requests import LoadState
+from ..cluster import ask
+from .prompts import TOKEN_BYTES
+
+Prompt = tuple[str, bytes]
+"""A namespace and tokens."""
+
+
+def serve_again(
+    caches: Sequence[Cache], prompts: Iterable[Prompt], take_step: Callable[[], None]
+) -> list[Prompt]:
+    """Load back and publish what memory has of each prompt; return what was published.
+
+    A prompt that finds no room on the device, or whose copy fails, is left out.
+    """
+    found = [
+        (namespace, tokens[: TOKEN_BYTES * match.host_tokens])
+        for namespace, tokens in dict.fromkeys(prompts)
+        if (match := ask("match", caches, lambda c: c.match(tokens, namespace))).host_tokens  # noqa: B023
+    ]
+    return [each for each in found if _serve(caches, each, take_step)]
+
+
+def _serve(caches: Sequence[Cache], prompt: Prompt, take_step: Callable[[], None]) -> bool:
+    namespace, tokens = prompt
+    length, name = len(tokens) // TOKEN_BYTES, "again"
+
+    def admit(cache: Cache) -> Admission | Wait:
+        return cache.load_back(name, tokens, namespace, reserve_tokens=length)
+
+    def state(cache: Cache) -> LoadState:
+        return cache.load_state(name)
+
+    # Under write-back there is room once what leaves the device has been backed up.
+    answer = ask("load_back", caches, admit)
+    if isinstance(answer, Wait):
+        take_step()
+        answer = ask("load_back", caches, admit)
+    done = False
+    if not isinstance(answer, Wait) and answer.cached_tokens == length:
+        while ask("load_state", caches, state) is LoadState.LOADING:
+            take_step()
+        done = ask("load_state", caches, state) is LoadState.READY
+        if done:
+            ask("insert", caches, lambda c: c.insert(name, tokens))
+    ask("release", caches, lambda c: c.release(name))
+    return done

@@ -246,6 +246,15 @@ class EncoderTransferConfig(Protocol):
         ...
 
 
+class AttentionConfig(Protocol):
+    """`vllm.config.AttentionConfig`."""
+
+    @property
+    def hisparse_config(self) -> object:
+        """How the KV of a sparse attention is kept in host memory, if it is."""
+        ...
+
+
 class CompilationConfig(Protocol):
     """`vllm.config.CompilationConfig`."""
 
@@ -291,6 +300,11 @@ class EngineConfig(Protocol):
     @property
     def ec_transfer_config(self) -> EncoderTransferConfig | None:
         """How embeddings of items come from other engines, if they do."""
+        ...
+
+    @property
+    def attention_config(self) -> AttentionConfig:
+        """The way attention is computed."""
         ...
 
     @property

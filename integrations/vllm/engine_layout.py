@@ -219,6 +219,12 @@ def require_supported(config: EngineConfig) -> None:
     ):
         if size != 1:
             raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
+    if config.attention_config.hisparse_config is not None:
+        # Both watch when the same blocks are handed out again, and vLLM keeps one watcher for each.
+        raise ConfigError(
+            "hisparse_config is set in attention_config, and vLLM tells only one of hisparse and"
+            " LockstepConnector when a block is used anew; leave out one of them"
+        )
 
 
 def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> None:

@@ -94,7 +94,8 @@ class Backlog:
         """Hand the entry of a node that has left the tree to its parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
-            gone = min(pages, node.width)
+            # Only of host memory are pages missing that a store has.
+            gone = 0 if 0 in node.persisted else min(pages, node.width)
             self.lost[cause] += gone
             self.add(parent, cause, pages - gone)
 

@@ -118,6 +118,16 @@ class Speculative:
 
 
 @dataclass
+class Attention:
+    """How attention is computed."""
+
+    __module__ = "vllm.config.attention"
+    __qualname__ = "AttentionConfig"
+
+    hisparse_config: object = None
+
+
+@dataclass
 class Compilation:
     """The model's layers, among others."""
 
@@ -143,6 +153,7 @@ class Engine:
     lora_config: Lora | None = None
     speculative_config: Speculative | None = None
     compilation_config: Compilation = field(default_factory=Compilation)
+    attention_config: Attention = field(default_factory=Attention)
     additional_config: object = None
     instance_id: str = "1"
 

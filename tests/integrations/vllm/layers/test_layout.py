@@ -16,6 +16,7 @@ from lockstep.integrations.vllm.engine_layout import (
     require_supported,
 )
 from lockstep.page_format.page_layout import Column, PageLayout
+from tests.kit.vllm.configuration import Attention as EngineAttention
 from tests.kit.vllm.configuration import Engine, NewerEngine, Parallel, Speculative, Transfer
 from tests.kit.vllm.groups import (
     HEAD_ELEMENTS,
@@ -243,6 +244,7 @@ def test_a_layer_without_a_tensor_is_named() -> None:
         (Engine(kv_transfer_config=Transfer("fail")), "kv_load_failure_policy"),
         (Engine(Parallel(pipeline_parallel_size=2)), "pipeline_parallel_size is 2"),
         (Engine(Parallel(data_parallel_size=2)), "data_parallel_size is 2"),
+        (Engine(attention_config=EngineAttention("set")), "hisparse_config"),
     ],
 )
 def test_an_engine_that_cannot_be_served_is_refused_by_name(engine: Engine, named: str) -> None:

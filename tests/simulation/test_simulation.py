@@ -49,7 +49,7 @@ def report(request: pytest.FixtureRequest) -> ExplorationReport:
     scope="module",
     params=[
         pytest.param(FEW_LENT, id="few seeds"),
-        pytest.param(range(100, 130), id=MORE, marks=pytest.mark.slow),
+        pytest.param(range(140, 170), id=MORE, marks=pytest.mark.slow),
     ],
 )
 def lent(request: pytest.FixtureRequest) -> ExplorationReport:

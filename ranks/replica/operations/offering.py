@@ -123,7 +123,7 @@ class Offering:
             # Without what a match needs at the end it ends a page before, at best.
             complete = whole and all(each in operation.segments for each in wanted)
             unit = self._prefixes.tree.page_tokens
-            return min(operation.end, node.end - (not complete)) * unit
+            return max(0, min(operation.end, node.end - (not complete))) * unit
         return self._told(operation, node, tail, lacking)
 
     def _told(

@@ -126,3 +126,13 @@ def test_what_an_offer_finds_no_room_for_is_counted_once_however_often_it_is_ask
         ranks.step()
 
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {"no_room": 1}
+
+
+def test_of_tokens_that_nobody_has_computed_nothing_is_served_though_something_else_is() -> None:
+    ranks = serving()
+    assert serve(ranks, 4) == 4
+
+    others = [token + 1000 for token in PROMPT[:PAGE_TOKENS]]
+
+    told = ranks.every(lambda cache: cache.serve("served", others, ttl_s=60, ends=True))
+    assert told == 0

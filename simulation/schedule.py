@@ -50,6 +50,7 @@ _LATE_ENDS_US = 6_000_000
 """After so long every transfer has ended that ever ends."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
 """After so long a group no longer believes that its store has what it had."""
+_WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
 """Within so many steps all ranks notice that one is gone, since a round may be on its way."""
 
@@ -272,9 +273,11 @@ class Schedule:
         self.result.coverage["served again after the store was emptied"] += len(served)
 
     def _write_out(self) -> None:
-        """Have everything written."""
-        for _ in range(2):
-            # Writes that began before may still fail, the first time.
+        """Have everything written. Writes that began before may still fail."""
+        backlogs = self._epoch.caches[0].inspection.prefixes.residence.backlogs
+        for count in range(_WRITE_OUTS_MAX):
+            if count > 1 and not any(backlogs):
+                return
             for cache in self._epoch.caches:
                 cache.write_out()
             self._settle()

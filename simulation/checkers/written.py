@@ -88,9 +88,12 @@ def _promised(seen: Inspection, node: Node, policy: WritePolicy) -> Iterator[_Pi
 
 
 def _fits(seen: Inspection) -> bool:
-    """Say whether host memory has room for all that one match needs of each component but the first."""
+    """Say whether host memory has more room than one match needs of each component but the first.
+
+    With one page more of a window. In less room two ends of one path keep each other out.
+    """
     pages = seen.config.pool_pages(HOST)[1:]
-    spans = (each.span or 0 for each in seen.prefixes.components[1:])
+    spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])
     return all(span < room for span, room in zip(spans, pages, strict=True))
 
 

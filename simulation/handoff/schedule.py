@@ -166,10 +166,14 @@ class HandoffSchedule:
             self._step()
             if not all(group.is_idle for group in self._alive):
                 continue
+            before = [set(group.in_flight) for group in self._alive]
             self._clock.advance(_LATE_ENDS_US)
-            for _ in range(10 + sum(len(each.in_flight) for each in self._alive)):
+            for _ in range(10 + sum(map(len, before))):
                 self._step()
-            if all(group.is_idle for group in self._alive):
+            # A write that failed may be tried again when another one has ended.
+            now = [set(group.in_flight) for group in self._alive]
+            begun = any(after - earlier for after, earlier in zip(now, before, strict=True))
+            if not begun and all(group.is_idle for group in self._alive):
                 break
         else:
             raise Violated(Restless("two groups do not come to rest", _REST_STEPS_MAX))

@@ -130,6 +130,9 @@ class BackingUp:
             passed, complete = self._pass_on(node, lent)
             operations += passed
             left_out = [] if complete else left_out
+        if again and lent is None:
+            # The room that was made may have been that of ends above which were not written either.
+            left_out += [each for each in self._ends(node, lent, again=True) if each not in ends]
         self._postpone(left_out, lent, tells=tells)
         # If each try renewed what a path that is too long has in the store, it could never end.
         self._persisting.offer_path(node, again=again)

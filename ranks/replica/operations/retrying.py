@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ...config import WritePolicy
 from ..basis import Basis
 from ..tree.backlog import Backlog, Undone
-from ..tree.node import DEVICE, Node
+from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .backing_up import BackingUp
@@ -34,6 +34,7 @@ class Retrying:
             basis.config.device_pages > 0
             and basis.config.write_policy is not WritePolicy.WRITE_BACK
         )
+        self._host_pages = basis.config.host_pages
         self._residence = prefixes.residence
         self._agenda = agenda
         self._backing_up = backing_up
@@ -88,5 +89,10 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         if self._copies_again and on_device.parent is not None:
+            # Room for what is above is not to be made of what is still to be written; but a path that is
+            # longer than host memory passes through it.
+            fits = node.end <= self._host_pages
+            pins = self._residence.hold(HOST, node) if fits else []
             self._backing_up.write_through(on_device, tells=False, again=True)
+            self._residence.release(pins)
         self._persisting.offer_again(node, cause)

@@ -89,8 +89,8 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         if self._copies_again and on_device.parent is not None:
-            # Room for what is above is not to be made of what is still to be written; but a path that is
-            # longer than host memory passes through it.
+            # Room for what is above is not to be made of what is still to be written, unless the path
+            # is longer than host memory and passes through it.
             fits = node.end <= self._host_pages
             pins = self._residence.hold(HOST, node) if fits else []
             self._backing_up.write_through(on_device, tells=False, again=True)

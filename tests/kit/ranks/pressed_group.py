@@ -93,7 +93,8 @@ def presses(
         scheduler = Scheduler(cache, requests(), limits, stopped=lambda: turn(cache, scheduler))
         ended = scheduler.run()
         if ended:
-            assert cache.flush()
+            # A store that fails writes now and then may not take all of it in time.
+            assert cache.flush() or "fault.error" in str(cache.config.store)
         cache.inspection.check()
         left = zip(free, pages_free(cache), strict=True)
         return Pressed(

@@ -132,7 +132,7 @@ def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]
 def test_what_storage_damages_or_loses_of_a_parked_request_is_computed_again(
     stack: ExitStack, faults_of_store: str, profile: str
 ) -> None:
-    store = f"fault+memory://retractions?fault.seed=3&{faults_of_store}"
+    store = f"fault+memory://retractions?fault.seed=5&{faults_of_store}"
     told = pressed(stack, profile, 2, SMALL, cycles=50, store=store)
 
     assert unsound(told) == []

@@ -100,7 +100,7 @@ class Store:
     def note_written(self, node: Node, component: int, pages: int, at: StoreTime) -> None:
         """Note that the store has a node's pages of a component on every rank.
 
-        `at` is when they were used, or what is written with them or before them, if that was earlier.
+        `at` is when they were used, or when what they continue was, if that was earlier.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)

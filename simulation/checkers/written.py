@@ -80,7 +80,8 @@ def _promised(seen: Inspection, node: Node, policy: WritePolicy) -> Iterator[_Pi
     full = components[0]
     if node.values[DEVICE][0] is not None:
         yield full, node, node.start
-    if node.is_match_end and seen.prefixes.tree.is_whole(node) and _fits(seen):
+    fits = node.end <= seen.config.host_pages and _fits(seen)
+    if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
             # A prompt that comes again needs its last token computed, so it may match a page less.

@@ -1,7 +1,7 @@
 """Persist: pages that every rank has in host memory, to storage."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ....coordinator.operation import Kind, Outcome, Queue
 from ...orders import ObjectTransfer
@@ -190,8 +190,7 @@ class Persisting:
                 pages = [operation.owned_pages(HOST, each.index) for each in components]
                 transfers += operation.tail.transfers(components, pages, sealed=True)
             above, distance = self._continued(operation)
-            nodes = [each.node for each in operation.in_order()]
-            operation.used_at = self._store.seen_first(nodes if above is None else [above, *nodes])
+            operation.used_at = self._store.seen_first(_path_to(above, operation))
             after = b"" if above is None else self._prefixes.tree.keys(above)[-1]
             self._agenda.persist(operation, transfers, after, distance)
 
@@ -266,9 +265,9 @@ class Persisting:
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
         """Return from the top down what host memory has of full attention and the store lacks.
 
-        And of other components, what the store had. Up to the first node that the store has: a persist
-        always takes what is missing above with it, a failed one leaves an entry in the backlog, and
-        nodes above were seen in the store as recently.
+        And of other components, if the store had something of a node. Up to the first node that the
+        store has: a persist always takes what is missing above with it, a failed one leaves an entry in
+        the backlog, and nodes above were seen in the store as recently.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -280,7 +279,7 @@ class Persisting:
                 break
             if self.lacks(each, 0):
                 found.append(Segment(each, 0))
-            others += [Segment(each, index) for index in sorted(had) if index]
+            others += [Segment(each, at.index) for at in self._prefixes.components[1:] if had]
         return found[::-1] + [each for each in others if self._is_lacking(each)]
 
     def _doubt_old(self, node: Node) -> frozenset[int]:
@@ -378,6 +377,15 @@ def hold_pieces(
     deepest = max((node for node, _ in pieces), key=lambda node: node.end)
     receipts = [acquire(tier, 0, deepest)]
     return receipts + [acquire(tier, index, node, node.start) for node, index in pieces if index]
+
+
+def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
+    """Yield the nodes from the deepest one that a persist writes up to `above`, or to the root."""
+    last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
+    for node in () if last is None else last.path():
+        yield node
+        if node is above:
+            return
 
 
 def _host_pages(segment: Segment) -> PageRun:

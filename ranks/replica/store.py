@@ -109,20 +109,20 @@ class Store:
         """Note that a node's pages of a component came from the store, which saw no use of its path."""
         self._note(node, component, _LONG_AGO)
 
-    def doubt_old(self, node: Node) -> frozenset[int]:
-        """Forget what the store has of a node if it was seen too long ago; return what that was.
+    def doubt_old(self, node: Node) -> bool:
+        """Forget what the store has of a node if it was seen too long ago; say if it was.
 
         A store removes what nobody has used for long, and hits in memory are no use of it. So what is
         forgotten at the next use is persisted again: it counts as used, and is written if it is gone.
         """
-        at, doubted = self._seen(node), node.persisted
+        at = self._seen(node)
         if at is None:
-            return _NONE
+            return False
         is_new = self._written - at.written < self._renewed_pages
         if is_new and self._clock.agreed_ms - at.agreed_ms < RENEWED_S * 1000:
-            return _NONE
+            return False
         node.persisted = _NONE
-        return doubted
+        return True
 
     def _note(self, node: Node, component: int, at: StoreTime) -> None:
         if node.store != self.number:

@@ -24,14 +24,14 @@ class _WritesOnce(Persisting):
 
 
 def trust_for_good() -> Build:
-    """What the store had once is never written to it again."""
+    """Pages that the store had once are never written to it again."""
     return Build(parts=Parts(store=_TrustsForGood))
 
 
 class _TrustsForGood(Store):
-    def doubt_old(self, node: Node) -> frozenset[int]:
+    def doubt_old(self, node: Node) -> bool:
         del node
-        return frozenset()
+        return False
 
 
 def back_up_once() -> Build:

@@ -21,7 +21,6 @@ from .agenda import Agenda
 from .kinds import Persist, Segment
 from .pauses import Pauses
 
-_NONE: frozenset[int] = frozenset()
 _PIECE_PAGES = 8
 """A write that failed is tried again in pieces of at most so many pages."""
 
@@ -272,21 +271,22 @@ class Persisting:
         found: list[Segment] = []
         others: list[Segment] = []
         for each in node.path():
-            had = _NONE if again else self._doubt_old(each)
+            doubted = not again and self._doubt_old(each)
             if each.values[HOST][0] is None:
                 continue
             if self._store.has(each, 0):
                 break
             if self.lacks(each, 0):
                 found.append(Segment(each, 0))
-            others += [Segment(each, at.index) for at in self._prefixes.components[1:] if had]
+            if doubted:
+                others += [Segment(each, at.index) for at in self._prefixes.components[1:]]
         return found[::-1] + [each for each in others if self._is_lacking(each)]
 
-    def _doubt_old(self, node: Node) -> frozenset[int]:
-        had = self._store.doubt_old(node)
-        if had:
+    def _doubt_old(self, node: Node) -> bool:
+        doubted = self._store.doubt_old(node)
+        if doubted:
             self._prefixes.residence.changed[node] = None
-        return had
+        return doubted
 
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
         """Return the node in the store that a persist continues, and the distance to it in pages."""

@@ -1,12 +1,14 @@
 """Failed backups and writes are tried again, and counted meanwhile."""
 
+from typing import Any
+
 import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Bounds, SlidingWindow
 from lockstep.ranks.orders import KV_POOL, CopyToHost, Put
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksInTurn
 
 WINDOW_PAGES = 2
 
@@ -35,6 +37,13 @@ def fail_writes(ranks: RanksInTurn) -> None:
     for executor in ranks.executors:
         executor.fail()
     ranks.step()
+
+
+def ordered_keys(ranks: InTurn[Any]) -> list[bytes]:
+    """Return the keys of the writes that are under way."""
+    return [
+        key for put in ranks.executors[0].given(Put) for each in put.transfers for key in each.keys
+    ]
 
 
 def wait(ranks: RanksInTurn, seconds: int) -> None:
@@ -152,12 +161,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
     ranks.publish("a", prompt(1, 60))
     keys: list[bytes] = []
     for _ in range(80):
-        keys += [
-            key
-            for put in ranks.executors[0].given(Put)
-            for each in put.transfers
-            for key in each.keys
-        ]
+        keys += ordered_keys(ranks)
         ranks.now_ms = [now + 5000 for now in ranks.now_ms]
         ranks.obey()
 
@@ -174,12 +178,7 @@ def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_s
     for _ in range(80):
         ranks.every(lambda cache: cache.back_up("a", tokens, pages))
         ranks.every(lambda cache: cache.begin_backups())
-        keys += [
-            key
-            for put in ranks.executors[0].given(Put)
-            for each in put.transfers
-            for key in each.keys
-        ]
+        keys += ordered_keys(ranks)
         ranks.now_ms = [now + 5000 for now in ranks.now_ms]
         ranks.obey()
 

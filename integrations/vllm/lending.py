@@ -105,8 +105,9 @@ def load(
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    found = cache.hit(tracked.name, taken, tracked.namespace, device_tokens=start)
-    if found == tokens:
+    # Another `hit` would count as another question, for no more than is taken.
+    found = cache.match(taken, tracked.namespace).host_tokens
+    if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)
         cache.load(tracked.name, taken, lent, device_tokens=start)
     else:

@@ -82,6 +82,16 @@ def test_hits_are_split_by_where_they_came_from_as_the_cache_splits_them(tmp_pat
     assert (counted["storage"], counted["host"]) == (4 * PAGE_TOKENS, 4 * PAGE_TOKENS)
 
 
+def test_what_a_prompt_asks_for_counts_whole_though_a_part_of_it_hits() -> None:
+    with scripted() as engine:
+        engine.serve(PROMPT)
+        engine.serve(LONGER)
+        counted = engine.cache.stats().replica
+
+    assert counted.hit_tokens["host"] == 4 * PAGE_TOKENS
+    assert counted.asked_tokens == 4 * PAGE_TOKENS + 6 * PAGE_TOKENS
+
+
 @pytest.mark.parametrize(
     ("store", "source"),
     [

@@ -13,7 +13,6 @@ from .amounts import parse_bytes
 from .bench_tables import (
     print_agreement,
     print_handoff,
-    print_latency,
     print_path,
     print_storage,
     print_tree,
@@ -209,52 +208,6 @@ def handoff(
     )
     _measure(
         lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_handoff, report
-    )
-
-
-@bench.command("latency")
-def handoff_latency(
-    *,
-    prompt_tokens: Annotated[
-        Numbers,
-        typer.Option(help="Length of a prompt; may be repeated.", show_default="8k, 32k, 128k"),
-    ] = None,
-    ratio: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="How many times as long a chunk is computed as its pages travel; may be repeated.",
-            show_default="1.5 and 0.2",
-        ),
-    ] = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(help="Tokens of a chunk, in whole pages of 64.")
-    ] = 4096,
-    kept: Annotated[
-        str, typer.Option("--token-bytes", help="Bytes that a token keeps.", metavar="BYTES")
-    ] = "8KiB",
-    repeats: Annotated[int, typer.Option(help="How often each prompt is handed over.")] = 5,
-    checksums: Annotated[
-        bool,
-        typer.Option(
-            "--checksums", help="Measure what checksums cost, too: as often without them, in turns."
-        ),
-    ] = False,
-    report: ReportFile = None,
-) -> None:
-    """Measure how long a request is between two groups."""
-    from ..benchmarks.handoff.latency import run
-    from ..benchmarks.handoff.latency_settings import PROMPTS, RATIOS, LatencySettings
-
-    settings = LatencySettings(
-        prompts=tuple(prompt_tokens or PROMPTS),
-        ratios=tuple(ratio or RATIOS),
-        chunk_tokens=chunk_tokens,
-        token_bytes=_bytes(kept, "--token-bytes"),
-        repeats=repeats,
-        checksums=checksums,
-    )
-    _measure(
-        lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_latency, report
     )
 
 

@@ -7,7 +7,6 @@ from .amounts import count
 
 if TYPE_CHECKING:
     from ..benchmarks.agreement import AgreementReport
-    from ..benchmarks.handoff.latency import LatencyReport
     from ..benchmarks.handoff.report import HandoffReport
     from ..benchmarks.path.report import PathReport
     from ..benchmarks.storage import StorageReport
@@ -137,41 +136,6 @@ def print_handoff(report: "HandoffReport") -> None:
     console.print(
         f"CPU: {report['handoff_cpu_s_per_gb']:.2f} s for each GB, both sides together,"
         f" {report['limit_cpu_s_per_gb']:.2f} s at the limit",
-        soft_wrap=True,
-    )
-
-
-def print_latency(report: "LatencyReport") -> None:
-    """Print what `lockstep bench latency` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("prompt", no_wrap=True)
-    for title in (
-        "a chunk",
-        "handoff p50",
-        "in all",
-        "checksums",
-        "at once",
-    ):
-        table.add_column(title, justify="right", no_wrap=True)
-    for each in report["points"]:
-        table.add_row(
-            f"{each['prompt_tokens']:,} tokens",
-            f"{each['ratio']:g} x: {each['chunk_ms']:.1f} ms",
-            f"{each['handoff_ms_p50']:.1f} ms",
-            f"{each['total_ms_p50']:.1f} ms",
-            "" if each["checksum_cost"] is None else f"{100 * each['checksum_cost']:+.1f} %",
-            f"{each['outcomes'].get('ok', 0)} of {sum(each['outcomes'].values())}",
-        )
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
-    console.print(
-        f"the pages of a chunk of {report['chunk_tokens']:,} tokens travel in"
-        f" {report['chunk_transfer_ms']:.1f} ms; handoff: from the end of the last chunk until all of"
-        " the prompt is on the other group's device",
         soft_wrap=True,
     )
 

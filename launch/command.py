@@ -22,7 +22,6 @@ from .ctl import ctl
 from .doctor.command import EXIT_STATUSES as DOCTOR_EXIT_STATUSES
 from .doctor.command import doctor
 from .environment import prepare_for_mooncake
-from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, TimelineFile, replay_command
@@ -30,9 +29,6 @@ from .planning.command import EXIT_STATUS as PLAN_EXIT_STATUS
 from .planning.command import plan, size
 from .report import check_that_writable
 from .reports.command import report as report_command
-from .routing.command import simulate_router
-from .serving.command import EXIT_STATUSES as SERVE_EXIT_STATUSES
-from .serving.command import serve_sim
 from .settings import ReplaySettings
 from .store.command import store
 from .top.command import top
@@ -142,19 +138,6 @@ app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any 
 )
 app.command("size", short_help="Say what a model keeps for a token, and what fits.")(size)
 app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it, copy it.")
-app.command(
-    "serve-sim",
-    epilog=SERVE_EXIT_STATUSES,
-    short_help="Serve a workload by groups that hand requests over.",
-)(serve_sim)
-app.command("simulate-router", short_help="Compare ways to route requests to groups.")(
-    simulate_router
-)
-app.command(
-    "simulate-handoff",
-    epilog=EXIT_STATUSES,
-    short_help="Explore handoffs between groups, with faults.",
-)(simulate_handoff)
 app.command("report", short_help="Show the report of a run as one page.")(report_command)
 app.command(
     "doctor",

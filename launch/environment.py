@@ -18,10 +18,6 @@ from ..errors import ConfigError
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 """Seconds that the Mooncake client waits over TCP for the next bytes, and for the first answer."""
 
-SECRET_VARIABLE: Final = "LOCKSTEP_SECRET"  # noqa: S105 - its name alone.
-"""What groups on several hosts show each other, with 16 bytes or more; never an option, since anybody
-on a host sees the options of its processes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
@@ -121,11 +117,6 @@ def choose_interface(address: str) -> None:
 def read_gloo_interface() -> str:
     """Return the interface that the user wants gloo to use; empty where it may be any."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "")
-
-
-def read_secret() -> str:
-    """Return what all groups and whoever sends them requests know; empty where nothing is set."""
-    return os.environ.get(SECRET_VARIABLE, "")
 
 
 def prepare_for_mooncake() -> None:

@@ -92,7 +92,7 @@ class Run:
 def hand_in(store: Store, rank: int, result: RankResult) -> None:
     """Leave the result of `rank` for rank 0, unless the store ended with the launcher."""
     with suppress(RuntimeError):
-        put(store, _of_rank(rank), result.pack())
+        _put(store, _of_rank(rank), result.pack())
         store.add(_BEGUN, 1)
 
 
@@ -114,11 +114,11 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
-                results.append(RankResult.unpack(take(store, _of_rank(rank))))
+                results.append(RankResult.unpack(_take(store, _of_rank(rank))))
     return results
 
 
-def put(store: Store, key: str, data: bytes) -> None:
+def _put(store: Store, key: str, data: bytes) -> None:
     """Leave data of any length under a key, which is there only once all of it is.
 
     A store takes values of a few MB at most.
@@ -129,8 +129,8 @@ def put(store: Store, key: str, data: bytes) -> None:
     store.set(key, str(len(pieces)))
 
 
-def take(store: Store, key: str) -> bytes:
-    """Return what `put` has left under a key that is there."""
+def _take(store: Store, key: str) -> bytes:
+    """Return what `_put` has left under a key that is there."""
     pieces = range(int(store.get(key)))
     return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in pieces)
 

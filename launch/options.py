@@ -25,7 +25,7 @@ class LaunchChoice:
     launcher: str = "torch"
     ray_address: str | None = None
     ranks_per_node: int | None = None
-    """How many ranks of a group share a node of the cluster at most; None stands for all."""
+    """How many ranks share a node of the cluster at most; None stands for all."""
 
     def __post_init__(self) -> None:
         check_choice("launcher", self.launcher, LAUNCHERS)
@@ -151,7 +151,7 @@ RayAddress = Annotated[
 RanksPerNode = Annotated[
     int | None,
     typer.Option(
-        help="Ranks of a group that share a node of the Ray cluster, at most.",
+        help="Ranks that share a node of the Ray cluster, at most.",
         show_default="all of them",
     ),
 ]

@@ -63,11 +63,7 @@ def _pace(report: Report) -> str:
 
 def table_of(reports: Mapping[str, Report]) -> Table:
     """Return a table with one column for each report, by its title."""
-    return table_with({title: rows_of(report) for title, report in reports.items()})
-
-
-def table_with(columns: Mapping[str, Sequence[Row]]) -> Table:
-    """Return a table with these columns by their titles, of which the labels are the same."""
+    columns = {title: rows_of(report) for title, report in reports.items()}
     table = Table(title=None, header_style="bold")
     table.add_column("", no_wrap=True)
     for title in columns:

@@ -18,7 +18,7 @@ def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
     It names the option by which they can be made to fit, one that the user gave before others, and
     the largest value with which they do.
     """
-    needed = needed_bytes(settings) * ranks_here
+    needed = _needed_bytes(settings) * ranks_here
     available, where = available_host_memory()
     if needed <= available:
         return
@@ -35,7 +35,7 @@ def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
     raise ConfigError(f"{sizes}: {found}; no one of them alone can be lowered enough")
 
 
-def needed_bytes(settings: ReplaySettings) -> int:
+def _needed_bytes(settings: ReplaySettings) -> int:
     """Return how much host memory one rank's pools take."""
     pages = settings.pool_pages()
     on_host = settings.device == "cpu"
@@ -57,7 +57,7 @@ def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: in
 
     def needed(size: int) -> int | None:
         try:
-            return needed_bytes(replace(settings, store=None).with_sizes({name: size}))
+            return _needed_bytes(replace(settings, store=None).with_sizes({name: size}))
         except ConfigError:
             # Too small, where a pool must hold a whole window.
             return None

@@ -26,15 +26,17 @@ TIMELINE_TIMEOUT_S = 60.0
 """The same where rank 0 may have timelines to write, which takes 2 s for each rank that has kept all it
 can."""
 _POLL_S = 0.05
+_MODULE = "lockstep.launch.replay"
+"""What the process of a rank runs."""
 
 
 class RankProcesses:
     """The ranks of one group, as processes of this machine. End them."""
 
-    def __init__(self, module: str, settings: str, places: Sequence[RankEnvironment]) -> None:
-        """Start `python -m module` for each rank, with its settings in JSON."""
+    def __init__(self, settings: str, places: Sequence[RankEnvironment]) -> None:
+        """Start a process for each rank, with the settings of its replay in JSON."""
         self._ranks: list[Popen[bytes]] = []
-        command = (sys.executable, "-m", module, LAUNCHER_OPTION, str(os.getpid()))
+        command = (sys.executable, "-m", _MODULE, LAUNCHER_OPTION, str(os.getpid()))
         try:
             for place in places:
                 # One by one: whatever comes in between, those that were started are ended. Each has a
@@ -58,11 +60,6 @@ class RankProcesses:
         rank = min(failed, key=lambda each: codes[each] or 0)
         code = self._ranks[rank].returncode
         return (code, None) if code > 0 else (128 - code, rank)
-
-    def kill(self) -> None:
-        """Kill all of them at once, as a machine that loses its power."""
-        for each in self._ranks:
-            _signal(each, signal.SIGKILL)
 
     def end(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """End the ranks that are left, in order if they can in time, and by force if not."""
@@ -91,7 +88,7 @@ def launch_with_torch(settings: ReplaySettings) -> int:
     ranks: RankProcesses | None = None
     try:
         places = places_here(settings.ranks, port)
-        ranks = RankProcesses("lockstep.launch.replay", settings.to_json(), places)
+        ranks = RankProcesses(settings.to_json(), places)
         while (ended := ranks.status()) is None:
             time.sleep(_POLL_S)
         status, died = ended

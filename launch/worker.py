@@ -146,7 +146,7 @@ def _replay(
     collective = connected(config, group.collective)
     events = None if settings.timeline is None else KeptEvents()
     timeline = None if events is None else events.note
-    device = device_of(settings, environment)
+    device = _device_of(settings, environment)
     cache = Cache.open(config, collective, device=device, timeline=timeline)
     try:
         watch_cache(cache, settings.metrics_port)
@@ -220,7 +220,7 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
     return own, results
 
 
-def device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
+def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
     """Return the device of a rank's L1. Raises `ConfigError` where there is none."""
     if settings.device == "cpu":
         return torch.device("cpu")
@@ -229,7 +229,7 @@ def device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.d
     return torch.device("cuda", environment.local_rank % torch.cuda.device_count())
 
 
-def limits_of(settings: ReplaySettings, *, token_us: float = 0.0) -> EngineLimits:
+def limits_of(settings: ReplaySettings) -> EngineLimits:
     """Return the bounds of each rank's scheduler."""
     return EngineLimits(
         concurrency=settings.concurrency,
@@ -238,5 +238,4 @@ def limits_of(settings: ReplaySettings, *, token_us: float = 0.0) -> EngineLimit
         prefill_tokens=settings.prefill_tokens,
         output_tokens_max=settings.output_tokens_max,
         verify=settings.verify,
-        token_us=token_us,
     )

@@ -1,9 +1,8 @@
 """Two nodes with addresses of their own, on one machine: `sudo python examples/two_nodes/run.py`.
 
 Each node is a network namespace and a namespace of processes, and a cable (veth) joins them. Needs
-Linux, root, `ip` and redis-server. What runs there is what docs/launching.md says for two hosts: a
-replay under torchrun, whose ranks share memory inside a node and use gloo between nodes; then a group
-that prefills on one node and one that decodes on the other, and `lockstep serve-sim`, which finds them.
+Linux, root and `ip`. What runs there is what docs/launching.md says for two hosts: a replay under
+torchrun, whose ranks share memory inside a node and use gloo between nodes.
 """
 
 import json
@@ -22,7 +21,6 @@ IP = shutil.which("ip") or "/usr/sbin/ip"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 SIZES = ("--device-pages", "512", "--host-pages", "2048")
-COMMAND = (str(Path(sys.executable).parent / "lockstep"), "serve-sim")
 TIMEOUT_S = 240.0
 
 
@@ -55,7 +53,7 @@ class Nodes:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "LOCKSTEP_SECRET": "a secret of 16 bytes"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self._running.append(process)
         return process
@@ -89,13 +87,11 @@ def two_nodes() -> Generator[tuple[Nodes, Path]]:
             nodes.part()
 
 
-def torchrun(node: int, nodes: int, ranks: int, port: int, *module: str) -> tuple[str, ...]:
-    """Return the command for one node; the ranks meet at the first address, or at this node's own."""
-    meets_at = ADDRESSES[0] if nodes > 1 else ADDRESSES[node]
+def torchrun(node: int, *module: str) -> tuple[str, ...]:
+    """Return the command that starts two ranks on one of the nodes."""
     return (
-        *(*TORCHRUN, "--nnodes", str(nodes), "--node-rank", str(node if nodes > 1 else 0)),
-        *("--nproc-per-node", str(ranks), "--master-addr", meets_at, "--master-port", str(port)),
-        *("-m", *module),
+        *(*TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2"),
+        *("--master-addr", ADDRESSES[0], "--master-port", "29555", "-m", *module),
     )
 
 
@@ -104,42 +100,18 @@ def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
     report = place / "replay.json"
     options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
     module = ("lockstep.launch.replay", *options, "--report", str(report))
-    nodes.wait([nodes.start(node, *torchrun(node, 2, 2, 29555, *module)) for node in range(2)])
-    return _read(report)
-
-
-def serve(nodes: Nodes, place: Path) -> dict[str, Any]:
-    """Serve by a group on each node, which find each other in Redis; return the front's report."""
-    report, directory = place / "serve.json", f"redis://{ADDRESSES[0]}:6379/0"
-    quiet = ("--save", "", "--dir", str(place), "--protected-mode", "no")
-    nodes.start(0, "redis-server", "--bind", ADDRESSES[0], *quiet)
-    group = ("lockstep.launch.serving.process", "--directory", directory, *SIZES)
-    prefill = (*group, "--role", "prefill", "--name", "prefill-a")
-    decode = (*group, "--role", "decode", "--name", "decode-b")
-    front = (*COMMAND, "--groups-from", directory, *SIZES)
-    shapes = ("--prefill", "1x2", "--decode", "1x1", "--requests", "12", "--speed", "30")
-    nodes.wait(
-        [
-            nodes.start(0, *torchrun(0, 1, 2, 29556, *prefill)),
-            nodes.start(1, *torchrun(1, 1, 1, 29557, *decode)),
-            nodes.start(0, *front, *shapes, "--report", str(report)),
-        ]
-    )
+    nodes.wait([nodes.start(node, *torchrun(node, *module)) for node in range(2)])
     return _read(report)
 
 
 def main() -> None:
-    """Run both, and print what they show."""
+    """Run the replay, and print what it shows."""
     with two_nodes() as (nodes, place):
         replayed = replay(nodes, place)
         print(f"replay: {replayed['requests']} requests on {replayed['ranks']} ranks")
         print(f"  carried by {replayed['transport']}")
         print(f"  replicas equal: {len(set(replayed['digests'])) == 1}")
         print(f"  corrupt pages: {replayed['pages_corrupt']}")
-        served = serve(nodes, place)
-        print(f"serve-sim: {served['requests']} requests by {', '.join(served['groups'])}")
-        print(f"  handed over: {served['handoffs']}")
-        print(f"  corrupt pages: {served['pages_corrupt']}")
 
 
 def _ip(*arguments: str) -> None:

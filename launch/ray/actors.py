@@ -1,20 +1,17 @@
-"""The ranks of groups as actors of a Ray cluster: placed, run, and ended.
+"""The ranks of a replay as actors of a Ray cluster: placed, run, and ended.
 
-The ranks of a group share a node, so that its memory carries their rounds, unless their number on a
-node is bounded; groups are spread over the nodes there are. What a rank hands over through Ray is
-what it has come to, and nothing else.
+Ranks share a node, so that its memory carries their rounds, unless their number on a node is bounded.
+What a rank hands over through Ray is what it has come to, and nothing else.
 """
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import msgpack
-from torch.distributed.distributed_c10d import Store
 
 from ...errors import ConfigError, LockstepError
 from ..environment import RankEnvironment
@@ -23,8 +20,9 @@ from ..interruption import Interrupted
 from ..meeting import JOIN_TIMEOUT_S, meet
 from ..progress import Progress
 from ..report import Report
-from ..worker import Replayed, Watch
-from .cluster import RayCluster, node_address
+from ..settings import ReplaySettings
+from ..worker import Watch, run_rank
+from .cluster import RayCluster
 
 START_TIMEOUT_S = 180.0
 """How long Ray may take to place the actors."""
@@ -35,7 +33,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """What a rank has come to: a report on rank 0 of a replay, an error, or neither."""
+    """What a rank has come to: a report on rank 0, an error, or neither."""
 
     report: Report | None = None
     timelines: Sequence[bytes] = ()
@@ -47,20 +45,18 @@ class RankOutcome:
     """Whether it has not said anything in time."""
 
 
-class RankActor(ABC):
+class ReplayRankActor:
     """One rank. `run` occupies one thread of the actor; the other methods answer beside it."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._done = Progress(0, 0)
-        self._host = ""
-        """The address at which other ranks and groups reach this one."""
 
-    def place(self) -> tuple[str, str]:
-        """Return the node that the actor was placed on, and its address."""
+    def place(self) -> str:
+        """Return the node that the actor was placed on."""
         import ray
 
-        return str(ray.get_runtime_context().get_node_id()), node_address(ray)
+        return str(ray.get_runtime_context().get_node_id())
 
     def stop(self) -> None:
         """Let the rank end at its next step."""
@@ -70,18 +66,17 @@ class RankActor(ABC):
         """Return how far the rank has come."""
         return self._done
 
-    def run(self, settings: str, environment: bytes, host: str) -> bytes:
-        """Do the rank's work, and return its outcome as msgpack."""
+    def run(self, settings: str, environment: bytes) -> bytes:
+        """Run the same function as the process of a rank does; return its outcome as msgpack."""
 
         def note(done: Progress) -> None:
             self._done = done
 
         try:
-            self._host = host
             place = RankEnvironment(**msgpack.unpackb(environment))
             store = meet(place, timeout_s=JOIN_TIMEOUT_S)
             watch = Watch(on_done=note, stopped=self._stop.is_set)
-            done = self._work(settings, place, store, watch)
+            done = run_rank(ReplaySettings.from_json(settings), place, store, watch)
             outcome = RankOutcome() if done is None else RankOutcome(**done._asdict())
         except LockstepError as error:
             outcome = RankOutcome(error=str(error), status=exit_code(error))
@@ -90,47 +85,30 @@ class RankActor(ABC):
         packed: bytes = msgpack.packb(asdict(outcome))
         return packed
 
-    @abstractmethod
-    def _work(
-        self, settings: str, place: RankEnvironment, store: Store, watch: Watch
-    ) -> Replayed | None:
-        """Do it, and return what has come of it on rank 0 of a replay.
-
-        `store` is where the ranks meet.
-        """
-
 
 class RankActors:
-    """The actors of one group, each of which has a place. End them."""
+    """The actors of all ranks, each of which has a node. End them."""
 
-    def __init__(
-        self, cluster: RayCluster, actors: Sequence[Any], places: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, cluster: RayCluster, actors: Sequence[Any], nodes: Sequence[str]) -> None:
         self._cluster = cluster
         self._ray = cluster.ray
         self._actors = actors
-        self._places = places
+        self._nodes = nodes
         self._runs: list[Any] = []
 
     def run(self, settings: str, port: int) -> None:
         """Begin: the ranks meet in a store that this process hosts at `port`."""
-        nodes = [node for node, _ in self._places]
-        for rank, (actor, (node, address)) in enumerate(
-            zip(self._actors, self._places, strict=True)
-        ):
+        for rank, (actor, node) in enumerate(zip(self._actors, self._nodes, strict=True)):
             environment = RankEnvironment(
                 rank=rank,
-                world_size=len(nodes),
-                local_rank=nodes[:rank].count(node),
-                local_world_size=nodes.count(node),
+                world_size=len(self._nodes),
+                local_rank=self._nodes[:rank].count(node),
+                local_world_size=self._nodes.count(node),
                 master_addr=self._cluster.host,
                 master_port=port,
                 store_is_hosted=True,
             )
-            # An embedded cluster is this machine alone, so that nobody else has to reach its ranks.
-            host = self._cluster.host if self._cluster.embedded else address
-            packed = msgpack.packb(asdict(environment))
-            self._runs.append(actor.run.remote(settings, packed, host))
+            self._runs.append(actor.run.remote(settings, msgpack.packb(asdict(environment))))
 
     def wait(self) -> bool:
         """Wait for a moment; say whether all ranks have ended, or one of them has died or failed."""
@@ -138,7 +116,7 @@ class RankActors:
         return not waiting or any(self._outcome(run, 0).error for run in ended)
 
     def done(self) -> Progress | None:
-        """Return what rank 0 says of its requests (`RankActor.done`), if it does."""
+        """Return what rank 0 says of its requests, if it does."""
         with suppress(self._ray.exceptions.RayError):
             done = self._ray.get(self._actors[0].done.remote(), timeout=POLL_S * 5)
             return cast("Progress", done)
@@ -179,43 +157,36 @@ def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
     return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)
 
 
-def place_groups(
+def place_ranks(
     cluster: RayCluster,
-    kind: type[RankActor],
-    groups: Sequence[int],
+    ranks: int,
     *,
     gpus: bool,
     ranks_per_node: int | None,
     interrupted: Callable[[], bool],
-) -> list[RankActors]:
-    """Return actors for groups of so many ranks each, all of them placed.
+) -> RankActors:
+    """Return an actor for each rank, all of them placed.
 
     Each takes one CPU, and one GPU where they want `gpus`. Raises `ConfigError` where the cluster has
     no room for them, and `Interrupted` once `interrupted` says so; nothing is left of them then.
     """
     ray = cluster.ray
-    bundles = [_bundles(ranks, ranks_per_node or ranks) for ranks in groups]
-    resources = [
-        {"CPU": ranks} | ({"GPU": ranks} if gpus else {}) for each in bundles for ranks in each
-    ]
+    most = ranks_per_node or ranks
+    bundles = [min(most, ranks - first) for first in range(0, ranks, most)]
+    resources = [{"CPU": each} | ({"GPU": each} if gpus else {}) for each in bundles]
     _check_that_nodes_suffice(ray, resources)
     # A bundle never spans nodes, and Ray takes another node for the next one where it can. All of
     # them are reserved at once or not at all, so that two commands never wait for each other.
     reserved = ray.util.placement_group(resources, strategy="SPREAD")
-    actors: list[list[Any]] = []
     try:
-        at = 0
-        for each in bundles:
-            actors.append([])
-            for ranks in each:
-                actors[-1] += [_actor(ray, kind, reserved, at, gpus=gpus) for _ in range(ranks)]
-                at += 1
-        places = [[actor.place.remote() for actor in each] for each in actors]
-        _wait_until_placed(ray, [place for each in places for place in each], interrupted)
-        return [
-            RankActors(cluster, each, [(str(node), str(host)) for node, host in ray.get(where)])
-            for each, where in zip(actors, places, strict=True)
+        actors = [
+            _actor(ray, reserved, bundle, gpus=gpus)
+            for bundle, ranks_there in enumerate(bundles)
+            for _ in range(ranks_there)
         ]
+        places = [actor.place.remote() for actor in actors]
+        _wait_until_placed(ray, places, interrupted)
+        return RankActors(cluster, actors, [str(node) for node in ray.get(places)])
     except BaseException as error:
         with suppress(ray.exceptions.RayError):
             ray.util.remove_placement_group(reserved)
@@ -230,17 +201,13 @@ def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["it says nothing"])[-1]
 
 
-def _bundles(ranks: int, most: int) -> list[int]:
-    """Return how many ranks of a group each of its nodes has."""
-    return [min(most, ranks - first) for first in range(0, ranks, most)]
-
-
-def _actor(ray: Any, kind: type[RankActor], reserved: Any, bundle: int, *, gpus: bool) -> Any:
+def _actor(ray: Any, reserved: Any, bundle: int, *, gpus: bool) -> Any:
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         placement_group=reserved, placement_group_bundle_index=bundle
     )
     options = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": 2, "max_restarts": 0}
-    return ray.remote(kind).options(scheduling_strategy=strategy, **options).remote()
+    kind = ray.remote(ReplayRankActor)
+    return kind.options(scheduling_strategy=strategy, **options).remote()
 
 
 def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
@@ -256,9 +223,9 @@ def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> No
         wanted = max(each[resource] for each in bundles)
         if wanted > has:
             raise ConfigError(
-                f"a group has {wanted} ranks on one node, each with a {resource} of its own, and the"
-                f" largest node of the cluster, {largest['at']}, has {has}; lower the ranks of a group,"
-                " or say with --ranks-per-node how many share a node"
+                f"{wanted} ranks are to be on one node, each with a {resource} of its own, and the"
+                f" largest node of the cluster, {largest['at']}, has {has}; lower --ranks, or say with"
+                " --ranks-per-node how many share a node"
             )
         needed = sum(each[resource] for each in bundles)
         in_all = sum(int(node.get(resource, 0)) for node in nodes)

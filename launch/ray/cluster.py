@@ -14,6 +14,7 @@ import psutil
 
 from ...errors import ConfigError
 from ..environment import prepare_for_ray
+from ..meeting import LOOPBACK
 
 CONNECT_TIMEOUT_S = 5.0
 """How long a cluster may take to accept a connection."""
@@ -30,8 +31,6 @@ class RayCluster:
     ray: Any
     host: str
     """The address at which actors reach this process."""
-    embedded: bool
-    """Whether it is this machine alone, and ends with this process."""
 
 
 @contextmanager
@@ -50,16 +49,15 @@ def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
             raise ConfigError("--launcher ray needs Ray: pip install 'ray>=2.40'") from error
         try:
             _connect(ray, ranks, address, temporary)
-            embedded = address is None
-            host = "127.0.0.1" if embedded else node_address(ray)
-            yield RayCluster(ray, host, embedded)
+            # An embedded cluster is this machine alone, so that nobody else has to reach this process.
+            yield RayCluster(ray, LOOPBACK if address is None else _node_address(ray))
         finally:
             _shut_down(ray)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def node_address(ray: Any) -> str:
+def _node_address(ray: Any) -> str:
     """Return the address of the node that this process is on, as the cluster knows it."""
     return str(ray.util.get_node_ip_address())
 

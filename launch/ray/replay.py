@@ -3,9 +3,6 @@
 The driver hosts the store in which the ranks meet.
 """
 
-from torch.distributed.distributed_c10d import Store
-
-from ..environment import RankEnvironment
 from ..first_error import say
 from ..interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
 from ..meeting import host_store
@@ -14,18 +11,8 @@ from ..outcome import conclude
 from ..progress import progress_bar
 from ..reports.timelines import write_timeline
 from ..settings import ReplaySettings
-from ..worker import Replayed, Watch, run_rank
-from .actors import START_TIMEOUT_S, RankActor, RankOutcome, place_groups, worst
+from .actors import START_TIMEOUT_S, RankOutcome, place_ranks, worst
 from .cluster import RayCluster, ray_cluster
-
-
-class ReplayRankActor(RankActor):
-    """One rank of a replay."""
-
-    def _work(
-        self, settings: str, place: RankEnvironment, store: Store, watch: Watch
-    ) -> Replayed | None:
-        return run_rank(ReplaySettings.from_json(settings), place, store, watch)
 
 
 def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
@@ -61,10 +48,9 @@ def _run_actors(
     store, port = host_store(cluster.host, timeout_s=START_TIMEOUT_S)
     # An exception out of a signal would break Ray's own calls.
     interrupted = note_signals()
-    (ranks,) = place_groups(
+    ranks = place_ranks(
         cluster,
-        ReplayRankActor,
-        [settings.ranks],
+        settings.ranks,
         gpus=settings.device == "cuda",
         ranks_per_node=ranks_per_node,
         interrupted=interrupted,

@@ -43,36 +43,10 @@ OF_A_REPLAY: Final[Mapping[str, str]] = {
     "replicas equal": "whether all ranks had the same state at the end; NO is a fault",
 }
 
-OF_SERVING: Final[Mapping[str, str]] = {
-    "requests served": "requests that were computed by one group, handed over, and decoded by another",
-    "requests refused": "requests that fit no group; nothing else counts them",
-    "requests sent again": "requests that went to other groups since theirs were lost",
-    "wall time": "from the first request to the end of the last",
-    "handed over at once": "requests that came with everything, at the first time of asking",
-    "asked for again": "requests that came with everything once it was asked for again",
-    "offered again": "requests that came with everything once the other group had offered it again",
-    "the rest computed here": "requests that came with less: the rest was computed there",
-    "handoff p50, p99": "from the end of a prompt's last chunk until all of it was on the other device",
-    "first token p50, p99": "from when a request came until its prompt was computed",
-    "put aside and taken up": "how often a group that decodes retracted a request, and resumed one",
-    "out of storage": "how many of those came back out of storage",
-    "prompt tokens": "all tokens of the prompts that were served",
-    "computed": "prompt tokens that any group has computed",
-    "hit on the device (L1)": OF_A_REPLAY["hit on the device (L1)"],
-    "hit in host memory (L2)": OF_A_REPLAY["hit in host memory (L2)"],
-    "hit in storage (L3)": OF_A_REPLAY["hit in storage (L3)"],
-    "pages verified when used": OF_A_REPLAY["pages verified when used"],
-    "pages corrupt": OF_A_REPLAY["pages corrupt"],
-    "hits that the router saw": "the share that the chosen groups had, as the router knew",
-    "pages verified at the end": OF_A_REPLAY["pages verified at the end"],
-    "objects bad where read": "objects that were damaged: found by their checksum, and not used",
-    "operations left at the end": OF_A_REPLAY["operations left at the end"],
-}
 
-
-def meaning_of(label: str, meanings: Mapping[str, str] = OF_A_REPLAY) -> str:
+def meaning_of(label: str) -> str:
     """Return what a row of this label means; empty where it says so itself."""
-    return meanings.get(_POOL.sub("pool NAME:", label.strip()), "")
+    return OF_A_REPLAY.get(_POOL.sub("pool NAME:", label.strip()), "")
 
 
 def print_meanings() -> None:

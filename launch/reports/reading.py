@@ -13,16 +13,13 @@ from ..amounts import count
 from ..bench_tables import (
     print_agreement,
     print_handoff,
-    print_latency,
     print_path,
     print_storage,
     print_tree,
 )
 from ..outcome import rows_of
 from ..report import Report, faults_of
-from ..serving.report import ServeReport, milliseconds
-from ..serving.report import rows_of as serving_rows_of
-from .meanings import OF_A_REPLAY, OF_SERVING, meaning_of
+from .meanings import meaning_of
 from .page import Row, Section, Table, page
 from .plots import microseconds, plots_of
 
@@ -31,14 +28,11 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("agreement", "exchange_alone_us", print_agreement),
     ("storage", "exists_us_per_key", print_storage),
     ("handoff", "handoff_gbps", print_handoff),
-    ("latency", "chunk_transfer_ms", print_latency),
     ("path", "l3_l2_gbps", print_path),
     ("tree", "decode_us", print_tree),
 )
 """The benchmarks, each with a key that no other has in its report, and what prints it."""
-_WANTED: Final = (
-    "a report of `lockstep replay`, `demo`, `serve-sim` or `bench`, as --report writes it"
-)
+_WANTED: Final = "a report of `lockstep replay`, `demo` or `bench`, as --report writes it"
 
 
 def page_of(path: Path) -> str:
@@ -74,8 +68,6 @@ def _shown(record: dict[str, Any]) -> str | None:
     """Return the page of a record by its kind; None for one of no kind that is known."""
     if {"cold", "warm"} <= record.keys():
         return _replays({name: cast("Report", record[name]) for name in ("cold", "warm")}, "demo")
-    if {"groups", "handoffs"} <= record.keys():
-        return _serving(cast("ServeReport", record))
     if {"round_us", "hit_tokens", "digests"} <= record.keys():
         return _replays({"": cast("Report", record)}, "replay")
     for name, key, show in _BENCHMARKS:
@@ -88,7 +80,7 @@ def _replays(reports: Mapping[str, Report], what: str) -> str:
     whole = {name: _with_samples(each) for name, each in reports.items()}
     sections = [_section(name, each) for name, each in whole.items()]
     titles = [name or count(each["ranks"], "rank") for name, each in whole.items()]
-    table = _table(titles, [rows_of(each) for each in whole.values()], OF_A_REPLAY)
+    table = _table(titles, [rows_of(each) for each in whole.values()])
     first = next(iter(whole.values()))
     settings = first["settings"]
     profile = find_profile(str(settings["profile"])).scale
@@ -96,19 +88,6 @@ def _replays(reports: Mapping[str, Report], what: str) -> str:
         f"{settings['trace'] or 'built-in workload'}, {count(first['ranks'], 'rank')}. {profile}"
     )
     return page(f"lockstep {what}", subtitle, [*sections, Section("Totals", table=table)], settings)
-
-
-def _serving(report: ServeReport) -> str:
-    groups = {name: _with_samples(each) for name, each in report["groups"].items()}
-    shape = f"{count(len(groups), 'group')}"
-    table = _table([shape], [serving_rows_of(report)], OF_SERVING)
-    first = Section("", tiles=_serving_tiles(report))
-    sections = [_section(f"Group {name}", each) for name, each in groups.items()]
-    settings = report["settings"]
-    replay = cast("Mapping[str, object]", settings["replay"])
-    subtitle = f"{replay['trace'] or 'built-in workload'}, {shape}"
-    totals = Section("Totals", table=table)
-    return page("lockstep serve-sim", subtitle, [first, totals, *sections], settings)
 
 
 def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -> str:
@@ -155,24 +134,12 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _serving_tiles(report: ServeReport) -> list[tuple[str, str]]:
-    return [
-        ("requests served", f"{report['requests']:,}"),
-        ("first token p50", milliseconds(report["first_token_ms"]["p50"])),
-        ("handoff p50", milliseconds(report["handoff_ms"]["p50"])),
-        ("hits that the router saw", f"{100 * report['router_hit_ratio']:.1f} %"),
-        ("wall time", f"{report['wall_s']:,.1f} s"),
-        ("pages corrupt", f"{report['pages_corrupt']:,}"),
-    ]
-
-
 def _table(
     titles: Sequence[str],
     columns: Sequence[Sequence[tuple[str, str, bool]]],
-    meanings: Mapping[str, str],
 ) -> Table:
     rows = [
-        Row(label, [row[1] for row in rows], meaning_of(label, meanings), ends)
+        Row(label, [row[1] for row in rows], meaning_of(label), ends)
         for rows in zip(*columns, strict=True)
         for label, _, ends in rows[:1]
     ]

@@ -1,4 +1,4 @@
-"""`lockstep bench handoff` and `latency`: what they say. No figure is judged here."""
+"""`lockstep bench handoff`: what it says. No figure is judged here."""
 
 import json
 import subprocess
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.benchmarks.handoff.latency import LatencyReport
 from lockstep.benchmarks.handoff.report import HandoffReport
 from tests.kit.launch.in_process import IN_A_PROCESS
 from tests.kit.servers.mooncake_master import needs_mooncake
@@ -16,9 +15,9 @@ pytestmark = pytest.mark.distributed
 PATIENCE_S = 120.0
 
 
-def bench(*arguments: str | Path, command: str = "handoff") -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as its two processes are started from one."""
-    line = [*IN_A_PROCESS, "bench", command, *map(str, arguments)]
+    line = [*IN_A_PROCESS, "bench", "handoff", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
@@ -80,43 +79,3 @@ def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], sa
     assert ended.returncode == 2
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
-
-
-def test_every_prompt_is_handed_over_whole_and_timed(tmp_path: Path) -> None:
-    path = tmp_path / "latency.json"
-    lengths = ("--prompt-tokens", "100", "--prompt-tokens", "640", "--chunk-tokens", "256")
-
-    options = (*lengths, "--token-bytes", "512", "--repeats", "2", "--checksums", "--report", path)
-    ended = bench(*options, command="latency")
-
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(path.read_text(encoding="utf-8"))
-    assert set(report) == set(LatencyReport.__annotations__)
-    points = report["points"]
-    assert [(each["ratio"], each["prompt_tokens"]) for each in points] == [
-        (1.5, 100),
-        (1.5, 640),
-        (0.2, 100),
-        (0.2, 640),
-    ]
-    assert [each["outcomes"] for each in points] == [{"ok": 4}] * 4
-    assert min(each["handoff_ms_p50"] for each in points) > 0
-    assert "handoff p50" in ended.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--prompt-tokens", "0"], "--prompt-tokens is 0, must be 1 to"),
-        (["--chunk-tokens", "100"], "--chunk-tokens is 100, must be whole pages of 64"),
-        (["--ratio", "nan"], "--ratio is nan, must be 0 to 1000"),
-        (["--repeats", "0"], "--repeats is 0, must be 1 to 1000"),
-    ],
-)
-def test_prompts_that_cannot_be_timed_are_refused_in_one_line(
-    arguments: list[str], said: str
-) -> None:
-    ended = bench(*arguments, command="latency")
-
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert said in ended.stderr

@@ -10,7 +10,6 @@ from lockstep.simulation.checkers.findings import (
     handoff,
     messages,
     pages,
-    routing,
     storage,
     transfers,
 )
@@ -97,10 +96,6 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (storage.NotWritten(1, 3, "kv", 4), "rank 1 has never written it whole"),
     (storage.NotOpen(1), "has not opened yet"),
     (storage.OtherStores(DIFFERENT, ("memory://", None)), "no longer use the same storage"),
-    (routing.IndexDiffers("g", 4, 1, 0), "believes to know what a group has cached"),
-    (routing.HitsDiffer("g", (3, 1), (2, 1)), "counts more or less of a prompt as cached"),
-    (routing.StaysUnknown("g"), "does not find out what a group has cached"),
-    (routing.CacheDiffers("request-1", (2, 0), (1, 0), 0), "does not keep what a real one would"),
     (storage.AgreedOtherwise(StoreState.ATTACHED, None), "none of them has any"),
     (
         storage.AgreedOtherwise(StoreState.DETACHED, "memory://"),

@@ -10,13 +10,9 @@ import pytest
 
 from lockstep.launch.outcome import rows_of
 from lockstep.launch.report import make_report, write_report
-from lockstep.launch.reports.meanings import OF_A_REPLAY, OF_SERVING, meaning_of
+from lockstep.launch.reports.meanings import OF_A_REPLAY, meaning_of
 from lockstep.launch.reports.reading import page_of
 from lockstep.launch.reports.samples import Samples
-from lockstep.launch.serving.front_counts import FrontCounts
-from lockstep.launch.serving.report import make_serve_report
-from lockstep.launch.serving.report import rows_of as serving_rows_of
-from lockstep.launch.serving.settings import ServeSettings, Shape
 from lockstep.launch.settings import ReplaySettings
 from tests.kit.launch.browser import DARK, needs_chromium, shown
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, run_lockstep
@@ -143,20 +139,6 @@ def test_what_a_report_says_is_text_on_the_page_and_never_markup(tmp_path: Path)
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
     assert "&lt;b&gt;no&lt;/b&gt;" in text
-
-
-def test_the_page_of_groups_that_served_has_each_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "serve.json"
-    settings = ServeSettings(replay=ReplaySettings(), prefill=Shape(1, 1), decode=Shape(1, 1))
-    serve = make_serve_report(settings, FrontCounts(), {}, 1.0)
-    group = make_report(ReplaySettings(ranks=1), [result(samples=SAMPLES)])
-    write_report(str(path), {**serve, "groups": {"prefill-0": group}})
-
-    text = page_of(path)
-
-    assert "<h2>Group prefill-0</h2>" in text
-    assert re.findall(r"<h3>(.*?)</h3>", text) == PLOTS
-    assert [row[0] for row in serving_rows_of(serve) if not meaning_of(row[0], OF_SERVING)] == []
 
 
 def test_the_page_of_a_benchmark_has_its_table_and_its_figures(tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
 """A group without bytes serves prompts as one with all of its tokens would, on every tier."""
 
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 
+from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.simulation.planning.group import InstantGroup, Served
 from lockstep.simulation.planning.key_store import KeyStore
 from lockstep.simulation.planning.oracles import belady, ideal, paths
 from lockstep.simulation.planning.prompts import PagedPrompt, paged
-from lockstep.simulation.routing.replica_check import serve_by_replica
 from lockstep.small_engine.request import WorkloadRequest
 from lockstep.small_engine.workload import synthetic_requests
 
+TOKEN_BYTES = 4
 REQUESTS = list(islice(synthetic_requests(3, 300), 300))
 WINDOW = ComponentSettings(
     kind="sliding_window", pool="window", device_pages=60, host_pages=80, every_pages=4
@@ -47,6 +50,28 @@ def serve(group: InstantGroup, prompts: list[PagedPrompt]) -> list[int]:
     return [sum(each) if each is not None else 0 for each in served]
 
 
+def hits_with_all_tokens(page_tokens: int, device_pages: int) -> Iterator[int]:
+    """Yield the pages that a replica with device memory alone has of each request."""
+    replica = Replica(
+        ReplicaConfig(
+            page_tokens=page_tokens,
+            device_pages=device_pages,
+            host_pages=0,
+            has_store=False,
+            model_digest=b"model",
+        )
+    )
+    for request in REQUESTS:
+        tokens = request.prompt_tokens.tobytes()
+        answer, _ = replica.load_back(
+            request.name, "", tokens[:-TOKEN_BYTES], request.prompt_length
+        )
+        assert isinstance(answer, Admission)
+        replica.insert(request.name, tokens, final=True)
+        replica.release(request.name)
+        yield answer.cached_tokens // page_tokens
+
+
 @pytest.mark.parametrize(("page_tokens", "device_pages"), [(64, 130), (128, 90), (512, 20)])
 def test_a_page_of_one_id_is_served_as_one_of_all_its_tokens(
     page_tokens: int, device_pages: int
@@ -55,8 +80,7 @@ def test_a_page_of_one_id_is_served_as_one_of_all_its_tokens(
 
     hits = serve(group, paged(REQUESTS, page_tokens))
 
-    real = serve_by_replica(REQUESTS, page_tokens, device_pages)
-    assert hits == [each.hit_pages for each in real]
+    assert hits == list(hits_with_all_tokens(page_tokens, device_pages))
 
 
 def test_a_store_without_a_bound_hits_all_that_can_be_hit() -> None:

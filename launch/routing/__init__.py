@@ -1,1 +1,0 @@
-"""`lockstep simulate-router`: ways to route requests, compared."""

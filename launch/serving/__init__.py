@@ -1,1 +1,0 @@
-"""`lockstep serve-sim`: groups that prefill and groups that decode, with a router before them."""

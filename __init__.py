@@ -38,7 +38,6 @@ from .ranks.model_description import KeptState, ModelDescription
 from .ranks.outside import Control, Peers
 from .ranks.replica.answers import Admission, Dropped, Wait
 from .ranks.replica.attaching import StoreState
-from .ranks.replica.extent import Extent
 from .ranks.replica.requests import LoadState
 from .ranks.replica.tree.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
 from .ranks.replica.tree.matching import Match
@@ -77,7 +76,6 @@ __all__ = [
     "EnginePages",
     "Eviction",
     "EvictionPolicy",
-    "Extent",
     "Graded",
     "GroupError",
     "HostCache",

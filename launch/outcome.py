@@ -88,7 +88,6 @@ def rows_of(report: Report) -> list[Row]:
         ("requests refused", f"{report['refused']:,}", False),
         ("requests retracted", f"{report['retractions']:,}", False),
         ("  resumed", f"{report['resumes']:,}", False),
-        ("    from storage", f"{report['resumes_from_storage']:,}", False),
         ("requests preempted", f"{report['preempted']:,}", False),
         ("wall time", f"{report['wall_s']:.2f} s", True),
         ("prompt tokens", f"{prompt:,}", False),

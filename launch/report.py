@@ -75,8 +75,6 @@ class Report(TypedDict):
     """How often a request left the device with all that it had, so that an older one could go on."""
     resumes: int
     """How often one came back with all that it had; the others began again."""
-    resumes_from_storage: int
-    """How many of them came back out of storage, since host memory had no room for them."""
     preempted: int
     """How often a request gave up its pages so that an older one could go on, and began again: there
     was no room to save it, or nothing to be saved."""
@@ -199,7 +197,6 @@ def make_report(
         refusals=first.refusals,
         retractions=counts.retractions,
         resumes=counts.resumes,
-        resumes_from_storage=counts.resumes_from_storage,
         preempted=counts.preempted,
         recomputed_tokens=counts.recomputed_tokens,
         prompt_tokens=counts.prompt_tokens,

@@ -100,10 +100,8 @@ class HostCache(RankCache):
     ) -> int:
         """Return how many tokens `load` can bring beyond the `device_tokens` that the engine has.
 
-        Whole pages; or all of `tokens`, where `prefetch` with `Extent.ALL` has brought what another
-        group has left of them, also the page that is not full. 0 for a request whose load has failed,
-        which computes instead. Valid until the next call that may take host pages: `back_up`, or
-        `begin_step`.
+        Whole pages. 0 for a request whose load has failed, which computes instead. Valid until the next
+        call that may take host pages: `back_up`, or `begin_step`.
         """
         self._require_group()
         require_text(namespace)
@@ -118,9 +116,7 @@ class HostCache(RankCache):
         `device_pages` are the pages for what is brought, in order. They belong to the load until
         `load_state` says READY or FAILED. Of a window only the pages from `needed_from` on are filled:
         those before it stay as they are, and `back_up` and `retract` never copy them for this request,
-        until a `fence`. A prefetch of the request ends with what has landed. Where
-        `hit` has promised all that another group has left, they are as for `resume`: also the page that
-        is not full, and the slot for the state after `tokens`, and the request goes on from there.
+        until a `fence`. A prefetch of the request ends with what has landed.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -175,8 +171,7 @@ class HostCache(RankCache):
         full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
         then SAVED; FAILED says that the request goes on as it is. Either way no copy touches the pages
         any more, but for one that hangs: where the request still `lends`, `keep_off` comes before
-        anything overwrites them. Returns False, and it goes on, if host memory has no room. To `offer`
-        or `serve` it whole, lend of a window all that `needed_from` names for its whole pages.
+        anything overwrites them. Returns False, and it goes on, if host memory has no room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -192,8 +187,7 @@ class HostCache(RankCache):
         what was given up since; pages that are lent for all else are not filled, as by `load`.
         The pages belong to the load until `load_state` says READY; bytes are checked on the way, and
         FAILED says that it has to be computed anew. `Wait.LOST` says that what it shared with others
-        is gone, or what it had saved, since the time for which it was served is over: it is as one that
-        was never admitted then. `Wait.LOADING` says that others still read what it has saved.
+        is gone: it is as one that was never admitted then.
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)

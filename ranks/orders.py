@@ -31,9 +31,6 @@ class ObjectTransfer(NamedTuple):
     pool: str
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
-    sealed: bool = False
-    """The pages go out only if they still have the checksums that they were saved with; see
-    `CopyTransfer`."""
     stored: bool = False
     """The store had the objects a while ago: only those that it has no more are to be written."""
 

@@ -1,4 +1,4 @@
-"""The common part of both caches of a rank: match, prefetch, offers, pins and the store.
+"""The common part of both caches of a rank: match, prefetch, serving, pins and the store.
 
 They differ in who owns the device pages: a `cache.Cache` does, and under a `host_cache.HostCache` the
 engine does.
@@ -12,7 +12,6 @@ from .arguments import require_source, require_text
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, NamespaceLimit
 from .member import Member
 from .replica.answers import Dropped
-from .replica.extent import Extent
 from .replica.tree.matching import Match
 from .replica.tree.tokens import Tokens, as_token_bytes, as_token_view
 
@@ -37,7 +36,6 @@ class RankCache(Member):
         tokens: Tokens,
         namespace: str = "",
         *,
-        extent: Extent = Extent.PAGES,
         source: str = "",
     ) -> bool:
         """Begin to bring from storage what would lengthen the cached part of `tokens`.
@@ -46,48 +44,29 @@ class RankCache(Member):
         known from here on; `release` or `abort` forgets it. Nothing is held on the device. What is
         cached of `tokens` counts as used now, so that it leaves after what nobody waits for.
 
-        For what another group offers: `extent` is `Extent.KV` while it still computes the prompt, and
-        `Extent.ALL` once it offers all of `tokens`, of which the request then has the tail as well. If
-        not all of that is found, what a match can use of `tokens` is brought instead. `source` is the
-        URI of that group where it serves its host memory itself, as its `serving_uri` says; empty for
-        the store. What could not be read before is asked for again.
+        `source` is the URI of another group that serves its host memory, as its `serving_uri` says;
+        empty for the store. What could not be read from a group before is asked for again.
         """
         self._require_group()
         require_text(namespace)
         self._require_source(source)
         data = as_token_bytes(tokens)
-        return self._follow(self._replica.prefetch(request, namespace, data, extent, source))
+        return self._follow(self._replica.prefetch(request, namespace, data, source))
 
-    def offer(self, request: str, tokens: Tokens) -> int:
-        """Have what a request has computed in the store; return how many of `tokens` it has by now.
-
-        For a request that goes on in another group, or later in this one. Ask again after each step:
-        what is not written yet is begun. While the request computes it is whole pages of full
-        attention that count; once it is SAVED (`retract`) with just these tokens it is everything, and
-        the answer is all of them, also where a page is not full: `prefetch` with `Extent.ALL` finds it.
-        0 where there is no store, or for a request that is not admitted.
-        """
-        self._require_group()
-        return self._follow(self._replica.offer(request, as_token_bytes(tokens)))
-
-    def serve(self, request: str, tokens: Tokens, *, ttl_s: float, ends: bool = False) -> int:
+    def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
         """Let other groups read what a request has computed out of host memory; return how much by now.
 
-        As `offer`, but nothing is written: every rank's host pages are pinned, and its page server
-        answers readers, until `withdraw`, or `release`, or until nobody has called this for `ttl_s`
-        seconds of agreed time; then a request of which the tail was served has nothing any more: it is
-        FAILED, or, where an engine has lent its device pages and gives them to others, LOST when it
-        resumes. It grows no further while host memory would be short for those who compute.
-
-        `ends` is for a request that ends here and is not retracted: the whole pages in `tokens` are all
-        that others go on after, so that what a match at their end needs of windows and states is served
-        with them.
+        Of the whole pages in `tokens`, and of windows and states what a match at their end needs. Ask
+        again after each step: what is not in host memory yet is copied there. Every rank's host pages
+        are pinned, and its page server answers readers, until `release`, or until nobody has called
+        this for `ttl_s` seconds of agreed time. It grows no further while host memory would be short
+        for the requests that compute. 0 for a request that is not admitted.
         """
         self._require_group()
         if self.config.peers is None:
             raise UsageError("nothing can be served: set `peers` when the cache is opened")
         ttl_ms = _ttl_ms(ttl_s)
-        return self._follow(self._replica.serve(request, as_token_bytes(tokens), ttl_ms, ends=ends))
+        return self._follow(self._replica.serve(request, as_token_bytes(tokens), ttl_ms))
 
     @property
     def serving_uri(self) -> str:
@@ -98,28 +77,10 @@ class RankCache(Member):
         address = self._executor.serving_address()
         return f"peer://{address}" if address else ""
 
-    def doubt(self, request: str) -> None:
-        """Take nothing of what an admitted request has for stored: `offer` has it written again."""
-        self._require_group()
-        self._follow(self._replica.doubt(request))
-
-    def received(self, request: str, tokens: Tokens, namespace: str = "") -> int:
-        """Return how many of `tokens` an admission would find: all, if their tail has come as well.
-
-        Changes nothing.
-        """
+    def last_key(self, tokens: Tokens, namespace: str = "") -> bytes:
+        """Return the key of the last whole page of `tokens`. Changes nothing."""
         require_text(namespace)
-        return self._replica.received(request, namespace, as_token_bytes(tokens))
-
-    def keys(self, tokens: Tokens, namespace: str = "") -> tuple[bytes, bytes]:
-        """Return the keys of the last whole page of `tokens` and of their tail. Changes nothing."""
-        require_text(namespace)
-        return self._replica.keys(namespace, as_token_bytes(tokens))
-
-    def withdraw(self, request: str) -> None:
-        """Serve nothing of a request any more; it can `resume` once no reader is at it on any rank."""
-        self._require_group()
-        self._follow(self._replica.withdraw(request))
+        return self._replica.last_key(namespace, as_token_bytes(tokens))
 
     def prefetch_done(self, request: str) -> bool:
         """Say whether the stop policy lets the engine schedule the request now.

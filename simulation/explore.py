@@ -49,9 +49,6 @@ class ExplorationReport(TypedDict):
     schedules_per_s: float
 
 
-_RESUMED = {"retract resumed": "in host memory", "parked taken up": "through storage"}
-"""By what a schedule counts: where requests were that came back."""
-
 _CONTROLLED = ("drops", "limits changed", "weights changed")
 """By what a schedule counts: what an operator has asked for."""
 
@@ -112,10 +109,8 @@ def print_report(report: ExplorationReport) -> None:
     for title, name in _PRINTED.items():
         counts = report[name]
         print(f"{title}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
-    cycles = {way: report["coverage"].get(way, 0) for way in _RESUMED}
-    if any(cycles.values()):
-        through = ", ".join(f"{count} {_RESUMED[way]}" for way, count in cycles.items())
-        print(f"{sum(cycles.values())} retract and resume cycles: {through}")
+    if cycles := report["coverage"].get("retract resumed"):
+        print(f"{cycles} retract and resume cycles")
     asked = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
     if asked:
         print(f"an operator: {', '.join(asked)}")

@@ -126,8 +126,6 @@ class FaultProfile:
     """The kinds that are on in every schedule."""
     retracted: float = 0.03
     """How often an engine retracts a request that computes, where it can."""
-    parked: float = 0.2
-    """How often it lets one that is retracted go to storage."""
     controlled: float = 0.0
     """How often an operator drops a namespace, gives one other limits, or names other weights."""
 
@@ -173,7 +171,6 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         calm=0.0,
         always=frozenset({Mishap.TINY_POOLS}),
         retracted=0.5,
-        parked=0.4,
     ),
     "controls": FaultProfile(
         about="an operator who drops namespaces, changes limits and weights, and tiny pools",

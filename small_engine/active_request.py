@@ -39,8 +39,6 @@ class ActiveRequest:
         """The length that the request has device pages for."""
         self.was_aside = False
         """Whether it has left the device for others, and has not begun again since."""
-        self.whole = 0
-        """The length that is to be had with its tail, from another group or out of storage."""
         self.reached = 0
         """The length that it had when it left the device, if its prompt was computed by then: the
         tokens before are known, and need not be generated again."""
@@ -61,11 +59,6 @@ class ActiveRequest:
     def matchable(self) -> TokenIds:
         """The tokens that a match may cover: the last token of a prompt is computed once at least."""
         return self.tokens.ids[: max(self.prompt - 1, self.reached)]
-
-    @property
-    def wanted(self) -> TokenIds:
-        """The tokens that its admission asks for."""
-        return self.tokens.ids[: self.whole] if self.whole else self.matchable
 
     @property
     def computed_ids(self) -> TokenIds:
@@ -98,7 +91,7 @@ class ActiveRequest:
         """Forget what it had; it is not admitted any more."""
         self.leave_device()
         self.admission, self.was_aside = None, False
-        self.computed = self.whole = 0
+        self.computed = 0
 
 
 def turn_of(active: ActiveRequest) -> int:

@@ -40,8 +40,6 @@ class ReplayCounts:
     """How often a request left the device with all that it had, so that an older one could go on."""
     resumes: int = 0
     """How often one came back with all that it had; the others were aborted, or began again."""
-    resumes_from_storage: int = 0
-    """How many of them came back out of storage, since host memory had no room for them."""
     preempted: int = 0
     """How often a request gave up its pages so that an older one could go on, and began again: there
     was no room to save it, or nothing to be saved."""

@@ -49,9 +49,6 @@ REFUSALS_NAMED = 10
 class Scheduler:
     """Drives one rank's cache through a workload."""
 
-    retracts = True
-    """Whether requests are saved that have to make room; otherwise they begin again."""
-
     def __init__(
         self,
         cache: "Cache",
@@ -239,9 +236,9 @@ class Scheduler:
                 break
             if not self._cache.prefetch_done(head.name):
                 break
-            reserve = self._room_for(head, 0)
+            reserve = self._room_for(head)
             answer = self._cache.load_back(
-                head.name, head.wanted, head.namespace, reserve_tokens=reserve
+                head.name, head.matchable, head.namespace, reserve_tokens=reserve
             )
             if isinstance(answer, Wait):
                 break
@@ -253,12 +250,12 @@ class Scheduler:
             self._admitted(head)
         return moved
 
-    def _room_for(self, active: ActiveRequest, there: int) -> int:
-        """Return for how many tokens a request is to have pages that has so many.
+    def _room_for(self, active: ActiveRequest) -> int:
+        """Return for how many tokens a request is to have pages.
 
         For one at least that it is to compute, so that it is not admitted in vain.
         """
-        return min((there if self._chunks.one_by_one else active.goal) + 1, active.last)
+        return min((active.computed if self._chunks.one_by_one else active.goal) + 1, active.last)
 
     def _admitted(self, active: ActiveRequest) -> None:
         if self._cache.load_state(active.name) is LoadState.READY:
@@ -348,12 +345,9 @@ class Scheduler:
         youngest = self.retractions.who_leaves(self._short, running)
         if youngest is None:
             return False
-        if self.retracts and youngest.computed:
-            if self.retractions.retract(youngest):
-                self._take_off(youngest)
-                return True
-            if self.retractions.make_room():
-                return False
+        if youngest.computed and self.retractions.retract(youngest):
+            self._take_off(youngest)
+            return True
         if moved or not self._cache.inspection.idle:
             return False
         self.counts.preempted += 1

@@ -198,14 +198,10 @@ class RankExecutor:
                     self._submit([TimedOrder(order, now + order.timeout_s)], order.source)
                 case LookUp() | Fetch() | Put():
                     self._flights.begin(order, now)
-                    if isinstance(order, Put) and not self._may_leave(order):
-                        self._refuse(order)
-                    else:
-                        for_storage.append(TimedOrder(order, now + order.timeout_s))
+                    for_storage.append(TimedOrder(order, now + order.timeout_s))
                 case Serve():
                     self._flights.keep(order)
-                    if self._may_leave(order):
-                        self._server_of_pages.serve(order.operation, order.transfers)
+                    self._server_of_pages.serve(order.operation, order.transfers)
                 case Fence():
                     self._fence(order, now + order.timeout_s)
                 case Cancel():
@@ -386,13 +382,3 @@ class RankExecutor:
     def _refuse(self, order: StorageOrder) -> None:
         for report in refusal(order):
             self._flights.note(report)
-
-    def _may_leave(self, order: Put | Serve) -> bool:
-        """Say whether what a request has saved is as it was saved; it is given to nobody otherwise."""
-        if self._copies.seals.are_whole(order.transfers):
-            return True
-        _log.error(
-            "operation %d: host pages do not hold what was saved there; they go to nobody",
-            order.operation,
-        )
-        return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from ...errors import StorageError
-from ..orders import CopyTransfer, ObjectTransfer
+from ..orders import CopyTransfer
 from .pools import TierPools
 
 
@@ -38,15 +38,6 @@ class Seals:
                 raise SealBroken(
                     f"host page {page} of pool {transfer.pool!r} does not hold what was saved there"
                 )
-
-    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
-        """Say whether the pages of sealed transfers out of host memory are as sealed; they stay so."""
-        return all(
-            self._known.get((transfer.pool, page)) == self._checksum(transfer.pool, page)
-            for transfer in transfers
-            if transfer.sealed
-            for page in transfer.pages
-        )
 
     def _checksum(self, pool: str, page: int) -> int:
         return xxhash.xxh3_64_intdigest(self._pools[pool].host.page(page))

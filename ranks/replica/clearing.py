@@ -9,7 +9,6 @@ from ..config import NamespaceLimit
 from .answers import Dropped
 from .basis import Basis
 from .notices import Cause, Reset
-from .operations.saving import Saving
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
 from .requests import Requests
@@ -28,7 +27,6 @@ class Clearing:
         prefixes: Prefixes,
         requests: Requests,
         prefetching: Prefetching,
-        saving: Saving,
         pinning: Pinning,
         store: Store,
     ) -> None:
@@ -36,7 +34,6 @@ class Clearing:
         self._prefixes = prefixes
         self._requests = requests
         self._prefetching = prefetching
-        self._saving = saving
         self._pinning = pinning
         self._store = store
 
@@ -46,7 +43,6 @@ class Clearing:
         for request in requests:
             if not request.admitted:
                 self._prefetching.stop(request)
-                self._saving.drop_tail(request)
         self._pinning.drop_all()
         self._store.forget_all_misses()
         requests.reset(weights_version)

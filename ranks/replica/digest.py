@@ -48,13 +48,13 @@ def state_digest(replica: Replica) -> int:
                 add(operation.owned_pages(tier, component.index).tobytes())
         if isinstance(operation, Prefetch):
             add(operation.bound, operation.votes, operation.landed, operation.keys)
-            add(operation.seat, operation.extent, operation.source, operation.tail)
+            add(operation.seat, operation.source)
     for queue, line in replica.agenda.queues().items():
         add(queue, line)
     for request in requests:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
         add(request.prefix, request.saved_from, *(run.tobytes() for run in request.own))
-        add([run.tobytes() for run in request.saved or ()], request.computed, request.tail)
+        add([run.tobytes() for run in request.saved or ()], request.computed)
         add(sorted(request.ends))
         add(sorted(request.checkpoints), request.priority, request.fetched, sorted(request.copies))
     return digest.intdigest() >> 1

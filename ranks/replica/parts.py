@@ -8,10 +8,10 @@ from .device.owned import OwnedDevice
 from .operations.agenda import Agenda
 from .operations.backing_up import BackingUp
 from .operations.loading_back import LoadingBack
-from .operations.offering import Offering
 from .operations.persisting import Persisting
 from .operations.retrying import Retrying
 from .operations.saving import Saving
+from .operations.serving_peers import ServingPeers
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
 from .requests import Requests
@@ -37,7 +37,7 @@ class Parts:
     retrying: type[Retrying] = Retrying
     loading_back: type[LoadingBack] = LoadingBack
     saving: type[Saving] = Saving
-    offering: type[Offering] = Offering
+    serving: type[ServingPeers] = ServingPeers
     owned: type[OwnedDevice] = OwnedDevice
     lent: type[LentDevice] = LentDevice
     pinning: type[Pinning] = Pinning

@@ -7,7 +7,6 @@ What only reads is a property, or says so, and leaves the digest as it was.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
@@ -24,9 +23,8 @@ from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
 from .effects import Effects
-from .extent import Extent
 from .hearing import Hearing
-from .operations.kinds import Copy, Operation, Persist, Prefetch, Serving
+from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
 from .pages import PageRun
 from .parts import SOUND, Parts
@@ -60,9 +58,7 @@ class Replica:
         )
         self.retrying = parts.retrying(basis, prefixes, agenda, backing_up, persisting)
         self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
-        self.prefetching = prefetching = parts.prefetching(
-            basis, prefixes, agenda, store, requests, saving
-        )
+        self.prefetching = prefetching = parts.prefetching(basis, prefixes, agenda, store, requests)
         self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
         kind = parts.owned if config.device_pages else parts.lent
         self.device: Device = kind(
@@ -70,17 +66,15 @@ class Replica:
         )
         self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
         self.pinning = pinning = parts.pinning(basis, prefixes, requests, backing_up)
-        self.clearing = Clearing(basis, prefixes, requests, prefetching, saving, pinning, store)
+        self.clearing = Clearing(basis, prefixes, requests, prefetching, pinning, store)
         self.hearing = Hearing(journal, outbox)
         self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
-        self.offering = parts.offering(
-            basis, prefixes, agenda, store, requests, backing_up, persisting, saving
-        )
+        self.serving = parts.serving(basis, prefixes, agenda, requests, backing_up, persisting)
         self._follows: dict[Kind, Follows] = {
             Kind.PREFETCH: Follows(prefetching.quiet),
             Kind.BACKUP: Follows(agenda.finish, backing_up.settle, backing_up.failed),
             Kind.PERSIST: Follows(persisting.quiet, persisting.ended, persisting.failed),
-            Kind.SERVE: Follows(self.offering.quiet),
+            Kind.SERVE: Follows(self.serving.quiet),
             **self.device.follows(),
         }
 
@@ -121,25 +115,16 @@ class Replica:
         """Return how much of `tokens` is cached. Reads only."""
         return match(self.prefixes, self.requests.place(namespace), tokens)
 
-    def received(self, name: str, namespace: str, tokens: bytes) -> int:
-        """Return how many of `tokens` could be admitted, with their tail if it is here. Reads only."""
-        request = self.requests.get(name)
-        if request is None or request.place.namespace != namespace:
-            return self.match(namespace, tokens).host_tokens
-        return self.saving.received(request, tokens)
-
-    def keys(self, namespace: str, tokens: bytes) -> tuple[bytes, bytes]:
-        """Return the keys of the last whole page of `tokens` and of their tail. Reads only."""
-        return self.prefixes.end_keys(self.requests.place(namespace), tokens)
+    def last_key(self, namespace: str, tokens: bytes) -> bytes:
+        """Return the key of the last whole page of `tokens`. Reads only."""
+        return self.prefixes.last_key(self.requests.place(namespace), tokens)
 
     def prefetch_done(self, name: str) -> bool:
         """Say whether the engine need not wait for the request's prefetch. Reads only."""
         request = self.requests.get(name)
         if request is None or request.prefetch is None:
             return True
-        # What another group offers is brought as far as it goes, whatever the policy.
-        asked = self.prefetching.extent_of(request.prefetch)
-        return asked is Extent.PAGES and not self.config.stop_policy.engine_waits
+        return not self.config.stop_policy.engine_waits
 
     def load_state(self, name: str) -> LoadState:
         """Say whether the pages of an admitted request are there. Reads only."""
@@ -184,14 +169,7 @@ class Replica:
         self.hearing.hear(number, content)
 
     @command
-    def prefetch(
-        self,
-        name: str,
-        namespace: str,
-        tokens: bytes,
-        extent: Extent = Extent.PAGES,
-        source: str = "",
-    ) -> bool:
+    def prefetch(self, name: str, namespace: str, tokens: bytes, source: str = "") -> bool:
         """Begin to bring what storage may have of `tokens` beyond what is on device and host.
 
         With a `source` it is another group that may have it.
@@ -200,7 +178,7 @@ class Replica:
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
         self.requests.witness_tokens("prefetch", name, tokens)
-        return self.prefetching.begin(request, tokens, extent, source)
+        return self.prefetching.begin(request, tokens, source)
 
     @command
     def load_back(
@@ -208,8 +186,7 @@ class Replica:
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
         owned, place = self._owned, self.requests.place(namespace)
-        goes_on = partial(owned.goes_on, name, tokens)
-        require_possible(self.prefixes, name, place, tokens, reserve_tokens, goes_on=goes_on)
+        require_possible(self.prefixes, name, place, tokens, reserve_tokens)
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {request.id!r} is admitted already; release it first")
@@ -248,28 +225,13 @@ class Replica:
         """
         request = self.requests.known(name)
         self.prefetching.stop(request)
-        self.offering.withdraw(request)
+        self.serving.stop(request)
         return self.device.release(request)
 
     @command
-    def offer(self, name: str, tokens: bytes) -> int:
-        """Have what a request has computed in the store; return how much of it is there by now."""
-        return self.offering.in_store(self.requests.known(name), tokens)
-
-    @command
-    def serve(self, name: str, tokens: bytes, ttl_ms: int, *, ends: bool = False) -> int:
+    def serve(self, name: str, tokens: bytes, ttl_ms: int) -> int:
         """Let other groups read what a request has computed; return how much of it they can by now."""
-        return self.offering.directly(self.requests.known(name), tokens, ttl_ms, ends=ends)
-
-    @command
-    def doubt(self, name: str) -> None:
-        """Take nothing of what a request shares, or has saved, for stored."""
-        self.offering.doubt(self.requests.known(name))
-
-    @command
-    def withdraw(self, name: str) -> None:
-        """Let nobody read any more what is served of a request."""
-        self.offering.withdraw(self.requests.known(name))
+        return self.serving.serve(self.requests.known(name), tokens, ttl_ms)
 
     @command
     def pin(self, name: str, namespace: str, tokens: bytes, ttl_ms: int) -> int:
@@ -294,9 +256,9 @@ class Replica:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self.requests.known(name)
         # A call that is refused must change nothing, so it is refused before the prefetch ends.
-        goes_on = self._lent.require_loadable(request, tokens, start_tokens, runs)
+        self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
-        self._lent.load(request, tokens, start_tokens, runs, goes_on=goes_on)
+        self._lent.load(request, tokens, start_tokens, runs)
 
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
@@ -367,7 +329,7 @@ class Replica:
         self.hearing.reach(verdict.messages)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
-        self.offering.look_after()
+        self.serving.look_after()
         self.prefixes.room.enforce_limits(clock.agreed_ms)
         self.retrying.after_verdict()
         self.device.after_verdict()
@@ -411,8 +373,6 @@ class Replica:
             self.device.quarantined(operation)
         elif isinstance(operation, Prefetch):
             self.prefetching.quarantined(operation)
-        elif isinstance(operation, Persist | Serving):
-            self.saving.quarantined(operation)
         if operation.is_for_store:
             if self.quarantine.store_keeps_too_much():
                 # A store that does not fall quiet would take the host pool page by page.

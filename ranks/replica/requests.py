@@ -22,17 +22,13 @@ from hashlib import sha256
 
 from ...errors import InternalError, UsageError
 from .journal import Journal
-from .operations.kinds import Operation, Persist, Serving
+from .operations.kinds import Operation
 from .operations.lent import Unfilled
 from .pages import PageRun, page_run
-from .tail import Tail
 from .tree.holds import Receipt
-from .tree.node import HOST, Node, Place
+from .tree.node import Node, Place
 from .tree.prefixes import Prefixes
 from .tree.tokens import TOKEN_BYTES, token_hash
-
-Lending = Persist | Serving
-"""The operations that may have a request's saved pages for a while."""
 
 
 class Stage(Enum):
@@ -70,7 +66,7 @@ class Event(Enum):
     """A copy of all that it has to host memory begins."""
     SAVED = auto()
     LOSE = auto()
-    """What was saved is gone, or is given up."""
+    """What was saved is gone."""
 
 
 class LoadState(StrEnum):
@@ -107,7 +103,6 @@ STAGES: dict[tuple[Event, Stage], Stage] = {
     (Event.QUIET, _SAVING): _BARRED,
     (Event.FAIL, _LOADING): _FAILED,
     (Event.FAIL, _SAVING): _FAILED,
-    (Event.FAIL, _SAVED): _FAILED,
     (Event.COMPUTE, _KNOWN): _READY,
     (Event.COMPUTE, _READY): _READY,
     (Event.COMPUTE, _FAILED): _BARRED,
@@ -172,16 +167,9 @@ class Request:
     """Positions, in pages, at which other requests' matches may end: where its tokens part from what
     was cached, and the end of its prompt. Kept for models with a window."""
     saved: list[PageRun] | None = None
-    """By component, once it is retracted, or its tail was brought: host pages that hold what is its
-    own."""
-    tail: Tail | None = None
-    """What its saved pages are, where they were not saved here and a prefetch has brought them."""
-    lent_to: int | None = None
-    """The operation that reads its saved pages, and to which they belong meanwhile."""
-    offered: int = 0
-    """Up to which position of its prefix an offer has last had it backed up."""
-    stored: tuple[int, bytes] = 0, b""
-    """The last tail of its that a store is known to have: which store, and the tail's key."""
+    """By component, once it is retracted: host pages that hold what is its own."""
+    served_to: int = 0
+    """Up to which position of its prefix `serve` has last had it backed up."""
     saved_from: Sequence[int] = ()
     """By component: the first position of its prefix that it needs then, where an engine lends."""
     computed: int = 0
@@ -198,11 +186,6 @@ class Request:
     def admitted(self) -> bool:
         """Whether it has device pages, or lends some: what it computes goes on in its place."""
         return self.stage not in _WAITING
-
-    @property
-    def given_up(self) -> bool:
-        """Whether it is SAVED, and what it had saved does not come back: a resume will say so."""
-        return self.stage is _SAVED and self.node is None
 
     @property
     def barred(self) -> bool:
@@ -279,33 +262,6 @@ class Requests:
         elif request.place.namespace != namespace:
             # A tenant's salt is nobody else's business, so neither is told.
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
-        return request
-
-    def lend_saved(self, request: Request, operation: Lending) -> list[PageRun]:
-        """Give the pages that a request has saved to an operation; return them by component."""
-        assert request.saved is not None
-        assert operation.id
-        pages, request.saved, request.lent_to = request.saved, None, operation.id
-        for index, run in enumerate(pages):
-            operation.own(HOST, index, run)
-        return pages
-
-    def lender(self, operation: Lending) -> Request | None:
-        """Return the request whose saved pages an operation has, if there is one."""
-        request = self._known.get(operation.request)
-        return request if request is not None and request.lent_to == operation.id else None
-
-    def take_back(self, operation: Lending) -> Request | None:
-        """Give a request what it has lent to an operation; return it, or None if it has left.
-
-        What a request has lent that is not there any more stays the operation's.
-        """
-        request = self.lender(operation)
-        if request is None:
-            return None
-        components = self._prefixes.components
-        request.saved = [operation.disown(HOST, each.index) for each in components]
-        request.lent_to = None
         return request
 
     def move(self, request: Request, event: Event) -> None:

@@ -1,12 +1,9 @@
 """Requests that even an empty device has no room for: they are refused by name, and do not wait."""
 
-from collections.abc import Callable
-
 from ...errors import UsageError
 from .tree.matching import match
 from .tree.node import DEVICE, Place
 from .tree.prefixes import Prefixes
-from .tree.tokens import TOKEN_BYTES
 
 
 def require_possible(
@@ -15,24 +12,16 @@ def require_possible(
     place: Place,
     tokens: bytes,
     reserve_tokens: int,
-    *,
-    goes_on: Callable[[], bool],
 ) -> None:
     """Raise `UsageError` for a request that would be told for ever to wait. Reads only.
 
-    What it needs beside full attention depends on what of it is cached now; `goes_on` says whether
-    that is all of `tokens`, with a tail.
+    What it needs beside full attention depends on what of it is cached now.
     """
     reserved = _pages(prefixes, reserve_tokens)
-    # A tail has a page of its own.
-    begun = _pages(prefixes, len(tokens) // TOKEN_BYTES)
-    if max(begun, reserved) <= prefixes.device_least:
+    if max(prefixes.tree.whole_pages(tokens), reserved) <= prefixes.device_least:
         # Nothing has to be looked up for nearly every request.
         return
-    if goes_on():
-        found, reserved = prefixes.tree.whole_pages(tokens), max(begun, reserved)
-    else:
-        found = match(prefixes, place, tokens).host_tokens // prefixes.tree.page_tokens
+    found = match(prefixes, place, tokens).host_tokens // prefixes.tree.page_tokens
     _require(prefixes, name, found, reserved)
 
 

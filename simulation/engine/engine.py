@@ -19,10 +19,10 @@ from ..world import World
 from .controls import Controls
 from .every_rank import every_rank
 from .model import Model
-from .parking import Parking
 from .prompts import TOKEN_BYTES, Prompts
 from .request import EngineRequest
 from .sampling_apart import Bringing, bring
+from .serving import ServesPeers
 
 PATIENCE = 25
 """How often a request asks for room before the engine aborts it."""
@@ -59,7 +59,7 @@ class Engine(ABC, Generic[CacheT]):
         self._random = world.stream("workload")
         self._priorities = world.stream("priorities")
         self._prompts = Prompts(world)
-        self._parking = Parking(world)
+        self._serves = ServesPeers(world)
         self._controls = Controls(world)
         self._named = 0
         self._old_names: list[str] = []

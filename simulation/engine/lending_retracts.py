@@ -81,11 +81,6 @@ class LendingRetracts(Lending):
             self.coverage["resumes lost"] += 1
             self.pools.give_back(self.pools.take_all(request))
             return "lost"
-        if answer is Wait.LOADING:
-            self.coverage["resumes while others read what is saved"] += 1
-            self.pools.give_back(self.pools.take_all(request))
-            request.computed = 0
-            return "waits"
         self.coverage[self._named("resumes", length)] += 1
         self.coverage["resumes beside pages on the device"] += first > 0
         request.stage, request.resumes, request.state_comes = EngineStage.LOADING, True, True

@@ -22,7 +22,6 @@ from ..world import IDLE_S
 from .engine import PATIENCE, Engine
 from .engine_pools import EnginePools, Held
 from .lending_backups import LendingBackups
-from .lending_handoffs import LendingHandoffs
 from .lending_loads import LendingLoads
 from .lending_misuse import misuse
 from .lending_retracts import LendingRetracts
@@ -47,7 +46,6 @@ class LendingWorkload(Engine[HostCache]):
         parts = (self._caches, self._pools, unit, random, coverage, self._ask)
         self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
         self._retracts = LendingRetracts(*parts)
-        self._handoffs = LendingHandoffs(*parts[:3], self._parking.random, *parts[4:])
         self._leaving: dict[str, Held] = {}
         """Requests that were released, and their pages, which are not free yet."""
         self._generation, self._windows = 0, self._world.stream("windows")
@@ -155,18 +153,14 @@ class LendingWorkload(Engine[HostCache]):
                 self._answer(request)
             case EngineStage.PUBLISHED:
                 self._release(request)
-            case EngineStage.RETRACTED if request.leaves and not request.tables:
-                self._park(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case EngineStage.PARKED:
-                self._take_up(request)
             case EngineStage.GONE:
                 pass
         if request.admitted and request.stage in (*_COMPUTES, EngineStage.RETRACTED):
             length = request.computed or request.bringing
-            served = self._parking.serve(self._caches, request, length)
-            self._coverage["offered or served"] += served
+            served = self._serves.serve(self._caches, request, length)
+            self._coverage["served to peers"] += served
         if request.stage in _COMPUTES and self._random.random() < 0.04:
             self._retract(request)
         if request.stage in _COMPUTES and self._random.random() < 0.015:
@@ -279,9 +273,7 @@ class LendingWorkload(Engine[HostCache]):
                 evict(computing[-1])
 
     def _retract(self, request: EngineRequest) -> None:
-        done = self._retracts.retract(request)
-        self._holds_copies |= done
-        request.leaves = done and self._parking.random.random() < 0.4
+        self._holds_copies |= self._retracts.retract(request)
 
     def _look_at_retract(self, request: EngineRequest) -> None:
         became = self._retracts.look(request)
@@ -302,21 +294,6 @@ class LendingWorkload(Engine[HostCache]):
         request.computed, request.stage = 0, EngineStage.ARRIVED
         request.admitted = request.failed = False
         request.generation = self._generation
-
-    def _park(self, request: EngineRequest) -> None:
-        became = self._handoffs.park(request, self._generation)
-        self._coverage[f"parking {became}"] += became != "waits"
-        # Where the store does not take it, it comes back some time.
-        request.leaves = request.refused < PATIENCE
-
-    def _take_up(self, request: EngineRequest) -> None:
-        became = self._handoffs.take_up(request, self._generation)
-        self._coverage[f"parked {became}"] += became != "waits"
-        self._holds_copies |= became == "taken up"
-        if became == "lost":
-            self._begin_again(request)
-        elif request.refused > 2 * PATIENCE:
-            self._abort(request)
 
     def _preempt(self, request: EngineRequest) -> None:
         """Hand the pages of a request to others at once; it begins again, perhaps with its answer."""

@@ -26,8 +26,6 @@ class EngineStage(Enum):
     """All that it computed is in the tree."""
     RETRACTED = auto()
     """It is in host memory, or on its way there or back."""
-    PARKED = auto()
-    """It is in storage, where it was offered as to another group, and comes back from there."""
     GONE = auto()
     """The cache holds nothing for it any more."""
 
@@ -77,8 +75,6 @@ class EngineRequest:
     """Whether it computed before a reset without the cache knowing that it had pages."""
     failed: bool = False
     """Whether one of its copies has failed; nothing is loaded for it after that."""
-    leaves: bool = False
-    """Whether it is to leave by storage once it is saved."""
     bringing: int = 0
     """How many tokens it has once its load is over, or had when it was retracted."""
     keeps_windows: bool = False

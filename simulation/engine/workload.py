@@ -34,8 +34,8 @@ from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, cache_commands
 from .serving_again import serve_again
 
-_OFFERED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
-"""The stages in which an engine may offer what a request has computed to others."""
+_SERVED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
+"""The stages in which an engine may let other groups read what a request has computed."""
 
 
 class Workload(Engine[Cache]):
@@ -112,10 +112,9 @@ class Workload(Engine[Cache]):
         return cache_commands(self.requests, namespace, prompt)
 
     def _act(self, request: EngineRequest) -> None:
-        if request.stage in _OFFERED:
-            self._coverage["offered or served"] += self._parking.serve(
-                self._caches, request, request.computed
-            )
+        if request.stage in _SERVED:
+            served = self._serves.serve(self._caches, request, request.computed)
+            self._coverage["served to peers"] += served
         match request.stage:
             case EngineStage.ARRIVED:
                 self._prefetch(request)
@@ -133,12 +132,8 @@ class Workload(Engine[Cache]):
                 self._compute(request)
             case EngineStage.ANSWERING:
                 self._answer(request)
-            case EngineStage.RETRACTED if self._parking.strikes():
-                self._park(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case EngineStage.PARKED:
-                self._take_up(request)
             case EngineStage.PUBLISHED:
                 self._release(request)
             case EngineStage.GONE:
@@ -249,21 +244,6 @@ class Workload(Engine[Cache]):
         self._coverage[f"retract {became}"] += became != "waits"
         if became in ("failed", "lost"):
             self._begin_again(request, EngineStage.WAITING)
-        elif request.refused > PATIENCE:
-            self._abort(request)
-
-    def _park(self, request: EngineRequest) -> None:
-        became = self._parking.park(self._caches, request)
-        self._coverage[f"parking {became}"] += became != "waits"
-        if request.refused > PATIENCE:
-            self._abort(request)
-
-    def _take_up(self, request: EngineRequest) -> None:
-        request.generation = self._controls.generation
-        became = self._parking.take_up(self._caches, request, self._resumed)
-        self._coverage[f"parked {became}"] += became != "waits"
-        if became == "lost":
-            self._begin_again(request, EngineStage.ARRIVED)
         elif request.refused > PATIENCE:
             self._abort(request)
 

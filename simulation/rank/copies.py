@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...ranks.orders import CopyToDevice, CopyToHost, Direction, ObjectTransfer
+from ...ranks.orders import CopyToDevice, CopyToHost, Direction
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.pages import NothingToCopy
 from ..contents import EMPTY, GARBAGE, TORN
@@ -110,15 +110,6 @@ class Copies:
         else:
             delay_us = self._conditions.duration_us(work, 8_000)
             self._conditions.plan(delay_us, partial(self._run, copy))
-
-    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
-        """Say whether the sealed pages of transfers are as they were sealed."""
-        return all(
-            self._is_whole((transfer.pool, page))
-            for transfer in transfers
-            if transfer.sealed
-            for page in transfer.pages
-        )
 
     def _is_whole(self, page: tuple[str, int]) -> bool:
         pool, number = page

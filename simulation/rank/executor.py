@@ -240,9 +240,6 @@ class SimulatedExecutor:
 
     def _persist(self, order: Put) -> None:
         work = self._begin(order.operation, "persist", order.timeout_s, self._store)
-        if not self.copies.are_whole(order.transfers):
-            self.conditions.end(work, ok=False)
-            return
         self._queue(work, order.transfers)
         for page in work.queue:
             self._slots(page.pool).claim_to_read(page.page, work.operation)
@@ -254,8 +251,7 @@ class SimulatedExecutor:
         work = self._works.get(order.operation)
         if work is None:
             work = self._works[order.operation] = OrderWork(order.operation, "serve", 0)
-        if self.copies.are_whole(order.transfers):
-            self.serving.serve(order, work)
+        self.serving.serve(order, work)
 
     def _queue(
         self,

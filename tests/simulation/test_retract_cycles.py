@@ -5,33 +5,24 @@ import pytest
 from lockstep.simulation.explore import ExplorationReport, explore, print_report
 from lockstep.simulation.world import REPLICA
 
-RESUMED, TAKEN_UP = "retract resumed", "parked taken up"
+RESUMED = "retract resumed"
 
 
 def retracting(seeds: range, steps: int) -> ExplorationReport:
     return explore(seeds, steps=steps, faults="retracts", l1=REPLICA, processes=1)
 
 
-def test_requests_come_back_from_host_memory_and_from_storage(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_requests_come_back(capsys: pytest.CaptureFixture[str]) -> None:
     report = retracting(range(3), 150)
     assert report["violations"] == []
-    there = report["coverage"][RESUMED], report["coverage"][TAKEN_UP]
-    assert min(there) > 0
+    cycles = report["coverage"][RESUMED]
+    assert cycles > 0
     print_report(report)
-    cycles = (
-        f"{sum(there)} retract and resume cycles: {there[0]} in host memory, {there[1]} through"
-    )
-    assert cycles in capsys.readouterr().out
-
-
-def test_a_request_that_is_taken_up_with_its_tail_is_not_too_long_for_a_window() -> None:
-    assert retracting(range(10, 11), 340)["violations"] == []
+    assert f"{cycles} retract and resume cycles" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_after_ten_thousand_cycles_contents_are_exact_and_pools_where_they_began() -> None:
     report = retracting(range(24), 4_000)
     assert report["violations"] == []
-    assert report["coverage"][RESUMED] + report["coverage"][TAKEN_UP] >= 10_000
+    assert report["coverage"][RESUMED] >= 10_000

@@ -126,9 +126,7 @@ def test_the_schedules_use_what_every_tier_holds(report: ExplorationReport) -> N
         "admission no_room",
         "admission loading",
         "load back failed",
-        "offered or served",
-        "parking parked",
-        "parked taken up",
+        "served to peers",
         "preempted",
         "aborted when prefetching",
         "aborted when loading",
@@ -149,7 +147,6 @@ def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: ExplorationReport) ->
         "tokens from storage",
         "pages repointed to duplicates",
         "admission no_room",
-        "parked taken up",
         "aborted when computing",
     } <= happened_in(hybrid)
 
@@ -216,10 +213,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(
         "resumes beside pages on the device",
         "resumes failed",
         "resumes lost",
-        "offered or served",
-        "resumes while others read what is saved",
-        "parking parked",
-        "parked taken up",
+        "served to peers",
     } <= happened_in(lent)
     outcomes = {name for name, times in lent["outcomes"].items() if times}
     assert {

@@ -8,8 +8,6 @@ import torch
 
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.replica.attaching import StoreState
-from lockstep.small_engine import retractions
 from lockstep.small_engine.retractions import Place
 from lockstep.small_engine.scheduler import Scheduler
 from tests.kit.left_behind import nothing_left_behind
@@ -93,23 +91,6 @@ def test_whoever_is_put_aside_in_host_memory_comes_back_with_all_that_it_had(
 
     assert [faults(each) for each in told] == [dict.fromkeys(FAULTS, 0)] * ranks
     assert min(each.counts.retractions for each in told) >= cycles
-    assert {each.counts.resumes_from_storage for each in told} == {0}
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("cycles", CYCLES)
-@pytest.mark.parametrize("profile", ["llama", "hybrid-all"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_whoever_host_memory_has_no_room_for_comes_back_out_of_storage(
-    stack: ExitStack, profile: str, ranks: int, cycles: int
-) -> None:
-    told = pressed(stack, profile, ranks, SMALL, cycles=cycles)
-
-    assert unsound(told) == []
-    assert min(each.counts.retractions for each in told) >= cycles
-    assert min(each.counts.resumes_from_storage for each in told) > 0
-    # Now and then host memory has no room for what storage would bring.
-    assert min(each.counts.resumes / each.counts.retractions for each in told) > 0.9
 
 
 SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
@@ -119,74 +100,6 @@ SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
 def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
     found = [{name: faults(each)[name] for name in SOUND} for each in told]
     return [each for each in found if each != dict.fromkeys(SOUND, 0) | {"not served": aborted}]
-
-
-@pytest.mark.parametrize(
-    ("faults_of_store", "profile"),
-    [
-        ("fault.flip=0.2&fault.torn=0.2&fault.wrong=0.2", "llama"),
-        ("fault.flip=0.2&fault.torn=0.2&fault.wrong=0.2", "hybrid-all"),
-        pytest.param("fault.lost=0.3&fault.error=0.1", "hybrid-all", marks=pytest.mark.slow),
-    ],
-)
-def test_what_storage_damages_or_loses_of_a_parked_request_is_computed_again(
-    stack: ExitStack, faults_of_store: str, profile: str
-) -> None:
-    store = f"fault+memory://retractions?fault.seed=5&{faults_of_store}"
-    told = pressed(stack, profile, 2, SMALL, cycles=50, store=store)
-
-    assert unsound(told) == []
-    assert min(each.counts.recomputed_tokens for each in told) > 0
-
-
-def detaches_when(place: Place) -> Turn:
-    def turn(cache: Cache, scheduler: Scheduler) -> bool:
-        is_there = place in scheduler.retractions.places.values()
-        if is_there and cache.store_state() is StoreState.ATTACHED:
-            cache.detach_store()
-        return False
-
-    return turn
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("place", [Place.PARKING, Place.PARKED, Place.FETCHING])
-def test_a_store_that_goes_with_requests_in_it_costs_what_they_had_and_no_request(
-    stack: ExitStack, profile: str, place: Place
-) -> None:
-    told = pressed(stack, profile, 2, SMALL, cycles=30, turn=detaches_when(place))
-
-    assert unsound(told) == []
-    assert min(each.counts.preempted for each in told) > 0
-
-
-def notes_who_stays(stayed: set[str]) -> Turn:
-    """Note who was on its way to storage and is not any more, but still in host memory."""
-    before: dict[str, Place] = {}
-
-    def turn(_: Cache, scheduler: Scheduler) -> bool:
-        places = scheduler.retractions.places
-        saved = {name for name, place in places.items() if place is Place.SAVED}
-        stayed.update(name for name in saved if before.get(name) is Place.PARKING)
-        before.clear()
-        before.update(places)
-        return False
-
-    return turn
-
-
-def test_a_request_that_a_store_does_not_take_in_time_stays_in_host_memory(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retractions, "PARKING_S", 0.0)
-    store = "fault+memory://retractions?fault.delay=1&fault.delay_ms=300"
-    stayed: set[str] = set()
-    turn = notes_who_stays(stayed)
-
-    told = pressed(stack, "llama", 1, SMALL, cycles=20, store=store, turn=turn)
-
-    assert unsound(told) == []
-    assert stayed
 
 
 def breaks_seals() -> Turn:

@@ -79,7 +79,7 @@ class Giving:
             if copied:
                 length = self._cache.match(tracked.head(length), tracked.namespace).host_tokens
                 given.served += 1
-            served = self._cache.serve(name, tracked.head(length), ttl_s=self._ttl_s, ends=True)
+            served = self._cache.serve(name, tracked.head(length), ttl_s=self._ttl_s)
             if copied and served < length and self._served:
                 self._cache.release(self._served.popleft()[1])
                 given.served = 0

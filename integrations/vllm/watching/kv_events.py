@@ -69,7 +69,7 @@ class KVEvents:
             tracked.request,
             tracked.namespace,
             lambda each: _seed(cache, each),
-            tracked.item_pages(lambda tokens: cache.keys(tokens, tracked.namespace)[0]),
+            tracked.item_pages(lambda tokens: cache.last_key(tokens, tracked.namespace)),
         )
 
     def forget(self) -> None:
@@ -129,7 +129,7 @@ def wanted(
 
 
 def _seed(cache: RankCache, namespace: str) -> bytes:
-    return cache.keys(b"", namespace)[0]
+    return cache.last_key(b"", namespace)
 
 
 def _external(block_hash: bytes) -> bytes | int:

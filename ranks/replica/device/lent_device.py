@@ -4,8 +4,7 @@ The engine names pages of a request in a command, and leaves them as they are un
 ended on every rank. To the replica they are opaque. They go into the order and into nothing else,
 since they may differ between ranks, and the digest must not.
 
-    before it computes   `hit` says how much host memory can bring, `load` brings it; with the tail
-                         that another group has left, and that a prefetch has brought, it is all
+    before it computes   `hit` says how much host memory can bring, `load` brings it
     after it computed    `back_up` copies whole pages to the host
     before it overwrites `fence` ends the backups that read the request's pages, on this rank
     under pressure       `retract` saves all that a request has, and `resume` brings it back
@@ -35,7 +34,7 @@ from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
 from ..tree.components.base import Component
-from ..tree.matching import Missing, lacking
+from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node, covered
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
@@ -100,17 +99,10 @@ class LentDevice:
 
     def require_loadable(
         self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
-    ) -> bool:
-        """Raise `UsageError` for a load that was not promised or has no place. Reads only.
-
-        Returns whether the request goes on after all of `tokens`, with the tail that was brought.
-        """
+    ) -> None:
+        """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
         self.require_no_copy(request)
         unit = self._config.page_tokens
-        if self._goes_on(request, tokens):
-            computed = len(tokens) // TOKEN_BYTES
-            lent_for_all(request.id, self._components, runs, start_tokens, computed, unit)
-            return True
         first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
         if start_tokens % unit or not 0 <= first < last or last - first != len(runs[0]):
             raise UsageError(
@@ -125,46 +117,29 @@ class LentDevice:
             )
         starts = self._starts(first, last)
         Lent(request.id, first, last, runs).require(self._components, starts)
-        return False
 
     def load(
-        self,
-        request: Request,
-        tokens: bytes,
-        start_tokens: int,
-        runs: Sequence[PageRun],
-        *,
-        goes_on: bool,
+        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent.
-
-        Whole pages, or, if the request `goes_on`, all that it had where another group has left it.
-        """
-        self._requests.witness_tokens("load", request.id, tokens, int(goes_on))
+        """Copy the whole pages of `tokens` from `start_tokens` on to the device pages that are lent."""
+        self._requests.witness_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
         nodes = prefixes.walk_to(root, tokens)
         node = nodes[-1] if nodes else root
-        lent, end = Lent(request.id, first, node.end, runs), node.end * unit
-        if goes_on:
-            end = len(tokens) // TOKEN_BYTES
-            lost = self._bring_back(request, node, lent, [0] * len(self._components))
-            assert lost is None
-        else:
-            self._saving.drop_tail(request)
-            if first:
-                prefixes.cut(node, first)
-            prefixes.cut_for(node)
-            self._clock.tick()
-            prefixes.use(node)
-            starts = self._starts(first, node.end)
-            missing = self._lacking(self._components, node, starts)
-            pages = lent.pages_for(missing, self._components)
-            self._loading_back.begin(request, node, missing, pages, lent=True)
-            self.copies.load_began(request, first, starts)
+        lent = Lent(request.id, first, node.end, runs)
+        if first:
+            prefixes.cut(node, first)
+        prefixes.cut_for(node)
+        self._clock.tick()
+        prefixes.use(node)
+        starts = self._starts(first, node.end)
+        missing = self._lacking(self._components, node, starts)
+        pages = lent.pages_for(missing, self._components)
+        self._loading_back.begin(request, node, missing, pages, lent=True)
+        self.copies.load_began(request, first, starts)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0])) * unit
-        stored += end - node.end * unit
-        self._tell(request, tokens, end - start_tokens - stored, stored)
+        self._tell(request, tokens, node.end * unit - start_tokens - stored, stored)
 
     def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
         """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
@@ -180,7 +155,7 @@ class LentDevice:
         self._requests.witness_tokens("back up", request.id, tokens)
         if not request.admitted:
             self._tell(request, tokens, 0, 0)
-        self._begin_to_compute(request)
+        self._requests.move(request, Event.COMPUTE)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
@@ -218,7 +193,7 @@ class LentDevice:
         runs = without_unfilled(runs, request.unfilled)
         require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
         self._requests.witness_tokens("retract", request.id, tokens)
-        self._begin_to_compute(request)
+        self._requests.move(request, Event.COMPUTE)
         if not self._config.host_pages:
             return False
         node = self._publish(request, tokens)
@@ -252,14 +227,10 @@ class LentDevice:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         unit, computed = self._config.page_tokens, request.computed
         lent = lent_for_all(request.id, self._components, runs, device_tokens, computed, unit)
-        wait: Wait | None = Wait.LOST
-        if request.node is not None:
-            if request.saved is None:
-                # What it has saved is being written or served.
-                return Wait.LOADING
-            wait = self._bring_back(request, request.node, lent, request.saved_from)
+        assert request.node is not None
+        wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
-            # It was given up, or a backup of it that somebody else had begun has failed.
+            # A backup of it that somebody else had begun has failed.
             self._saving.lose(request, Event.LOSE)
         return wait
 
@@ -285,11 +256,8 @@ class LentDevice:
         told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
         self._outbox.notices.append(told)
 
-    def _goes_on(self, request: Request, tokens: bytes) -> bool:
-        return not request.barred and self._saving.continues(request, tokens)
-
     def _restorable(self, request: Request, tokens: bytes) -> int:
-        return 0 if request.barred else self._saving.received(request, tokens)
+        return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
 
     def _bring_back(
         self, request: Request, node: Node, lent: Lent, starts: Sequence[int]
@@ -299,7 +267,7 @@ class LentDevice:
         Of each component from `starts` on, or from where the engine lends pages for it.
         """
         assert request.saved is not None
-        prefixes, saved, sealed = self._prefixes, request.saved, request.tail is None
+        prefixes, saved = self._prefixes, request.saved
         starts = list(map(max, starts, map(lent.needed_from, self._components)))
         for start in starts:
             prefixes.cut(node, start)
@@ -310,18 +278,13 @@ class LentDevice:
         self._clock.tick()
         prefixes.use(node)
         pins, request.locks = request.locks, []
-        request.saved, request.tail, request.node, request.prefix = None, None, None, 0
-        pages, brought = lent.pages_for(needed, self._components), TailPages(tail, saved, sealed)
+        request.saved, request.node, request.prefix = None, None, 0
+        pages, brought = lent.pages_for(needed, self._components), TailPages(tail, saved)
         self._loading_back.begin(request, node, needed, pages, brought, lent=True)
         request.unfilled = []
         self.copies.load_began(request, lent.first, starts)
         prefixes.residence.release(pins)
         return None
-
-    def _begin_to_compute(self, request: Request) -> None:
-        """Note that a request computes: a tail that was brought for it is of no use any more."""
-        self._saving.drop_tail(request)
-        self._requests.move(request, Event.COMPUTE)
 
     def _publish(self, request: Request, tokens: bytes) -> Node:
         """Return the node for the whole pages of what was computed, used now.

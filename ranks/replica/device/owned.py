@@ -90,10 +90,6 @@ class OwnedDevice:
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
-        if self._saving.continues(request, tokens):
-            end = nodes[-1] if nodes else root
-            return self._take_up(request, end, tokens, reserve_tokens, priority)
-        self._saving.drop_tail(request)
         on_device, best_end = self._reach(nodes)
         best = next((node for node in nodes if node.end == best_end), root)
         prefixes.cut_for(best)
@@ -185,18 +181,10 @@ class OwnedDevice:
         request.locks, request.node, request.prefix = pins, node, node.end
         return True
 
-    def goes_on(self, name: str, tokens: bytes) -> bool:
-        """Say whether a request can go on after all of `tokens`, with the tail brought for it."""
-        request = self._requests.get(name)
-        return request is not None and self._saving.continues(request, tokens)
-
     def resume(self, request: Request, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back to the device, or say why that has to wait."""
         if request.stage is not Stage.SAVED or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
-        if request.saved is None:
-            # What it has saved is being written or served.
-            return Wait.LOADING
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
             # A backup of it that somebody else had begun has failed.
@@ -210,26 +198,10 @@ class OwnedDevice:
             operation=request.waits_for,
         )
 
-    def _take_up(
-        self, request: Request, node: Node, tokens: bytes, reserve_tokens: int, priority: int
-    ) -> Admission | Wait:
-        """Admit a request with the tail that was brought for it, to go on where another left it."""
-        on_device, computed = node.end, len(tokens) // TOKEN_BYTES
-        for each in node.path():
-            if each.values[DEVICE][0] is None:
-                on_device = each.start
-        wait = self._bring_back(request, node, reserve_tokens)
-        if wait is not None:
-            return wait
-        request.node, request.prefix, request.computed = node, node.end, computed
-        request.priority = priority
-        self._journal.record("take up", request.id, node.end, computed, reserve_tokens)
-        return self._admission(request, on_device, node.end, tokens, computed)
-
     def _bring_back(self, request: Request, node: Node, reserve_tokens: int) -> Wait | None:
         """Load the prefix that ends at `node`, and what the request has saved; None once that began."""
         assert request.saved is not None
-        saved, sealed = request.saved, request.tail is None
+        saved = request.saved
         self._prefixes.cut_for(node)
         missing = lacking(self._saving.shared, node, DEVICE)
         if any(each.is_to_have(DEVICE, index) for each, index in missing):
@@ -246,13 +218,13 @@ class OwnedDevice:
             return Wait.NO_ROOM
         loading, own, locks = pages
         self._residence.release(request.locks)
-        request.locks, request.saved, request.tail = locks, None, None
+        request.locks, request.saved = locks, None
         tail = [run[: len(host)] for run, host in zip(own, saved, strict=True)]
         request.own = [run[len(host) :] for run, host in zip(own, saved, strict=True)]
         self._clock.tick()
         self._prefixes.use(node)
         missing = lacking(self._saving.shared, node, DEVICE)
-        self._loading_back.begin(request, node, missing, loading, TailPages(tail, saved, sealed))
+        self._loading_back.begin(request, node, missing, loading, TailPages(tail, saved))
         return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
@@ -319,15 +291,12 @@ class OwnedDevice:
             self._saving.lose(request, Event.FAIL)
         self._agenda.stop(operation, Outcome.FAILED)
 
-    def _admission(
-        self, request: Request, device: int, best: int, tokens: bytes, taken_up: int = 0
-    ) -> Admission:
-        """Return the admission of a request with `best` pages cached, or as many tokens taken up."""
+    def _admission(self, request: Request, device: int, best: int, tokens: bytes) -> Admission:
+        """Return the admission of a request with `best` pages cached."""
         unit = self._page_tokens
         start, stop = request.fetched
         fetched = max(0, min(best, stop) - max(device, start))
-        stored = fetched * unit + max(0, taken_up - best * unit)
-        parts = device * unit, (best - device - fetched) * unit, stored
+        parts = device * unit, (best - device - fetched) * unit, fetched * unit
         told = Hit(request.id, len(tokens) // TOKEN_BYTES, *parts)
         self._outbox.notices.append(told)
         return Admission(

@@ -11,9 +11,7 @@ from typing import ClassVar, NamedTuple
 from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
 from ....coordinator.seats import UNBOUNDED
 from ...orders import Need
-from ..extent import Extent
 from ..pages import PageRun, page_run
-from ..tail import Tail
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime
@@ -228,9 +226,6 @@ class Persist(Moving):
     kind = Kind.PERSIST
     fills = HOST
     queue = Queue.PERSIST
-    request: str = ""
-    """The request whose tail is written as well; the tail's pages are the operation's meanwhile."""
-    tail: Tail | None = None
     used_at: StoreTime | None = None
     """When its pages, or those that they continue, were used; None until it is ordered."""
 
@@ -247,10 +242,7 @@ class Persist(Moving):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Serving(Moving):
-    """Host pages that other groups may read. They stay with their nodes, which are pinned.
-
-    The pages of a request's tail are the operation's own.
-    """
+    """Host pages that other groups may read. They stay with their nodes, which are pinned."""
 
     kind = Kind.SERVE
     fills = None
@@ -259,8 +251,6 @@ class Serving(Moving):
     request: str
     last: Node | None = None
     """The last node whose full attention is served, as that of all before it is."""
-    tail: Tail | None = None
-    """The tail that is served, with all that the end needs."""
 
     @property
     def end(self) -> int:
@@ -303,13 +293,6 @@ class Prefetch(Operation):
     """The components that it brings something of, each with its need."""
     source: str = ""
     """The group that it is brought from; empty for the store."""
-    extent: Extent = Extent.PAGES
-    asked: Extent = Extent.PAGES
-    """The extent that the engine asked for."""
-    prompt: bytes = b""
-    """The tokens of which what a match can use is brought instead, if not everything is there."""
-    tail: Tail | None = None
-    """What is to be brought for the request itself, if all that goes before it is."""
     waits_since_ms: int
     """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     seat: int | None = None
@@ -323,8 +306,6 @@ class Prefetch(Operation):
     components alone are missing."""
     wanted: tuple[Wanted, ...] = ()
     """The objects that are read, in the order in which they count as landed: full attention first."""
-    tail_pages: list[PageRun] | None = None
-    """By component: the host pages into which the tail is read, after all others."""
     wanted_count: int = 0
     """How many objects are read."""
     landed: int = 0
@@ -344,15 +325,12 @@ class Prefetch(Operation):
     @property
     def heeds_misses(self) -> bool:
         """Whether what it misses is not asked for again for a while; what a group promises may come."""
-        return self.asked is Extent.PAGES and not self.source
+        return not self.source
 
-    def assign(self, wanted: Sequence[Wanted], tail_pages: list[PageRun] | None = None) -> None:
+    def assign(self, wanted: Sequence[Wanted]) -> None:
         """Set the objects that are read. Their pages are all that the operation owns."""
         self.wanted = tuple(wanted)
-        self.tail_pages = tail_pages
-        self.wanted_count = self.tail_count
-        for each in wanted:
-            self.wanted_count += len(each.keys)
+        self.wanted_count = sum(len(each.keys) for each in wanted)
 
     def drop(self, count: int) -> None:
         """Let the first `count` objects, and their pages, no longer be the operation's."""
@@ -361,20 +339,11 @@ class Prefetch(Operation):
             if count < len(each.keys):
                 kept.append(each.after(count))
             count = max(0, count - len(each.keys))
-        self.assign(kept, self.tail_pages)
-
-    def give_tail(self) -> list[PageRun]:
-        """Return the pages of the tail by component, which are the caller's now."""
-        assert self.tail_pages is not None
-        pages, self.tail_pages = self.tail_pages, None
-        return pages
+        self.assign(kept)
 
     def wanted_keys(self) -> list[tuple[int, bytes]]:
         """Return the component and the key of each object that is read, in order."""
-        wanted = [(each.component, key) for each in self.wanted for key in each.keys]
-        if self.tail is not None and self.tail_pages is not None:
-            wanted += [(component, self.tail.key) for component in self.tail.components]
-        return wanted
+        return [(each.component, key) for each in self.wanted for key in each.keys]
 
     @property
     def is_for_store(self) -> bool:
@@ -382,14 +351,9 @@ class Prefetch(Operation):
         return not self.source
 
     @property
-    def tail_count(self) -> int:
-        """How many of the objects that are read are those of the tail."""
-        return 0 if self.tail_pages is None or self.tail is None else len(self.tail.components)
-
-    @property
     def owns_pages(self) -> bool:
         """See `Operation`."""
-        return bool(self.wanted or self.tail_pages)
+        return bool(self.wanted)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
@@ -398,8 +362,6 @@ class Prefetch(Operation):
             for each in self.wanted:
                 if each.component == component:
                     pages.extend(each.pages)
-            if self.tail_pages is not None:
-                pages.extend(self.tail_pages[component])
         return pages
 
 

@@ -26,8 +26,7 @@ class TailPages(NamedTuple):
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
-    sealed: bool
-    """Whether those on the host were sealed when they were saved there; see `orders.CopyTransfer`."""
+    """Sealed when they were saved there; see `orders.CopyTransfer`."""
 
 
 class LoadingBack:
@@ -123,7 +122,7 @@ class LoadingBack:
     def _bring(self, tail: TailPages) -> list[CopyTransfer]:
         pages = zip(self._prefixes.components, tail.device, tail.host, strict=True)
         return [
-            CopyTransfer(component.pool, tuple(host), tuple(device), sealed=tail.sealed)
+            CopyTransfer(component.pool, tuple(host), tuple(device), sealed=True)
             for component, device, host in pages
             if device
         ]

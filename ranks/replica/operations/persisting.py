@@ -8,9 +8,8 @@ from ...orders import ObjectTransfer
 from ..basis import Basis
 from ..notices import Cause, NotBegun, Stored, Tier
 from ..pages import PageRun, page_run
-from ..requests import Request, Requests
+from ..requests import Requests
 from ..store import Store
-from ..tail import Tail
 from ..tree.backlog import Undone
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
@@ -150,19 +149,6 @@ class Persisting:
         """Say whether what is cached at `node` is to be written to the store that is attached."""
         return self._keeps(node)
 
-    def write_tail(self, request: Request, tail: Tail) -> None:
-        """Write the tail that a request has saved, unless too many persists wait.
-
-        Its pages are the operation's until it has ended; the request notes that it is stored.
-        """
-        if self.is_full:
-            return
-        operation = Persist(components=self._prefixes.components, request=request.id, tail=tail)
-        self._agenda.begin(operation, request.id, tail.tokens)
-        self._requests.lend_saved(request, operation)
-        self.waiting.append(operation)
-        self.begin_waiting()
-
     @property
     def is_full(self) -> bool:
         """Whether so many persists wait that no more may."""
@@ -184,10 +170,6 @@ class Persisting:
                 )
                 for each in operation.in_order()
             ]
-            if operation.tail is not None:
-                components = self._prefixes.components
-                pages = [operation.owned_pages(HOST, each.index) for each in components]
-                transfers += operation.tail.transfers(components, pages, sealed=True)
             above, distance = self._continued(operation)
             operation.used_at = self._store.seen_first(_path_to(above, operation))
             after = b"" if above is None else self._prefixes.tree.keys(above)[-1]
@@ -209,9 +191,6 @@ class Persisting:
                 after, named = self._prefixes.tree.key_before(segment.node), keys
             told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
             self._outbox.notices.append(told)
-        request = self._requests.take_back(operation)
-        if request is not None and operation.tail is not None:
-            request.stored = self._store.number, operation.tail.key
         self.issued -= 1
         self._agenda.finish(operation, Outcome.COMPLETE)
         self.begin_waiting()
@@ -226,15 +205,12 @@ class Persisting:
 
     def quiet(self, operation: Persist) -> None:
         """Finish a persist that was stopped, and that no rank's I/O goes on with."""
-        self._requests.take_back(operation)
         self._agenda.finish(operation)
 
     def abandon(self) -> None:
         """End the persists that have not begun, and stop the others: the store is detached."""
         while self.waiting:
-            operation = self.waiting.popleft()
-            self._requests.take_back(operation)
-            self._agenda.finish(operation, Outcome.ABORTED)
+            self._agenda.finish(self.waiting.popleft(), Outcome.ABORTED)
         self._agenda.stop_issued(Queue.PERSIST, Outcome.ABORTED)
         self.issued = 0
         self._prefixes.residence.not_stored.clear()

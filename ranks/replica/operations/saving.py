@@ -13,15 +13,14 @@ from ...orders import CopyTransfer
 from ..pages import PageRun, page_run
 from ..requests import Event, Request, Requests
 from ..settings import ReplicaConfig
-from ..tree.components.needs import Needs
 from ..tree.holds import Receipt
-from ..tree.matching import Missing, lacking, match, reach
+from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .agenda import Agenda
 from .backing_up import BackingUp
-from .kinds import Persist, Prefetch, Retract, Serving
+from .kinds import Retract
 from .lent import Lent
 
 
@@ -44,7 +43,6 @@ class Saving:
         self._backing_up = backing_up
         self.shared = [each for each in prefixes.components if each.held_by_requests]
         """The components of which a request uses what lies in the tree."""
-        self._needs = Needs(prefixes.components, of_tails=True)
 
     def begin(
         self,
@@ -109,39 +107,6 @@ class Saving:
             ]
         self._backing_up.settle(operation)
 
-    def receive(self, request: Request, operation: Prefetch) -> None:
-        """Give a request the tail that was brought for it to host memory, unless it computes by now."""
-        if request.admitted:
-            return
-        self.drop_tail(request)
-        assert operation.tail is not None
-        request.tail, request.saved = operation.tail, operation.give_tail()
-
-    def continues(self, request: Request, tokens: bytes) -> bool:
-        """Say whether a request can go on after all of `tokens`, with the tail that was brought for it.
-
-        All that goes before the tail is on the device or on the host then. Reads only.
-        """
-        tail, prefixes = request.tail, self._prefixes
-        if tail is None or tail.tokens * TOKEN_BYTES != len(tokens):
-            return False
-        if prefixes.end_keys(request.place, tokens)[1] != tail.key:
-            return False
-        root = prefixes.tree.roots.get(request.place)
-        end = 0 if root is None else reach(self._needs, *prefixes.tree.follow(root, tokens))[1]
-        return end == prefixes.tree.whole_pages(tokens)
-
-    def received(self, request: Request, tokens: bytes) -> int:
-        """Return how many of `tokens` a request could go on after. Reads only."""
-        if self.continues(request, tokens):
-            return len(tokens) // TOKEN_BYTES
-        return match(self._prefixes, request.place, tokens).host_tokens
-
-    def drop_tail(self, request: Request) -> None:
-        """Give back the tail that was brought for a request, if it has one."""
-        if request.tail is not None:
-            self._give_back_saved(request)
-
     def let_go(self, request: Request) -> None:
         """Give back all that a request holds on either tier."""
         residence = self._residence
@@ -153,10 +118,10 @@ class Saving:
             if pages:
                 residence.pools[DEVICE][index].give_back(pages)
                 request.own[index] = page_run()
-        self._give_back_saved(request)
+        for index, pages in enumerate(request.saved or ()):
+            residence.pools[HOST][index].give_back(pages)
+        request.saved = None
         request.locks, request.node, request.prefix = [], None, 0
-        # What it has lent is the operation's, which ends by itself.
-        request.lent_to = None
 
     def lose(self, request: Request, event: Event) -> None:
         """Give up all that a request holds: it goes on as one that is not admitted."""
@@ -165,29 +130,6 @@ class Saving:
         request.waits_for = None
         # What was cached before a reset is offered to no request that begins anew.
         self._requests.renew(request)
-
-    def give_up(self, request: Request) -> None:
-        """Give up a request that is SAVED: what it has saved does not come back to it.
-
-        Where the replica owns the device it is told at once, as after a copy that has failed. An engine
-        that has lent the device pages has given them to others by now, so for it nothing has failed
-        that they hold: it is told when it resumes the request.
-        """
-        if self._config.device_pages:
-            self.lose(request, Event.FAIL)
-        else:
-            self.let_go(request)
-
-    def quarantined(self, operation: Persist | Serving) -> None:
-        """Give up a request of which an operation keeps what it has saved, perhaps for ever."""
-        request = self._requests.lender(operation)
-        if request is not None:
-            self.give_up(request)
-
-    def _give_back_saved(self, request: Request) -> None:
-        for index, pages in enumerate(request.saved or ()):
-            self._residence.pools[HOST][index].give_back(pages)
-        request.saved = request.tail = None
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
         """Return what a resume needs of the tree that is not on the host, nor on its way there."""

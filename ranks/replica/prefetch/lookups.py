@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ...orders import Need
-from ..extent import Extent
 from ..operations.kinds import Prefetch
 from ..settings import ReplicaConfig
 from ..store import Store
-from ..tail import Tail, tail_of
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach
@@ -33,7 +31,6 @@ class LookupPlan:
     components: tuple[Component, ...]
     needs: tuple[Need, ...]
     """What is asked for of each of the components; of full attention first."""
-    tail: Tail | None
 
     def pin(self, prefixes: Prefixes) -> list[Receipt]:
         """Pin what the plan counts on: the path to the anchor, and what the host has of the needs."""
@@ -53,30 +50,15 @@ class Lookups:
     def __init__(self, config: ReplicaConfig, prefixes: Prefixes, store: Store) -> None:
         self._prefetch_pages_max = config.prefetch_pages_max
         self._prefixes = prefixes
-        self._by_extent = {
-            Extent.KV: prefixes.components[:1],
-            Extent.PAGES: prefixes.components,
-            # What is a request's alone comes with its tail, and only there.
-            Extent.ALL: tuple(each for each in prefixes.components if each.held_by_requests),
-        }
         self._store = store
 
     def plan(
-        self,
-        place: Place,
-        nodes: list[Node],
-        tokens: bytes,
-        extent: Extent = Extent.PAGES,
-        had: Tail | None = None,
-        *,
-        heeds: bool = True,
+        self, place: Place, nodes: list[Node], tokens: bytes, *, heeds: bool = True
     ) -> LookupPlan | None:
         """Return what a prefetch of `tokens` asks for, or None if it could bring nothing.
 
-        `nodes` hold what of them is in the tree. `had` is the tail that the request has already. Of
-        pages alone it `heeds` what is remembered as not to be had from the store.
+        `nodes` hold what of them is in the tree. It `heeds` what is remembered as missing in the store.
         """
-        heeds = heeds and extent is Extent.PAGES
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step = tree.page_bytes
         _, best, last_host = reach(prefixes.needs, nodes)
@@ -95,13 +77,8 @@ class Lookups:
         if heeds:
             keys = store.before_misses(prefixes.components[0].pool, keys)
         end = anchor.end + len(keys)
-        components = self._by_extent[extent]
-        tail = None
-        if extent is Extent.ALL and end == last:
-            tail = tail_of(prefixes.components, (keys or [before])[-1], tokens, step)
-            tail = tail if tail.components and tail != had else None
-        floor = _floor(extent, components, anchor, best, end)
-        if end <= floor and tail is None:
+        components, floor = prefixes.components, best
+        if end <= floor:
             return None
         for component in components[1:]:
             first = component.needed_from(floor + 1)
@@ -111,15 +88,12 @@ class Lookups:
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
         needs += [self._need(each, path, keys, floor, heeds=heeds) for each in components[1:]]
         asked = wanted[: len(keys) * step]
-        return LookupPlan(anchor, floor, asked, components, tuple(needs), tail)
+        return LookupPlan(anchor, floor, asked, components, tuple(needs))
 
     def room_for(self, operation: Prefetch, length: int) -> int:
         """Return the longest length, up to `length`, that host memory has room for."""
-        kept = self._room_for_tail(operation)
-        available = [
-            self._prefixes.residence.available(HOST, index) - count
-            for index, count in enumerate(kept)
-        ]
+        residence = self._prefixes.residence
+        available = [residence.available(HOST, each.index) for each in self._prefixes.components]
         room = operation.anchor.end - operation.floor + available[0]
         fits = length if length <= room else max(0, room)
         if len(operation.components) == 1:
@@ -145,13 +119,6 @@ class Lookups:
             held = need.on_host
             wanted.append([each for each in positions if each not in held] if held else positions)
         return wanted
-
-    def _room_for_tail(self, operation: Prefetch) -> list[int]:
-        """Return by component how many host pages a prefetch needs for a tail."""
-        counts = [0] * len(self._prefixes.components)
-        for index in () if operation.tail is None else operation.tail.components:
-            counts[index] = 1
-        return counts
 
     def _need(
         self,
@@ -182,18 +149,6 @@ class Lookups:
         if heeds:
             asked = [b"" if missed(pool, key) else key for key in asked]
         return Need(pool, first, tuple(asked), component.span, frozenset(held))
-
-
-def _floor(
-    extent: Extent, components: Sequence[Component], anchor: Node, best: int, end: int
-) -> int:
-    """Return the position beyond which a prefetch looks for lengths that can be restored."""
-    if extent is Extent.PAGES:
-        return best
-    if len(components) == 1:
-        return anchor.end
-    # Of what exists at some positions only, that which serves the end is worth bringing.
-    return max(best, end - 1)
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:

@@ -18,11 +18,9 @@ from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
 from ...orders import Fetch, LookUp, ObjectTransfer
 from ..basis import Basis
-from ..extent import Extent
 from ..notices import Lacking, Missed, Why
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
-from ..operations.saving import Saving
 from ..pages import PageRun
 from ..requests import Request, Requests
 from ..store import Store
@@ -41,14 +39,13 @@ VOTES_MAX = 16
 class Prefetching:
     """Begins prefetches and follows their verdicts."""
 
-    def __init__(  # noqa: PLR0917 - the parts that it touches.
+    def __init__(
         self,
         basis: Basis,
         prefixes: Prefixes,
         agenda: Agenda,
         store: Store,
         requests: Requests,
-        saving: Saving,
     ) -> None:
         self._config = basis.config
         self._clock = basis.clock
@@ -60,20 +57,12 @@ class Prefetching:
         self._lookups = Lookups(basis.config, prefixes, store)
         self._settling = Settling(prefixes, basis.clock, store)
         self.waiting: deque[Prefetch] = deque()
-        self._saving = saving
         self.active: dict[int, Prefetch] = {}
         """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
         self.budget_used = 0
         """Host pages that active prefetches count against the bound on prefetching."""
 
-    def begin(
-        self,
-        request: Request,
-        tokens: bytes,
-        extent: Extent = Extent.PAGES,
-        source: str = "",
-        asked: Extent | None = None,
-    ) -> bool:
+    def begin(self, request: Request, tokens: bytes, source: str = "") -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
         nodes = self._prefixes.use_what_is_there(request.place, tokens)
         keeps = self._store.keeps(request.place, self._requests.generation, source)
@@ -81,8 +70,7 @@ class Prefetching:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        tail, heeds = request.tail, not source
-        plan = self._lookups.plan(request.place, nodes, tokens, extent, tail, heeds=heeds)
+        plan = self._lookups.plan(request.place, nodes, tokens, heeds=not source)
         if plan is None:
             return False
         operation = Prefetch(
@@ -93,14 +81,10 @@ class Prefetching:
             components=plan.components,
             needs=plan.needs,
             source=source,
-            extent=extent,
-            asked=asked or extent,
-            prompt=tokens if extent is Extent.ALL and len(self._prefixes.components) > 1 else b"",
-            tail=plan.tail,
             waits_since_ms=self._clock.agreed_ms,
             receipts=plan.pin(self._prefixes),
         )
-        where = extent, source, plan.anchor.end, plan.floor, operation.end
+        where = source, plan.anchor.end, plan.floor, operation.end
         self._agenda.begin(operation, request.id, *where)
         request.prefetch = operation.id
         # What it brings hangs under this root, which nothing else may hold by then.
@@ -120,10 +104,6 @@ class Prefetching:
             self.waiting.popleft()
             self.active[operation.id] = operation
             self._set_budget(operation, pages)
-            if operation.end <= operation.floor:
-                # Nothing is missing but the tail, which belongs to no length that could be restored.
-                self._transfer(operation, 0, Why.NOT_STORED)
-                continue
             self._agenda.vote(operation, _QUERY, UNBOUNDED)
             timeout_s, source = config.timeouts.lookup_s, operation.source
             order = LookUp(operation.id, operation.floor, operation.needs, timeout_s, source)
@@ -192,12 +172,6 @@ class Prefetching:
         request = self._requests.get(name)
         asked = None if request is None else self.active.get(request.prefetch or 0)
         return asked is not None and asked.phase in _LOOKING
-
-    def extent_of(self, operation: int) -> Extent:
-        """Return how much a prefetch in flight was asked to bring."""
-        prefetch = self._agenda.in_flight[operation]
-        assert isinstance(prefetch, Prefetch)
-        return prefetch.asked
 
     def stop(self, request: Request) -> None:
         """End the request's prefetch, if it has one, with what verdicts have said so far."""
@@ -283,7 +257,6 @@ class Prefetching:
 
         `why` says why that is not all, if it is not.
         """
-        has_tail = operation.tail_count > 0 and operation.landed == operation.wanted_count
         reached = self._settling.settle(operation)
         request = self._requests.get(operation.request)
         is_for = request is not None and request.prefetch == operation.id
@@ -291,8 +264,6 @@ class Prefetching:
             first, last = request.fetched
             began = min(operation.floor, operation.anchor.end)
             request.fetched = (first if last == began else began, reached)
-        if request is not None and is_for and has_tail:
-            self._saving.receive(request, operation)
         if why is None:
             self._finish(operation, _COMPLETE if reached == operation.end else Outcome.PARTIAL)
             return
@@ -303,13 +274,10 @@ class Prefetching:
         self._agenda.stop(operation, outcome)
 
     def _counts(self, operation: Prefetch, positions: Sequence[Sequence[int]]) -> list[int]:
-        """Return by component how many pages are to be read, with those of the tail."""
+        """Return by component how many pages are to be read."""
         counts = [0] * len(self._prefixes.components)
         for component, at in zip(operation.components, positions, strict=True):
             counts[component.index] = len(at)
-        if operation.tail is not None and operation.goal == operation.end:
-            for index in operation.tail.components:
-                counts[index] += 1
         return counts
 
     def _assign(
@@ -318,35 +286,23 @@ class Prefetching:
         positions: Sequence[Sequence[int]],
         taken: Sequence[PageRun],
     ) -> tuple[ObjectTransfer, ...]:
-        """Let an operation read the pages at the positions, and the tail, into those taken for it."""
+        """Let an operation read the pages at the positions into those taken for it."""
         wanted: list[Wanted] = []
         transfers: list[ObjectTransfer] = []
-        rest = list(taken)
         parts = zip(operation.components, operation.needs, positions, strict=True)
         for component, need, at in parts:
-            index, count = component.index, len(at)
-            pages, rest[index] = rest[index][:count], rest[index][count:]
-            if count:
-                keys = need.keys_at(at)
-                wanted.append(Wanted(index, at, keys, pages))
+            if at:
+                keys, pages = need.keys_at(at), taken[component.index]
+                wanted.append(Wanted(component.index, at, keys, pages))
                 transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
-        tail = operation.tail if operation.goal == operation.end else None
-        operation.assign(wanted, None if tail is None else rest)
-        if tail is not None:
-            transfers += tail.transfers(self._prefixes.components, rest)
+        operation.assign(wanted)
         return tuple(transfers)
 
     def _end_query(self, operation: Prefetch, outcome: Outcome, why: Why) -> None:
         self._misses(operation, min(operation.floor, operation.anchor.end), why)
-        request = self._step_down(operation)
+        self._step_down(operation)
         self._set_budget(operation, 0)
-        if operation.phase is Phase.WAITING:
-            # Its tail alone was missing, and nothing was ordered.
-            self._agenda.finish(operation, outcome)
-        else:
-            self._agenda.drop_lookup(operation, outcome)
-        if outcome is not Outcome.ABORTED and why is not Why.LATE:
-            self._bring_usable(request, operation)
+        self._agenda.drop_lookup(operation, outcome)
         self.begin_waiting()
 
     def _finish(self, operation: Prefetch, outcome: Outcome, why: Why | None = None) -> None:
@@ -357,21 +313,13 @@ class Prefetching:
         self._agenda.finish(operation, outcome)
         self.begin_waiting()
 
-    def _step_down(self, operation: Prefetch) -> Request | None:
-        """Note that an operation is not active any more; return the request that has waited for it."""
+    def _step_down(self, operation: Prefetch) -> None:
+        """Note that an operation is not active any more, and that no request waits for it."""
         self.active.pop(operation.id, None)
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
-        if request is None or request.prefetch != operation.id:
-            return None
-        request.prefetch = None
-        return request
-
-    def _bring_usable(self, request: Request | None, operation: Prefetch) -> None:
-        """Begin to bring what a match can use, where all was asked for and cannot be had."""
-        prompt, source, asked = operation.prompt, operation.source, operation.asked
-        if prompt and request is not None and not request.admitted:
-            self.begin(request, prompt, Extent.PAGES, source, asked)
+        if request is not None and request.prefetch == operation.id:
+            request.prefetch = None
 
     def _set_budget(self, operation: Prefetch, pages: int) -> None:
         self.budget_used += pages - operation.budget

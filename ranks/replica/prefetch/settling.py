@@ -38,14 +38,14 @@ class Settling:
         self._clock.tick()
         node = self._insert(operation, anchor, full) if full else anchor
         reached = anchor.end + len(full)
-        if landed >= operation.wanted_count - operation.tail_count:
+        if landed >= operation.wanted_count:
             reached = operation.goal
             if node.end != reached:
                 node = self._node_at(node, reached)
             for each in others:
                 pages = dict(zip(each.positions, each.pages, strict=True))
                 self._fill(operation, self._prefixes.components[each.component], node, pages)
-            operation.assign((), operation.tail_pages)
+            operation.assign(())
         else:
             if len(operation.needs) > 1:
                 reached = operation.floor

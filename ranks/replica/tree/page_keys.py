@@ -32,11 +32,6 @@ def namespace_seed(
     return sha256(seed + generation.to_bytes(8, "little") + life).digest()
 
 
-def tail_key(last_key: bytes, rest: bytes) -> bytes:
-    """Return the key of what ends with `rest`, the tokens behind the page whose key is `last_key`."""
-    return sha256(last_key + rest).digest() if rest else last_key
-
-
 def page_keys(seed: bytes, tokens: bytes | bytearray, page_tokens: int) -> list[bytes]:
     """Return the keys of the whole pages of `tokens`, which follow the page whose key is `seed`."""
     step = page_tokens * TOKEN_BYTES

@@ -5,7 +5,7 @@ from collections import Counter
 from ..basis import Basis
 from .components.needs import Needs
 from .node import DEVICE, Node, Place
-from .page_keys import namespace_seed, page_keys, tail_key
+from .page_keys import namespace_seed, page_keys
 from .residence import Residence
 from .room import Room
 from .tree import Tree
@@ -75,8 +75,8 @@ class Prefixes:
         """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
         return page_keys(seed, tokens, self._config.page_tokens)
 
-    def end_keys(self, place: Place, tokens: bytes) -> tuple[bytes, bytes]:
-        """Return the keys of the last whole page of `tokens`, and of what is behind it. Reads only."""
+    def last_key(self, place: Place, tokens: bytes) -> bytes:
+        """Return the key of the last whole page of `tokens`. Reads only."""
         tree, root = self.tree, self.tree.roots.get(place)
         last, done = self._seed(place), 0
         if root is not None:
@@ -86,8 +86,7 @@ class Prefixes:
             elif nodes:
                 last, done = tree.keys(nodes[-1])[-1], nodes[-1].end
         rest = self.page_keys(last, tokens[done * tree.page_bytes :])
-        end = (rest or [last])[-1]
-        return end, tail_key(end, tokens[tree.whole_pages(tokens) * tree.page_bytes :])
+        return (rest or [last])[-1]
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
         """Mark the path to `node` as used now, hit `hits` times more, by a request of this priority."""

@@ -10,7 +10,6 @@ def result(**changes: object) -> RankResult:
             requests=2,
             retractions=4,
             resumes=3,
-            resumes_from_storage=2,
             preempted=1,
             prompt_tokens=100,
             computed_tokens=40,

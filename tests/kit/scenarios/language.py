@@ -31,7 +31,7 @@ from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.pages import PageRun, page_run
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.tree.node import Place
-from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys, tail_key
+from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _PROMPT = re.compile(r"([A-Z]+)?(?:\+([1-3]))?")
 
 _NAMED = (
     *("in", "reserve", "priority", "total", "final", "ttl_ms", "device", "from", "version"),
-    *("kv", "window", "state", "extent", "source", "host"),
+    *("kv", "window", "state", "source", "host"),
 )
 _SETTINGS = (
     *("ranks", "depth", "device", "engine", "host", "store", "window", "state", "write_policy"),
@@ -167,7 +167,6 @@ class Names:
         found = [_PROMPT.fullmatch(word) for word in words]
         prompts = [match for match in found if match is not None and match[0]]
         self._prompts = {match[1] for match in prompts if match[1]}
-        self._tails = {(match[1] or "", match[2]) for match in prompts if match[2]}
         lines = [line for block in scenario.blocks for line in block.lines]
         staged = {line.partition(" staged ")[2] for line in lines if " staged " in line}
         self.proposals = {proposal_of(each).digest: each for each in staged}
@@ -185,10 +184,6 @@ class Names:
             keys = page_keys(seed, tokens_of(prompt), PAGE_TOKENS)
             for index, key in enumerate(keys):
                 self._pages[key] = start + prompt[:index], prompt[index]
-        for prompt, begun in self._tails:
-            last = [seed, *page_keys(seed, tokens_of(prompt), PAGE_TOKENS)] if prompt else [seed]
-            key = tail_key(last[-1], tokens_of(f"+{begun}"))
-            self._pages[key] = start + prompt, f"+{begun}"
 
     def keys(self, keys: Sequence[bytes]) -> str:
         """Name keys: `AB.CD` for those of the pages C and D after A and B, `_` for one left out."""

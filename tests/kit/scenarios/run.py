@@ -11,7 +11,6 @@ from lockstep.errors import UsageError
 from lockstep.ranks.config import NamespaceLimit
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.effects import NOTHING, Effects
-from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
 from lockstep.ranks.replica.tree.residence import TIERS
@@ -48,7 +47,6 @@ _COMMANDS: Mapping[str, Command] = {
         w.name,
         w.namespace,
         w.prompt,
-        Extent(w.named.get("extent", "pages")),
         w.named.get("source", ""),
     ),
     "load_back": lambda r, w: r.load_back(
@@ -58,9 +56,7 @@ _COMMANDS: Mapping[str, Command] = {
     "insert": lambda r, w: r.insert(w.name, w.prompt, final=w.named.get("final") != "no"),
     "retract": lambda r, w: r.retract(w.name, w.prompt),
     "resume": lambda r, w: r.resume(w.name, w.number("reserve")),
-    "offer": lambda r, w: r.offer(w.name, w.prompt),
     "serve": lambda r, w: r.serve(w.name, w.prompt, w.number("ttl_ms", 60_000)),
-    "withdraw": lambda r, w: r.withdraw(w.name),
     "release": lambda r, w: r.release(w.name),
     "pin": lambda r, w: r.pin(w.name, w.namespace, w.prompt, w.number("ttl_ms", 60_000)),
     "unpin": lambda r, w: r.unpin(w.name),

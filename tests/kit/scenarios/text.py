@@ -90,7 +90,7 @@ class Writer:
                 return f"{value.pool} {copied}{' sealed' if value.sealed else ''}"
             case ObjectTransfer():
                 named = f"{pages_text(value.pages)} = {self._names.keys(value.keys)}"
-                return f"{value.pool} {named}{' sealed' if value.sealed else ''}"
+                return f"{value.pool} {named}"
             case Need():
                 span = "" if value.span is None else f" span {value.span}"
                 held = f" held {pages_text(sorted(value.on_host))}" if value.on_host else ""

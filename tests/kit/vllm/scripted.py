@@ -187,14 +187,14 @@ class ScriptedEngine:
 
     def seed(self, namespace: str) -> bytes:
         """Return the key before the first page of a namespace."""
-        return self.cache.keys(b"", namespace)[0]
+        return self.cache.last_key(b"", namespace)
 
     def told(self) -> list[PagesStored | PagesRemoved]:
         """Return the events since it was last asked."""
         return list(self.events.take(self.seed))
 
     def _saw(self, tracked: TrackedRequest) -> None:
-        pages = tracked.item_pages(lambda ids: self.cache.keys(ids, tracked.namespace)[0])
+        pages = tracked.item_pages(lambda ids: self.cache.last_key(ids, tracked.namespace))
         self.events.saw(tracked.request, tracked.namespace, self.seed, pages)
 
     @property

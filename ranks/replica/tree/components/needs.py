@@ -12,11 +12,8 @@ class Needs:
     has it, so its bit at the end of a path stands for the whole path.
     """
 
-    def __init__(self, components: Sequence[Component], *, of_tails: bool = False) -> None:
-        """With `of_tails`, of what goes before a request's tail, which has a state itself."""
+    def __init__(self, components: Sequence[Component]) -> None:
         self.components = len(components)
-        if of_tails:
-            components = [each for each in components if each.held_by_requests]
         self.every = sum(1 << each.index for each in components)
         """The bits, on the device, of a node at which a match may end."""
         self.host = 1 << self.components

@@ -1,4 +1,4 @@
-"""Offers: what a request that goes on elsewhere has others find."""
+"""Host pages that other groups may read: what is pinned for them, and what is not."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def compute(ranks: RanksInTurn, name: str, tokens: list[int]) -> None:
 def serve(ranks: RanksInTurn, pages: int) -> int:
     """Serve the first pages with what a match at their end needs; return how many that are."""
     tokens = PROMPT[: pages * PAGE_TOKENS]
-    served = ranks.every(lambda cache: cache.serve("served", tokens, ttl_s=60, ends=True))
+    served = ranks.every(lambda cache: cache.serve("served", tokens, ttl_s=60))
     return served // PAGE_TOKENS
 
 
@@ -89,14 +89,14 @@ def test_no_served_page_is_written_however_many_ends_are_served(ends: tuple[int,
     }
 
 
-def test_all_that_was_pinned_for_several_ends_can_leave_once_it_is_withdrawn() -> None:
+def test_all_that_was_pinned_for_several_ends_can_leave_once_the_request_has() -> None:
     ranks = serving()
     before = ranks.available(1)
     for end in (6, 3, 4):
         serve(ranks, end)
     during = ranks.available(1)
 
-    ranks.every(lambda cache: cache.withdraw("served"))
+    ranks.every(lambda cache: cache.release("served"))
     ranks.settle()
 
     assert during == [each - pinned for each, pinned in zip(before, (6, 5, 3), strict=True)]
@@ -112,17 +112,17 @@ def test_a_pool_of_windows_is_not_pinned_beyond_its_share_for_more_and_more_ends
     assert ranks.available(1)[1] == 3
 
 
-def test_what_an_offer_finds_no_room_for_is_counted_once_however_often_it_is_asked_for() -> None:
-    ranks = RanksInTurn(2, host_pages=8, write_policy=WritePolicy.WRITE_BACK)
+def test_what_serving_finds_no_room_for_is_counted_once_however_often_it_is_asked_for() -> None:
+    ranks = RanksInTurn(2, host_pages=8, write_policy=WritePolicy.WRITE_BACK, peers=Peers())
     first, second = list(range(8 * PAGE_TOKENS)), list(range(500, 500 + 4 * PAGE_TOKENS))
     ranks.every(lambda cache: cache.load_back("saved", [], reserve_tokens=len(first)))
     ranks.every(lambda cache: cache.retract("saved", first))
     ranks.settle()
-    ranks.every(lambda cache: cache.load_back("offered", [], reserve_tokens=len(second)))
-    ranks.every(lambda cache: cache.insert("offered", second, final=False))
+    ranks.every(lambda cache: cache.load_back("other", [], reserve_tokens=len(second)))
+    ranks.every(lambda cache: cache.insert("other", second, final=False))
 
     for _ in range(5):
-        ranks.every(lambda cache: cache.offer("offered", second))
+        ranks.every(lambda cache: cache.serve("other", second, ttl_s=60))
         ranks.step()
 
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {"no_room": 1}
@@ -134,5 +134,5 @@ def test_of_tokens_that_nobody_has_computed_nothing_is_served_though_something_e
 
     others = [token + 1000 for token in PROMPT[:PAGE_TOKENS]]
 
-    told = ranks.every(lambda cache: cache.serve("served", others, ttl_s=60, ends=True))
+    told = ranks.every(lambda cache: cache.serve("served", others, ttl_s=60))
     assert told == 0

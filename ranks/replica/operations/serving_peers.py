@@ -1,0 +1,212 @@
+"""Serving: host pages that other groups may read, pinned on every rank until nobody renews that.
+
+The answer is a level: how far the prefix can be read, by verdicts. Full attention is served as it comes
+to host memory; what a match at the end needs beside is served once all of the whole pages are there.
+One request may be served up to several ends: what a match needs is pinned for each of them.
+"""
+
+from collections.abc import Sequence
+
+from ....coordinator.operation import Outcome
+from ..basis import Basis
+from ..deadlines import AgreedDeadlines
+from ..pages import page_run
+from ..requests import Request, Requests, Stage
+from ..tree.components.base import Component
+from ..tree.node import DEVICE, HOST, Node, needed
+from ..tree.prefixes import Prefixes
+from .agenda import Agenda
+from .backing_up import BackingUp
+from .kinds import Segment, Serving
+from .persisting import Persisting
+
+PINNED_SHARE_MAX = 0.75
+"""Nothing more is served while so much of a pool of host memory is pinned for any reason: the rest is
+for the requests that compute."""
+
+
+class ServingPeers:
+    """The requests whose host pages other groups may read."""
+
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        requests: Requests,
+        backing_up: BackingUp,
+        persisting: Persisting,
+    ) -> None:
+        self._owns_device = basis.config.device_pages > 0
+        self._clock = basis.clock
+        self._journal = basis.journal
+        self._prefixes = prefixes
+        self._agenda = agenda
+        self._requests = requests
+        self._backing_up = backing_up
+        self._persisting = persisting
+        self.served: dict[str, Serving] = {}
+        """The operation of each request that is served."""
+        self._deadlines: AgreedDeadlines[Serving] = AgreedDeadlines()
+
+    def serve(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
+        """Let other groups read the whole pages of `tokens`; return how many tokens they can by now.
+
+        With all that a match needs at their end, windows and states included.
+        """
+        node = self._last(request, tokens)
+        current = self._requests.is_current(request.place) and request.place.outlives
+        if node is None or not current:
+            return 0
+        self._requests.witness_tokens("serve", request.id, tokens, ttl_ms)
+        whole = node.end == self._prefixes.tree.whole_pages(tokens)
+        wanted, lacking = self._wanted(node, whole=whole)
+        if self._bring_to_host(request, node, lacking):
+            # Nodes may have been cut for the backup.
+            wanted, lacking = self._wanted(node, whole=whole)
+        all_of_it = whole and not lacking
+        end = self._end(lacking, node)
+        there = [e for e in wanted if all_of_it or (not e.component and e.node.end <= end)]
+        operation = self.served.get(request.id)
+        if operation is not None and not _leads_on(operation.last, node):
+            # It has begun anew with other tokens, and only one path is pinned for what is served.
+            self.stop(request)
+            operation = None
+        if operation is None:
+            if not there or not self._may_pin(there):
+                return 0
+            operation = self._begin(request)
+        self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
+        self._serve(operation, there)
+        # Without what a match needs at the end it ends a page before, at best.
+        complete = whole and all(each in operation.segments for each in wanted)
+        unit = self._prefixes.tree.page_tokens
+        return max(0, min(operation.end, node.end - (not complete))) * unit
+
+    def stop(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+        """Serve nothing of a request any more."""
+        operation = self.served.pop(request.id, None)
+        if operation is not None:
+            self._deadlines.drop(operation)
+            self._agenda.stop(operation, outcome)
+
+    def look_after(self) -> None:
+        """End what nobody has renewed in time."""
+        for operation in self._deadlines.passed(self._clock.agreed_ms):
+            self.stop(self._requests.known(operation.request), Outcome.EXPIRED)
+
+    def quiet(self, operation: Serving) -> None:
+        """Finish what no reader touches any more."""
+        self._agenda.finish(operation)
+
+    def _last(self, request: Request, tokens: bytes) -> Node | None:
+        """Return the node with which the whole pages of `tokens` end, as far as they are cached.
+
+        None if there is nothing to serve.
+        """
+        if not request.admitted or not tokens:
+            return None
+        root = self._prefixes.root(request.place)
+        nodes = self._prefixes.walk_to(root, tokens)
+        return nodes[-1] if nodes else root
+
+    def _wanted(self, node: Node, *, whole: bool) -> tuple[list[Segment], list[Segment]]:
+        """Return what others have to read for a prefix, and what of it is not on the host.
+
+        If it is the `whole` of what is served, with what a match needs at its end.
+        """
+        if whole:
+            self._prefixes.cut_for(node)
+        wanted = [Segment(each, 0) for each in node.path_down()]
+        for component in self._prefixes.components[1:] if whole else ():
+            nodes = [*needed(component, node)]
+            wanted += [Segment(each, component.index) for each in reversed(nodes)]
+        return wanted, [each for each in wanted if each.node.values[HOST][each.component] is None]
+
+    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> bool:
+        """Back up what of the path to `node` is not on the host, whatever the write policy.
+
+        As far as the device has it: the path may be another request's, and its pages evicted. Returns
+        whether nodes of the path may have been cut for that.
+        """
+        off = any(node.values[HOST][index] is None for node, index in lacking)
+        if not off or not self._owns_device or request.stage is not Stage.READY:
+            return False
+        last: Node | None = None
+        for each in node.path_down():
+            if each.values[HOST][0] is None and each.values[DEVICE][0] is None:
+                break
+            last = each
+        if last is not None:
+            # `serve` is called in every step, and what it lacks room for is counted once.
+            tells = request.served_to != last.end
+            self._backing_up.write_through(last, tells=tells, passes=False)
+            request.served_to = last.end
+        return last is not None
+
+    def _end(self, lacking: Sequence[Segment], last: Node) -> int:
+        """Return up to which position full attention is not lacking, of the path to `last`."""
+        return min((each.node.start for each in lacking if not each.component), default=last.end)
+
+    def _begin(self, request: Request) -> Serving:
+        operation = Serving(components=self._prefixes.components, request=request.id)
+        self.served[request.id] = operation
+        self._agenda.begin(operation, request.id)
+        return operation
+
+    def _serve(self, operation: Serving, wanted: Sequence[Segment]) -> None:
+        """Serve what is wanted and is not served yet, unless host memory must not pin so much."""
+        new = [each for each in wanted if each not in operation.segments]
+        if not new or not self._may_pin(new):
+            return
+        for component in self._prefixes.components:
+            nodes = [each.node for each in new if each.component == component.index]
+            if nodes:
+                self._pin(operation, component, nodes)
+        for each in new:
+            operation.segments[each] = page_run()
+        operation.mark()
+        transfers = [self._persisting.transfer(each) for each in new]
+        pools = [f"{each.pool} {len(each.keys)}" for each in transfers]
+        self._journal.record("serve", operation.id, *pools)
+        self._agenda.serve(operation, transfers)
+
+    def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
+        """Pin what is served anew of a component, beside what is served of it at other ends."""
+        holds, index = self._prefixes.residence.holds, component.index
+        before = [] if index or operation.last is None else [operation.last]
+        last = max([*nodes, *before], key=lambda node: node.end)
+        start = min(node.start for node in nodes)
+        receipts = [*operation.receipts, holds.acquire(HOST, index, last, start)]
+        if not index:
+            # One receipt down to the farthest end keeps all of the path.
+            operation.last = last
+            for each in [each for each in operation.receipts if not each.component]:
+                receipts.remove(each)
+                holds.release(each)
+        operation.receipts = receipts
+
+    def _may_pin(self, new: Sequence[Segment]) -> bool:
+        """Say whether host memory keeps enough that can leave if these are pinned as well."""
+        residence = self._prefixes.residence
+        for component in self._prefixes.components:
+            index = component.index
+            nodes = [node for node, each in new if each == index and not node.held[HOST][index]]
+            more = sum(component.pages_of(node.width) for node in nodes)
+            kept, most = (
+                residence.holds.kept_pages[HOST][index],
+                residence.pools[HOST][index].capacity,
+            )
+            # Of a small pool one end alone may be more than the share.
+            alone = index and not kept
+            if more and not alone and PINNED_SHARE_MAX * most < kept + more:
+                return False
+        return True
+
+
+def _leads_on(served: Node | None, node: Node) -> bool:
+    """Say whether what is served and what ends at `node` are one path, however far each goes."""
+    if served is None or node.parent is None:
+        return True
+    last, first = (served, node) if served.end > node.end else (node, served)
+    return any(each is first for each in last.path())

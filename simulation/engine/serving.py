@@ -1,0 +1,37 @@
+"""How an engine lets other groups read what its requests compute."""
+
+from collections.abc import Sequence
+
+from ...ranks.rank_cache import RankCache
+from ..checkers.findings.answers import ImpossibleAnswer
+from ..checkers.findings.finding import Violated
+from ..cluster import ask
+from ..world import World
+from .request import EngineRequest
+
+
+class ServesPeers:
+    """Serves some of what requests compute, at several ends."""
+
+    def __init__(self, world: World) -> None:
+        self._random = world.stream("serving")
+        self._page = world.page_tokens
+
+    def serve(self, caches: Sequence[RankCache], request: EngineRequest, length: int) -> bool:
+        """Serve the first `length` tokens of a request now and then."""
+        if self._random.random() > 0.03:
+            return False
+        ttl_s = self._random.choice((0.05, 0.5, 30.0))
+        # As vLLM's producer: up to what it has promised, and then up to what has become of that.
+        ends = [self._random.randint(0, length) for _ in range(self._random.choice((0, 1, 2, 3)))]
+        for end in (length, *ends):
+            self._serve(caches, request, end, ttl_s)
+        return True
+
+    def _serve(
+        self, caches: Sequence[RankCache], request: EngineRequest, length: int, ttl_s: float
+    ) -> None:
+        tokens = request.head(length)
+        told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
+        if told % self._page or not 0 <= told <= length:
+            raise Violated(ImpossibleAnswer("a serve", f"of {length} tokens says {told}"))

@@ -1,10 +1,9 @@
 """The replica's part of a cache's settings; equal on every rank."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...coordinator.stop_policy import StopPolicy
-from ...errors import InternalError
 from ..config import (
     Bounds,
     CacheConfig,
@@ -16,10 +15,6 @@ from ..config import (
     WritePolicy,
 )
 from ..orders import KV_POOL
-from .tree.components.base import Component
-from .tree.components.full_attention import FullAttentionComponent
-from .tree.components.recurrent import RecurrentComponent
-from .tree.components.sliding_window import SlidingWindowComponent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +22,12 @@ class ComponentSettings:
     """One component beside full attention."""
 
     kind: str
-    """The name it is registered under."""
+    """`sliding_window` or `recurrent`."""
     pool: str
     device_pages: int
     host_pages: int
     every_pages: int
     """Its window, or the distance of its checkpoints, in pages of tokens."""
-
-
-COMPONENTS: dict[str, Callable[[int, str, int], Component]] = {
-    SlidingWindowComponent.name: SlidingWindowComponent,
-    RecurrentComponent.name: RecurrentComponent,
-}
-"""Makers of components by name; each is called with an index, a pool and `every_pages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +118,6 @@ class ReplicaConfig:
         """Return the capacities of the pools of one tier, by component."""
         full = (self.device_pages, self.host_pages)[tier]
         return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))
-
-    def make_components(self) -> tuple[Component, ...]:
-        """Return the components, full attention first."""
-        made: list[Component] = [FullAttentionComponent()]
-        for each in self.components:
-            if each.kind not in COMPONENTS:
-                raise InternalError(f"there is no component {each.kind!r}")
-            made.append(COMPONENTS[each.kind](len(made), each.pool, each.every_pages))
-        return tuple(made)
 
 
 def _component(

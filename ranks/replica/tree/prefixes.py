@@ -3,6 +3,7 @@
 from collections import Counter
 
 from ..basis import Basis
+from .components.making import components_of
 from .components.needs import Needs
 from .node import DEVICE, Node, Place
 from .page_keys import namespace_seed, page_keys
@@ -23,7 +24,7 @@ class Prefixes:
     ) -> None:
         self._config = config = basis.config
         self._clock = basis.clock
-        self.components = config.make_components()
+        self.components = components_of(config)
         self.needs = Needs(self.components)
         self.tree = Tree(config.page_tokens, self.components)
         self.residence = residence(basis, self.tree, emptied=self.drop_root_if_unused)

@@ -1,0 +1,35 @@
+"""Two vLLM servers, and a proxy that has one compute prompts and the other go on with them."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.kit.vllm.mixed_prompts import mixed_prompts
+from tests.kit.vllm.pd_proxy import ask, pd_proxy
+from tests.kit.vllm.plan import BLOCK_TOKENS
+from tests.kit.vllm.served import make_model, served, tokens_from_peers
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+PROMPTS = mixed_prompts(12)
+
+
+def test_requests_go_from_prefill_to_decode_through_a_proxy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    make_model(model)
+    asked = [
+        {"model": str(model), "prompt": each.tokens, "max_tokens": 8, "temperature": 0}
+        for each in PROMPTS
+    ]
+    with ExitStack() as stack:
+        prefill = stack.enter_context(served(model, "kv_producer", tmp_path / "prefill.log"))
+        decode = stack.enter_context(served(model, "kv_consumer", tmp_path / "decode.log"))
+        proxy = stack.enter_context(pd_proxy(prefill, decode))
+
+        texts = [ask(proxy, each)["choices"][0]["text"] for each in asked]
+        alone = [ask(prefill, each)["choices"][0]["text"] for each in asked]
+        had = tokens_from_peers(decode)
+
+    assert texts == alone
+    assert had > sum(len(each.tokens) // BLOCK_TOKENS for each in PROMPTS) * BLOCK_TOKENS / 3

@@ -1,0 +1,39 @@
+"""A proxy between a vLLM server that computes prompts and one that goes on with them."""
+
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.request import Request, urlopen
+
+
+def ask(address: str, body: dict[str, Any]) -> Any:
+    """Return the answer of the completions API at an address."""
+    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    request = Request(f"{address}/v1/completions", data, headers)  # noqa: S310 - on loopback.
+    with urlopen(request, timeout=120) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+@contextmanager
+def pd_proxy(prefill: str, decode: str) -> Generator[str]:
+    """Serve at the address that is given what the two servers compute between them."""
+
+    class Handler(BaseHTTPRequestHandler):
+        close_connection: ClassVar[bool] = True
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            first = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+            computed = ask(prefill, asked | first)
+            answer = ask(decode, asked | {"kv_transfer_params": computed["kv_transfer_params"]})
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

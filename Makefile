@@ -88,8 +88,13 @@ transformers-generate: install  ## Let generate() of Transformers take up prompt
 	$(INSTALL) '.[transformers]'
 	$(BIN)/python examples/transformers_generate/run.py
 
-bench: install  ## Measure, and print the table of results.
-	$(BIN)/python -m lockstep.benchmarks
+bench: install  ## Measure what docs/performance.md has, each beside its limit in the same run.
+	$(BIN)/lockstep bench agreement
+	$(BIN)/lockstep bench tree
+	$(BIN)/lockstep bench path --store file:///dev/shm/lockstep-bench --page-bytes 256KiB
+	$(BIN)/lockstep bench path --store file:///dev/shm/lockstep-bench --page-bytes 256KiB --ranks 2
+	$(BIN)/lockstep bench handoff --page-bytes 1MiB
+	$(BIN)/python -m lockstep.benchmarks.copies
 
 bench-engines: install-engines  ## Measure what vLLM pays for a cache that is always cold.
 	$(ENGINES)/bin/python -m lockstep.benchmarks.vllm_overhead

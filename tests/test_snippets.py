@@ -27,12 +27,8 @@ SMALLER = (
     ("bench handoff ", "bench handoff --bytes 16MiB --rounds 1 "),
     ("bench latency", "bench latency --prompt-tokens 1024 --repeats 1"),
     ("bench agreement ", "bench agreement --blocks 1 "),
-    ("benchmarks.scale --report", "benchmarks.scale --quick --report"),
     ("benchmarks.copies", "benchmarks.copies --megabytes 16"),
-    (
-        "bench tree",
-        "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --blocks 16 --repetitions 3",
-    ),
+    ("bench tree", "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --repetitions 3"),
 )
 """What would take minutes takes less of the same."""
 

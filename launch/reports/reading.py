@@ -33,7 +33,7 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("handoff", "handoff_gbps", print_handoff),
     ("latency", "chunk_transfer_ms", print_latency),
     ("path", "l3_l2_gbps", print_path),
-    ("tree", "decode_us", print_tree),
+    ("tree", "repetitions", print_tree),
 )
 """The benchmarks, each with a key that no other has in its report, and what prints it."""
 _WANTED: Final = (

@@ -7,13 +7,13 @@ import random
 from array import array
 from collections.abc import Mapping
 
-from ...coordinator.ballot import Ballot
+from ...coordinator.ballot import Answered, Ballot, Capped, Ended, Landed, Progress, Quiesced
 from ...coordinator.lanes import BallotShape, LaneLayout, Voter
 from ...coordinator.verdict import Verdicts
 from ...errors import UsageError
 from ...ranks.config import Bounds, NamespaceLimit, WritePolicy
 from ...ranks.disaggregation.groups.kv_events import TIERS, EventBatch, KVEventPublisher
-from ...ranks.orders import Order
+from ...ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Put
 from ...ranks.replica.answers import Admission
 from ...ranks.replica.effects import Effects
 from ...ranks.replica.notices import Tier
@@ -21,7 +21,6 @@ from ...ranks.replica.replica import Replica
 from ...ranks.replica.requests import LoadState
 from ...ranks.replica.settings import ComponentSettings, ReplicaConfig
 from ...ranks.replica.tree.tree import Tree
-from ..crowd import outcome
 
 PAGE_TOKENS = 2
 _TOKEN_BYTES = 4
@@ -41,6 +40,24 @@ def held_in(tree: Tree) -> Held:
             if values[0] is not None:
                 held[tier].update(tree.keys(node))
     return {tier: frozenset(keys) for tier, keys in held.items()}
+
+
+def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
+    """Return what is reported of an order that is carried out in full, or one page short."""
+    match order:
+        case LookUp():
+            return (Answered(order.operation, len(order.needs[0].keys) - short),)
+        case Fetch():
+            pages = sum(len(each.keys) for each in order.transfers)
+            if short:
+                return Landed(order.operation, pages - 1), Capped(order.operation, pages - 1)
+            return (Landed(order.operation, pages),)
+        case CopyToHost() | CopyToDevice() | Put():
+            return (Ended(order.operation, ok=not short),)
+        case Cancel():
+            return (Quiesced(order.operation),)
+        case _:
+            return ()
 
 
 class DrivenGroup:

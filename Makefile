@@ -52,7 +52,7 @@ check: install-dev  ## Lint, check the format, check the types.
 
 # Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
 # missing are skipped with the reason, which fails in CI.
-install-stores:  ## Install redis-server, Mooncake's libraries and chromium, where that is allowed.
+install-stores:  ## Install redis-server, promtool and Mooncake's libraries, where that is allowed.
 	@tests/install/stores.sh
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.

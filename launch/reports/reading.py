@@ -24,7 +24,7 @@ from ..serving.report import ServeReport, milliseconds
 from ..serving.report import rows_of as serving_rows_of
 from .meanings import OF_A_REPLAY, OF_SERVING, meaning_of
 from .page import Row, Section, Table, page
-from .plots import microseconds, plots_of
+from .plots import plots_of
 
 _BYTES_MAX: Final = 64 << 20
 _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
@@ -102,7 +102,7 @@ def _serving(report: ServeReport) -> str:
     groups = {name: _with_samples(each) for name, each in report["groups"].items()}
     shape = f"{count(len(groups), 'group')}"
     table = _table([shape], [serving_rows_of(report)], OF_SERVING)
-    first = Section("", tiles=_serving_tiles(report))
+    first = Section("", figures=_serving_figures(report))
     sections = [_section(f"Group {name}", each) for name, each in groups.items()]
     settings = report["settings"]
     replay = cast("Mapping[str, object]", settings["replay"])
@@ -135,27 +135,26 @@ def _section(title: str, report: Report) -> Section:
     faults = faults_of(report)
     if report["interrupted"]:
         faults.append("The run was interrupted: this is what was counted so far.")
-    plots = plots_of(report)
     if report["samples"] is None:
         faults.append("There are no samples in this report, so nothing is drawn over time.")
-    return Section(title, tiles=_tiles(report), faults=faults, plots=plots)
+    return Section(title, figures=_figures(report), faults=faults, plots=plots_of(report))
 
 
-def _tiles(report: Report) -> list[tuple[str, str]]:
+def _figures(report: Report) -> list[tuple[str, str]]:
     prompt = report["prompt_tokens"]
     hits = sum(cast("Mapping[str, int]", report["hit_tokens"]).values())
     return [
-        ("of prompt tokens were cached", f"{100 * hits / prompt:.1f} %" if prompt else "-"),
+        ("prompt tokens that were cached", f"{100 * hits / prompt:.1f} %" if prompt else "-"),
         ("prompt tokens", f"{prompt:,}"),
         ("requests served", f"{report['requests']:,}"),
         ("wall time", f"{report['wall_s']:,.1f} s"),
-        ("time in Cache.step p50", microseconds(report["round_us"]["p50"])),
-        ("time in Cache.step p99", microseconds(report["round_us"]["p99"])),
+        ("time in Cache.step p50", f"{report['round_us']['p50']:,.0f} us"),
+        ("time in Cache.step p99", f"{report['round_us']['p99']:,.0f} us"),
         ("pages corrupt", f"{report['pages_corrupt']:,}"),
     ]
 
 
-def _serving_tiles(report: ServeReport) -> list[tuple[str, str]]:
+def _serving_figures(report: ServeReport) -> list[tuple[str, str]]:
     return [
         ("requests served", f"{report['requests']:,}"),
         ("first token p50", milliseconds(report["first_token_ms"]["p50"])),

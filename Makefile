@@ -34,7 +34,7 @@ JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores docs \
-	sglang-disagreeing-stores transformers-generate bench bench-engines demo clean
+	transformers-generate bench bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -80,9 +80,6 @@ gpu:  ## Run the tests and the benchmark that need a GPU: make gpu PYTHON=python
 
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
 	$(ENGINES)/bin/python examples/disagreeing_stores/run.py
-
-sglang-disagreeing-stores: install-engines  ## Show SGLang's, with HiCache and with Lockstep.
-	$(ENGINES)/bin/python examples/sglang_disagreeing_stores/run.py
 
 transformers-generate: install  ## Let generate() of Transformers take up prompts on two ranks, and again.
 	$(INSTALL) '.[transformers]'

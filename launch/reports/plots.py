@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -70,15 +71,15 @@ def plots_of(report: Report) -> Plots | None:
     samples = report["samples"]
     if samples is not None and samples["seconds"][-1] > 0:
         plots += [
-            ("Hit rate: cached share of the prompt tokens", lambda on: _hit_rate(on, samples)),
-            ("Prompt tokens by the tier they came from", lambda on: _tiers(on, samples)),
-            ("In flight", lambda on: _in_flight(on, samples)),
-            ("Bytes moved by rank 0", lambda on: _bytes(on, samples)),
-            ("Rounds: one for each step", lambda on: _rounds(on, samples)),
-            ("Time in Cache.step of rank 0", lambda on: _step_times(on, samples)),
+            ("Hit rate: cached share of the prompt tokens", partial(_hit_rate, samples)),
+            ("Prompt tokens by the tier they came from", partial(_tiers, samples)),
+            ("In flight", partial(_in_flight, samples)),
+            ("Bytes moved by rank 0", partial(_bytes, samples)),
+            ("Rounds: one for each step", partial(_rounds, samples)),
+            ("Time in Cache.step of rank 0", partial(_step_times, samples)),
         ]
     if report["round_us_counts"]:
-        plots.append(("Time in Cache.step, all ranks", lambda on: _distribution(on, report)))
+        plots.append(("Time in Cache.step, all ranks", partial(_distribution, report)))
     return _drawn(plots) if plots else None
 
 
@@ -100,7 +101,7 @@ def _drawn(plots: Sequence[tuple[str, "Callable[[Axes], None]"]]) -> Plots:
     return Plots(titles, base64.b64encode(drawn.getvalue()).decode())
 
 
-def _hit_rate(axes: "Axes", samples: Samples) -> None:
+def _hit_rate(samples: Samples, axes: "Axes") -> None:
     from matplotlib.ticker import PercentFormatter
 
     edges = _edges(samples)
@@ -117,7 +118,7 @@ def _hit_rate(axes: "Axes", samples: Samples) -> None:
     _in_units(axes, x="s")
 
 
-def _tiers(axes: "Axes", samples: Samples) -> None:
+def _tiers(samples: Samples, axes: "Axes") -> None:
     edges = _edges(samples)
     computed = _rate(samples, "prompt_tokens", edges)
     below = np.zeros_like(computed)
@@ -130,26 +131,26 @@ def _tiers(axes: "Axes", samples: Samples) -> None:
     _in_units(axes, x="s", y="/s")
 
 
-def _in_flight(axes: "Axes", samples: Samples) -> None:
+def _in_flight(samples: Samples, axes: "Axes") -> None:
     axes.plot(samples["seconds"], samples["requests_in_system"], label="requests in the system")
     axes.plot(samples["seconds"], samples["operations_in_flight"], label="operations in flight")
     _in_units(axes, x="s", y="")
 
 
-def _bytes(axes: "Axes", samples: Samples) -> None:
+def _bytes(samples: Samples, axes: "Axes") -> None:
     edges = _edges(samples)
     for name, column in _WAYS:
         axes.plot(edges[1:], _rate(samples, column, edges), label=name)
     _in_units(axes, x="s", y="B/s")
 
 
-def _rounds(axes: "Axes", samples: Samples) -> None:
+def _rounds(samples: Samples, axes: "Axes") -> None:
     edges = _edges(samples)
     axes.plot(edges[1:], _rate(samples, "rounds", edges), label="rounds a second")
     _in_units(axes, x="s", y="/s")
 
 
-def _step_times(axes: "Axes", samples: Samples) -> None:
+def _step_times(samples: Samples, axes: "Axes") -> None:
     axes.set_yscale("log")
     for name, times_us in (("p50", samples["round_us_p50"]), ("p99", samples["round_us_p99"])):
         times_s = np.array(times_us) / 1e6
@@ -158,7 +159,7 @@ def _step_times(axes: "Axes", samples: Samples) -> None:
     _in_units(axes, x="s", y="s")
 
 
-def _distribution(axes: "Axes", report: Report) -> None:
+def _distribution(report: Report, axes: "Axes") -> None:
     counts = report["round_us_counts"]
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))

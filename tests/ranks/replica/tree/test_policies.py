@@ -58,17 +58,6 @@ def host_pages(ranks: RanksInTurn) -> int:
     return ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[1][0])
 
 
-def test_write_back_lets_go_of_what_the_host_has_no_room_for() -> None:
-    ranks = RanksInTurn(
-        2, store=False, device_pages=4, host_pages=1, write_policy=WritePolicy.WRITE_BACK
-    )
-    serve(ranks, "a", prompt(1))
-
-    admit(ranks, "b", 4, tries=3)
-
-    assert cached(ranks, prompt(1))[0] == 0
-
-
 @pytest.mark.parametrize(
     ("eviction", "leaves"),
     [(Eviction.LRU, 1), (Eviction.LFU, 2), (Eviction.SLRU, 2), (Eviction.PRIORITY, 3)],
@@ -161,21 +150,6 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
 
     assert len(cache._replica.pinning._deadlines) < 100  # pyright: ignore[reportPrivateUsage]
     assert cache.pin("p", prompt(1), ttl_s=1000.0) == 8
-
-
-def test_a_namespace_keeps_no_more_than_its_quota() -> None:
-    limits = (NamespaceLimit(namespace="small", device_pages=3, host_pages=4),)
-    ranks = RanksInTurn(2, store=False, limits=limits)
-    for first in range(1, 5):
-        serve(ranks, f"r{first}", prompt(first), "small")
-        serve(ranks, f"other {first}", prompt(first), "large")
-    ranks.step()
-
-    kept = [cached(ranks, prompt(first), "small") for first in range(1, 5)]
-    assert sum(device for device, _ in kept) <= 3
-    assert kept[0] == (0, 0)
-    assert kept[3][1] == 2
-    assert [cached(ranks, prompt(first), "large") for first in range(1, 5)] == [(2, 2)] * 4
 
 
 def half_saved_to_leave() -> RanksInTurn:

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -12,7 +12,6 @@ import pytest
 
 from lockstep.launch.outcome import rows_of
 from lockstep.launch.report import make_report, write_report
-from lockstep.launch.reports import plots
 from lockstep.launch.reports.meanings import OF_A_REPLAY, OF_SERVING, meaning_of
 from lockstep.launch.reports.reading import page_of
 from lockstep.launch.reports.samples import Samples
@@ -21,7 +20,7 @@ from lockstep.launch.serving.report import make_serve_report
 from lockstep.launch.serving.report import rows_of as serving_rows_of
 from lockstep.launch.serving.settings import ServeSettings, Shape
 from lockstep.launch.settings import ReplaySettings
-from tests.kit.launch.in_process import IN_A_PROCESS, Run, run_lockstep
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.rank_results import result
 from tests.kit.launch.replays import run
 
@@ -51,12 +50,6 @@ SAMPLES = Samples(
     l2_to_l3_bytes=[0, 10, 20],
     l3_to_l2_bytes=[0, 10, 20],
 )
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
 
 
 def report_at(path: Path, **changes: Any) -> Path:
@@ -96,7 +89,7 @@ def test_plots_without_matplotlib_are_refused_in_one_line(
     lockstep: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     report_at(tmp_path / "run.json")
 
     status, _, said = lockstep(*arguments)

@@ -34,7 +34,7 @@ JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores docs \
-	sglang-disagreeing-stores transformers-generate bench bench-engines demo clean
+	transformers-generate bench bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -52,7 +52,7 @@ check: install-dev  ## Lint, check the format, check the types.
 
 # Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
 # missing are skipped with the reason, which fails in CI.
-install-stores:  ## Install redis-server, Mooncake's libraries and chromium, where that is allowed.
+install-stores:  ## Install redis-server, promtool and Mooncake's libraries, where that is allowed.
 	@tests/install/stores.sh
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
@@ -81,15 +81,17 @@ gpu:  ## Run the tests and the benchmark that need a GPU: make gpu PYTHON=python
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
 	$(ENGINES)/bin/python examples/disagreeing_stores/run.py
 
-sglang-disagreeing-stores: install-engines  ## Show SGLang's, with HiCache and with Lockstep.
-	$(ENGINES)/bin/python examples/sglang_disagreeing_stores/run.py
-
 transformers-generate: install  ## Let generate() of Transformers take up prompts on two ranks, and again.
 	$(INSTALL) '.[transformers]'
 	$(BIN)/python examples/transformers_generate/run.py
 
-bench: install  ## Measure, and print the table of results.
-	$(BIN)/python -m lockstep.benchmarks
+bench: install  ## Measure what docs/performance.md has, each beside its limit in the same run.
+	$(BIN)/lockstep bench agreement
+	$(BIN)/lockstep bench tree
+	$(BIN)/lockstep bench path --store file:///dev/shm/lockstep-bench --page-bytes 256KiB
+	$(BIN)/lockstep bench path --store file:///dev/shm/lockstep-bench --page-bytes 256KiB --ranks 2
+	$(BIN)/lockstep bench handoff --page-bytes 1MiB
+	$(BIN)/python -m lockstep.benchmarks.copies
 
 bench-engines: install-engines  ## Measure what vLLM pays for a cache that is always cold.
 	$(ENGINES)/bin/python -m lockstep.benchmarks.vllm_overhead

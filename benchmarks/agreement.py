@@ -10,13 +10,12 @@ a core of its own if there are enough:
   tensor parallelism do. Where they share cores, a rank waits for the work of others, too.
 - `exchange alone`: one round of the transport after the other, without a ballot.
 - limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
-  memory (`bare_exchange`).
+  memory (`BareExchange`).
 - `per request`: 1 + K all_reduces of one lane, which is what a vote inside per-request code comes to.
 """
 
 import os
 import platform
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TypedDict
@@ -96,13 +95,6 @@ def run(settings: AgreementSettings, progress: Callable[[str], None]) -> Agreeme
         Measurement(settings.ranks, partial(measure, settings), measure.__module__), progress
     )
     return figures[0] | _about(settings)  # type: ignore[return-value]
-
-
-def main() -> None:
-    """Measure with the usual settings and print the figures."""
-    report = run(AgreementSettings(), lambda _: None)
-    for name, value in report.items():
-        sys.stdout.write(f"  {name}: {value}\n")
 
 
 def _about(settings: AgreementSettings) -> dict[str, object]:

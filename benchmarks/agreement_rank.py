@@ -1,10 +1,12 @@
 """One rank of the benchmark of agreement: a process with a real cache, and bare calls beside it."""
 
+import mmap
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,13 +16,13 @@ import torch.distributed as dist
 from ..coordinator.collective import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
+from ..coordinator.fold import fold
 from ..coordinator.lanes import BallotShape
 from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
 from ..ranks.replica.settings import ReplicaConfig
 from .agreement_settings import AgreementSettings
-from .bare_exchange import BareExchange
 from .rank_processes import Member, Say
 from .silent_executor import SilentExecutor
 
@@ -28,6 +30,9 @@ TIMEOUT_S = 60.0
 
 STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
 """How often each thing is measured in a block."""
+
+_LINE = 8
+"""Words in a cache line."""
 
 
 @dataclass(slots=True)
@@ -95,6 +100,40 @@ class TimedCollective:
     def close(self) -> None:
         """See `Collective`."""
         self._inner.close()
+
+
+class BareExchange:
+    """The limit of an exchange over shared memory: rows in one file, polled until all are there.
+
+    It has no checksum, no sleep and no deadline, and does not notice a rank that is gone: it writes a
+    row, reads those of all ranks, and takes the minimum. All ranks give the same file, which is zeroed
+    and long enough.
+    """
+
+    def __init__(self, path: Path, rank: int, ranks: int, lanes: int) -> None:
+        with path.open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), self.size(ranks, lanes))
+        words = np.frombuffer(memory, dtype=np.int64).reshape(2, ranks, -1)
+        self._numbers, self._rows = words[:, :, 0], words[:, :, _LINE : _LINE + lanes]
+        self._rank, self._ranks = rank, ranks
+        self._number = 0
+
+    @staticmethod
+    def size(ranks: int, lanes: int) -> int:
+        """Return the number of bytes that the file has."""
+        return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
+
+    def exchange(self, lanes: Vector) -> Vector:
+        """Return the minimum of what all ranks give."""
+        self._number += 1
+        parity, all_there = self._number & 1, [self._number] * self._ranks
+        self._rows[parity, self._rank] = lanes
+        self._numbers[parity, self._rank] = self._number
+        numbers = self._numbers[parity]
+        while numbers.tolist() != all_there:
+            # Another rank may need this core to write.
+            os.sched_yield()
+        return fold(self._rows[parity])
 
 
 def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """Processes that measure together: started, joined over gloo, heard, and ended, whatever happens."""
 
 import multiprocessing
-import os
 import signal
 import tempfile
 from collections.abc import Callable
@@ -35,8 +34,6 @@ class Member:
     ranks: int
     folder: Path
     """The folder in which the ranks meet, and may leave files."""
-    cores: int | None = None
-    """How many cores all ranks share; None for all that there are."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
         """Return where this rank says that it is, if the ranks pretend to be on so many hosts."""
@@ -60,7 +57,6 @@ class Measurement(Generic[FiguresT]):
     """Runs in each process, where `torch.distributed` is ready; can be pickled, as its result can."""
     module: str
     """What is imported once, before any rank starts: it has what `measure` needs."""
-    cores: int | None = None
 
 
 def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[FiguresT]:
@@ -78,7 +74,7 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
         try:
             for rank in range(measurement.ranks):
                 ours, theirs = processes.Pipe(duplex=False)
-                member = Member(rank, measurement.ranks, Path(folder), measurement.cores)
+                member = Member(rank, measurement.ranks, Path(folder))
                 process = processes.Process(
                     target=_be_rank, args=(measurement.measure, member, theirs), daemon=True
                 )
@@ -140,8 +136,6 @@ def _be_rank(measure: Callable[[Member, Say], object], member: Member, say: Conn
     import torch  # noqa: PLC0415 - see `run_ranks`.
     import torch.distributed as dist  # noqa: PLC0415 - as above.
 
-    if member.cores is not None:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: member.cores])
     torch.set_num_threads(1)
     try:
         dist.init_process_group(

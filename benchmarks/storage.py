@@ -6,7 +6,6 @@ The medians of the rounds count, and their ratio is the figure: it hardly moves 
 busy with something else. The limit of a store that is not in a directory is a file in memory.
 """
 
-import argparse
 import asyncio
 import os
 import platform
@@ -14,20 +13,19 @@ import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypedDict, TypeVar
 
 from ..errors import ConfigError, StorageError
-from ..page_format.object_name import ObjectName
+from ..page_format.object_name import NAME_DIGEST_BYTES, ObjectName, object_path
 from ..page_format.object_shape import PART_BYTES_MAX, ObjectShape
 from ..storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import StoreUri, parse_uri
 from .bare_calls import BareCalls, pages_in_memory
-from .empty_directories import no_directories_left
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -347,35 +345,32 @@ def _deadline() -> float:
     return time.monotonic() + _DEADLINE_S
 
 
-def main() -> None:
-    """Print a table for several page sizes of the file store."""
-    parser = argparse.ArgumentParser(description="Measure file:// against bare system calls.")
-    parser.add_argument("--directory", type=Path, default=_MEMORY)
-    parser.add_argument("--total-mib", type=int, default=256, help="bytes moved at each size")
-    parser.add_argument("--page-kib", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    options = parser.parse_args()
-    print("page KiB threads |  read limit ratio | write limit ratio | exists us/key | cpu s/GB")
-    with tempfile.TemporaryDirectory(dir=options.directory) as root:
-        for threads in options.threads:
-            for page_kib in options.page_kib:
-                got = run(
-                    StorageSizes(
-                        store=f"file://{root}",
-                        page_bytes=page_kib << 10,
-                        threads=threads,
-                        total_bytes=options.total_mib << 20,
-                    )
-                )
-                print(
-                    f"{page_kib:8} {threads:7} | {got['read_gbps']:5.2f} "
-                    f"{got['limit_read_gbps']:5.2f} {got['ratio_read']:5.2f} | "
-                    f"{got['write_gbps']:5.2f} {got['limit_write_gbps']:5.2f} "
-                    f"{got['ratio_write']:5.2f} | {got['exists_us_per_key']:13.3f} | "
-                    f"{got['cpu_s_per_gb']:8.3f}",
-                    flush=True,
-                )
+@contextmanager
+def no_directories_left(root: Path, namespace: str) -> Generator[None]:
+    """Let the block make a store in `root` and write pages of `namespace`, which nobody else has.
+
+    Pages that are removed leave the directories in which they were. When the block ends, those of the
+    namespace are removed if they are empty, however it ends. If there was no `root` before, it goes
+    too, and the directories made for it, unless there is any file in it by then: others use the store.
+    """
+    made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    finally:
+        # Any object of the namespace lies two levels below its directory.
+        _remove_if_empty((root / object_path(namespace, bytes(NAME_DIGEST_BYTES))).parents[1])
+        if made:
+            _remove_if_empty(root)
+        for directory in made[1:]:
+            with suppress(OSError):
+                directory.rmdir()
 
 
-if __name__ == "__main__":
-    main()
+def _remove_if_empty(top: Path) -> None:
+    """Remove a directory and those in it, if none of them has anything else in it."""
+    found = list(os.walk(top, topdown=False))
+    if any(files for _, _, files in found):
+        return
+    for directory, _, _ in found:
+        with suppress(OSError):
+            Path(directory).rmdir()

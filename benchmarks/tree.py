@@ -25,7 +25,6 @@ from typing import TypedDict
 import numpy as np
 
 from ..errors import ConfigError
-from ..ranks.replica.tree.tokens import as_token_bytes
 from .cached_prompts import (
     COMPONENTS,
     GROUP_NODES,
@@ -35,8 +34,6 @@ from .cached_prompts import (
     TreeShape,
     require_known,
 )
-from .decoding import BLOCKS, DecodeCosts, decode_costs
-from .tree_memory import BytesPerPage, bytes_per_page
 
 OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
 LEAVES = 2 * GROUP_NODES
@@ -68,17 +65,6 @@ class TreeReport(TypedDict):
     """Holds what `lockstep bench tree` reports."""
 
     points: list[Point]
-    decode_us: DecodeCosts
-    """What one more block costs a request that decodes; see `decoding`."""
-    convert_list_us: dict[str, float]
-    """What a Python list costs more than an array of int32, by the number of tokens."""
-    bytes_per_page: float
-    """Bookkeeping for each cached page beside its tokens, page keys included, in runs of
-    `run_pages`; of the last of the components that were measured."""
-    bytes_per_page_without_keys: float
-    """What a page takes as long as nothing has asked for the page keys: they are for storage."""
-    bytes_by_components: dict[str, BytesPerPage]
-    run_pages: int
     repetitions: int
     python: str
     machine: str
@@ -94,17 +80,10 @@ class Sizes:
     page_tokens: Sequence[int] = (16, 64)
     components: Sequence[str] = COMPONENTS
     repetitions: int = 500
-    blocks: Sequence[int] = BLOCKS
-    """The blocks of a request that decodes."""
 
     def __post_init__(self) -> None:
         require_known(self.components)
-        for name, least in (
-            ("nodes", 2 * LEAVES),
-            ("page_tokens", 1),
-            ("tokens", 2),
-            ("blocks", 1),
-        ):
+        for name, least in (("nodes", 2 * LEAVES), ("page_tokens", 1), ("tokens", 2)):
             values: Sequence[int] = getattr(self, name)
             if not values or min(values) < least:
                 option = f"--{name.replace('_', '-')}"
@@ -149,17 +128,8 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
     for shape in sizes.shapes():
         tell(f"{shape.components}, pages of {shape.page_tokens}, {shape.nodes:,} nodes")
         points.extend(_measure_tree(sizes, shape))
-    tell("decoding, lists and memory")
-    memory = {name: bytes_per_page(name) for name in sizes.components}
-    last = memory[sizes.components[-1]]
     return TreeReport(
         points=points,
-        decode_us=decode_costs(sizes.blocks),
-        convert_list_us={str(tokens): _convert_list_us(sizes, tokens) for tokens in sizes.tokens},
-        bytes_per_page=last["with_keys"],
-        bytes_per_page_without_keys=last["without_keys"],
-        bytes_by_components=memory,
-        run_pages=last["run_pages"],
         repetitions=sizes.repetitions,
         python=platform.python_version(),
         machine=platform.platform(),
@@ -289,14 +259,3 @@ def _interleaved(steps: Steps, prompt: TokenArray, repetitions: int) -> tuple[fl
         compared.append(between - began)
         called.append(ended - between)
     return statistics.median(called) / 1000, statistics.median(compared) / 1000
-
-
-def _convert_list_us(sizes: Sizes, tokens: int) -> float:
-    numbers = list(range(tokens))
-    clock = time.perf_counter_ns
-    samples: list[int] = []
-    for _ in range(min(sizes.repetitions, INSERTS_MAX)):
-        began = clock()
-        as_token_bytes(numbers)
-        samples.append(clock() - began)
-    return round(statistics.median(samples) / 1000, 2)

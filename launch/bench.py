@@ -59,19 +59,12 @@ def tree(
         list[str] | None,
         typer.Option(help="What the model keeps; may be repeated.", show_default="all there are"),
     ] = None,
-    blocks: Annotated[
-        Numbers,
-        typer.Option(
-            help="Which block of a request that decodes; may be repeated.",
-            show_default="16, 256, 1,024 and 4,096",
-        ),
-    ] = None,
     repetitions: Annotated[
         int, typer.Option(help="How often each call is timed; the median counts.")
     ] = 500,
     report: ReportFile = None,
 ) -> None:
-    """Measure match, insert, lock, eviction and decoding beside memcmp."""
+    """Measure match, insert, lock and eviction beside memcmp."""
     from ..benchmarks.tree import Sizes, run
 
     all_sizes = Sizes()
@@ -80,7 +73,6 @@ def tree(
         nodes=nodes or all_sizes.nodes,
         page_tokens=page_tokens or all_sizes.page_tokens,
         components=components or all_sizes.components,
-        blocks=blocks or all_sizes.blocks,
         repetitions=repetitions,
     )
     _measure(lambda say: run(sizes, lambda what: say(f"measuring: {what}")), print_tree, report)

@@ -211,7 +211,6 @@ def print_tree(report: "TreeReport") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..benchmarks.decoding import DECODING
     from ..benchmarks.tree import OPS
 
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
@@ -235,16 +234,3 @@ def print_tree(report: "TreeReport") -> None:
             )
     console = Console(highlight=False, emoji=False)
     console.print(table)
-    for name, blocks in report["decode_us"].items():
-        costs = ", ".join(f"{int(block):,}th {us:,.1f} us" for block, us in blocks.items())
-        console.print(
-            f"a block of a request that decodes, {DECODING[name]}: {costs}", soft_wrap=True
-        )
-    for tokens, converting_us in report["convert_list_us"].items():
-        console.print(f"a Python list of {int(tokens):,} tokens: {converting_us:,.1f} us more")
-    for name, found in report["bytes_by_components"].items():
-        console.print(
-            f"{name}: {found['with_keys']} bytes of bookkeeping for each page beside its tokens,"
-            f" {found['without_keys']} without page keys, in runs of {found['run_pages']} pages",
-            soft_wrap=True,
-        )

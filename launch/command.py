@@ -161,8 +161,13 @@ def demo(
     report: ReportFile = None,
     timeline: TimelineFile = None,
     page: Annotated[
-        Path, typer.Option(help="Write a page with plots of both runs here.", metavar="FILE.html")
-    ] = Path("report.html"),
+        Path | None,
+        typer.Option(
+            help="Write a page with plots of both runs here (extra `reports`).",
+            show_default="none",
+            metavar="FILE.html",
+        ),
+    ] = None,
 ) -> None:
     """Replay the built-in workload twice, cold and warm."""
     from .demo import run_demo

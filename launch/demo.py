@@ -15,12 +15,13 @@ from .options import LaunchChoice
 from .outcome import table_of
 from .report import Report, check_that_writable, read_report, write_report
 from .reports.command import write_page
+from .reports.plots import check_that_drawable
 from .reports.timelines import VIEWER
 from .settings import ReplaySettings
 
 
 def run_demo(
-    *, ranks: int, store: str | None, report: Path | None, timeline: Path | None, page: Path
+    *, ranks: int, store: str | None, report: Path | None, timeline: Path | None, page: Path | None
 ) -> int:
     """Run the two replays, print the comparison, and return the status to exit with.
 
@@ -32,6 +33,8 @@ def run_demo(
     if store is not None:
         check_store(store)
         _check_that_unused(parse_uri(store))
+    if page is not None:
+        check_that_drawable()
     for file in (page, report):
         if file is not None:
             check_that_writable(str(file))
@@ -63,8 +66,9 @@ def run_demo(
         console.print(table_of(reports))
         both = report or Path(scratch) / "both.json"
         write_report(str(both), dict(reports))
-        write_page(both, page)
-    console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
+        if page is not None:
+            write_page(both, page)
+            console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
     if timeline is not None:
         told = f"timeline of the warm run: {timeline.resolve()}, for {VIEWER}"
         console.print(told, soft_wrap=True)

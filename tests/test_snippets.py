@@ -24,12 +24,8 @@ SMALLER = (
     ("bench path ", "bench path --bytes 32MiB "),
     ("bench handoff ", "bench handoff --bytes 16MiB --rounds 1 "),
     ("bench agreement ", "bench agreement --blocks 1 "),
-    ("benchmarks.scale --report", "benchmarks.scale --quick --report"),
     ("benchmarks.copies", "benchmarks.copies --megabytes 16"),
-    (
-        "bench tree",
-        "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --blocks 16 --repetitions 3",
-    ),
+    ("bench tree", "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --repetitions 3"),
 )
 """What would take minutes takes less of the same."""
 

@@ -18,8 +18,8 @@ from ...page_format.namespace import Namespace, model_digest
 from ...ranks.executor.host_memory import available_host_memory
 from ...ranks.orders import KV_POOL
 from ...storage_backends.registry import make_backend
-from ..empty_directories import no_directories_left
 from ..rank_processes import Measurement, run_ranks
+from ..storage import no_directories_left
 from .settings import TURNS, PathSettings
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ GATHERED_BYTES_MAX = 1 << 16
 """The largest vector of a rank that is gathered; a larger one is reduced on the way.
 
 Gathering takes half the steps and moves more bytes, so it is the size of one vector that decides, and
-hardly the number of ranks (`benchmarks.scale_model.gathered_bytes_max`).
+hardly the number of ranks.
 """
 
 _CLOSE_S = 1.0

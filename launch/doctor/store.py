@@ -19,8 +19,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from ...benchmarks.empty_directories import no_directories_left
-from ...benchmarks.storage import IN_DIRECTORIES, StorageSizes, limit_directory
+from ...benchmarks.storage import (
+    IN_DIRECTORIES,
+    StorageSizes,
+    limit_directory,
+    no_directories_left,
+)
 from ...benchmarks.storage import run as measure_speed
 from ...errors import LockstepError, StorageError
 from ...page_format.object_name import ObjectName

@@ -1,11 +1,18 @@
-"""One page of HTML that needs nothing but itself: styles, plots, tables and a script of some lines."""
+"""One page of HTML that needs nothing but itself: tables, and plots as embedded images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Final
 
-from .plots import Plot
-from .style import SCRIPT, STYLE
+from .plots import Plots
+
+_STYLE: Final = """
+body { max-width:1200px; margin:2em auto; padding:0 1em; font:15px/1.5 sans-serif }
+img { width:100% } table { border-collapse:collapse } pre { overflow-x:auto }
+th,td { text-align:left; vertical-align:top; padding:3px 12px 3px 0 } td.label { white-space:pre }
+tr.end td { border-bottom:1px solid } .fault { color:#b00 }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +38,10 @@ class Section:
     """A part of the page: what matters most, plots, a table, and text as it was printed."""
 
     title: str
-    tiles: Sequence[tuple[str, str]] = ()
+    figures: Sequence[tuple[str, str]] = ()
     """Labels and values."""
     faults: Sequence[str] = ()
-    plots: Sequence[Plot] = ()
+    plots: Plots | None = None
     table: Table | None = None
     printed: str = ""
 
@@ -43,40 +50,34 @@ def page(
     title: str, subtitle: str, sections: Sequence[Section], settings: Mapping[str, object]
 ) -> str:
     """Return the page."""
-    parts = [f"<h1>{escape(title)}</h1>", f'<p class="sub">{escape(subtitle)}</p>']
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>"]
     for section in sections:
         parts += _section(section)
     if settings:
-        rows = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>"
-            for name, value in settings.items()
-        )
-        parts.append(f"<details><summary>Settings</summary><table>{rows}</table></details>")
+        rows = [Row(name, [str(value)]) for name, value in settings.items()]
+        table = _table(Table(["value"], rows))
+        parts.append(f"<details><summary>Settings</summary>{table}</details>")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
+        "style-src 'unsafe-inline'; img-src data:\">"
         # Without an icon of its own a page asks its server for one.
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
     )
     body = "\n".join(parts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n'
-        f"<script>{SCRIPT}</script>\n</body></html>\n"
-    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
 def _section(section: Section) -> list[str]:
     parts = [f"<h2>{escape(section.title)}</h2>"] if section.title else []
     parts += [f'<p class="fault">{escape(each)}</p>' for each in section.faults]
-    if section.tiles:
-        tiles = "".join(
-            f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-            for label, value in section.tiles
-        )
-        parts.append(f'<div class="tiles">{tiles}</div>')
-    if section.plots:
-        parts.append(f'<div class="plots">{"".join(map(_figure, section.plots))}</div>')
+    if section.figures:
+        rows = [Row(label, [value]) for label, value in section.figures]
+        parts.append(_table(Table([""], rows)))
+    if section.plots is not None:
+        titles = escape("; ".join(section.plots.titles))
+        source = f"data:image/svg+xml;base64,{section.plots.svg_base64}"
+        parts.append(f'<img alt="{titles}" src="{source}">')
     if section.table is not None:
         parts.append(_table(section.table))
     if section.printed:
@@ -84,25 +85,12 @@ def _section(section: Section) -> list[str]:
     return parts
 
 
-def _figure(plot: Plot) -> str:
-    key = "".join(
-        f'<span><i class="{each.colour}"></i>{escape(each.name)}</span>' for each in plot.legend
-    )
-    return (
-        f"<figure><h3>{escape(plot.title)}</h3><p>{escape(plot.note)}</p>"
-        f'<div class="key">{key}</div>{plot.svg}<div class="tip"></div></figure>'
-    )
-
-
 def _table(table: Table) -> str:
-    titles = "".join(f'<th class="value">{escape(each)}</th>' for each in table.columns)
+    titles = "".join(f"<th>{escape(each)}</th>" for each in table.columns)
     rows: list[str] = []
     for row in table.rows:
-        values = "".join(f'<td class="value">{escape(each)}</td>' for each in row.values)
+        values = "".join(f"<td>{escape(each)}</td>" for each in row.values)
         ends = ' class="end"' if row.ends_part else ""
-        rows.append(
-            f'<tr{ends}><td class="label">{escape(row.label)}</td>{values}'
-            f'<td class="meaning">{escape(row.meaning)}</td></tr>'
-        )
-    head = f"<tr><th></th>{titles}<th></th></tr>"
-    return f'<div class="wide"><table>{head}{"".join(rows)}</table></div>'
+        label, meaning = escape(row.label), escape(row.meaning)
+        rows.append(f'<tr{ends}><td class="label">{label}</td>{values}<td>{meaning}</td></tr>')
+    return f"<table><tr><th></th>{titles}<th></th></tr>{''.join(rows)}</table>"

@@ -1,17 +1,27 @@
-"""The plots of one report: what they show, and what is to be seen in them."""
+"""The plots of one report, drawn with matplotlib (the extra `reports`)."""
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from ...errors import ConfigError
 from ..report import Report
 from .samples import Samples
-from .svg import Format, Series, histogram, lines, stacked
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MISSING: Final = "plots need the package matplotlib: pip install 'lockstep-kv[reports]'"
 BINS: Final = 48
 _HISTOGRAM_BINS: Final = 40
+_COLUMNS: Final = 2
 _Counted = Literal[
     "prompt_tokens",
     "hit_device_tokens",
@@ -23,131 +33,133 @@ _Counted = Literal[
     "l2_to_l3_bytes",
     "l3_to_l2_bytes",
 ]
-_HITS: Final[Sequence[_Counted]] = (
-    "hit_device_tokens",
-    "hit_host_tokens",
-    "hit_storage_tokens",
+_TIERS: Final[Sequence[tuple[str, _Counted]]] = (
+    ("device (L1)", "hit_device_tokens"),
+    ("host memory (L2)", "hit_host_tokens"),
+    ("storage (L3)", "hit_storage_tokens"),
 )
+_WAYS: Final[Sequence[tuple[str, _Counted]]] = (
+    ("device to host", "l1_to_l2_bytes"),
+    ("host to device", "l2_to_l1_bytes"),
+    ("host to storage", "l2_to_l3_bytes"),
+    ("storage to host", "l3_to_l2_bytes"),
+)
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """One plot of a page."""
+class Plots:
+    """All plots of a report, in one image."""
 
-    title: str
-    note: str
-    """What is to be seen, in one sentence."""
-    svg: str
-    legend: Sequence[Series]
+    titles: Sequence[str]
+    svg_base64: str
 
 
-def plots_of(report: Report) -> list[Plot]:
-    """Return the plots of a report; none where there is nothing to draw."""
-    plots: list[Plot] = []
+def check_that_drawable() -> None:
+    """Raise `ConfigError` if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(MISSING)
+
+
+def plots_of(report: Report) -> Plots | None:
+    """Draw the plots of a report; None if there is nothing to draw.
+
+    Raises `ConfigError` if matplotlib is not installed.
+    """
+    plots: list[tuple[str, Callable[[Axes], None]]] = []
     samples = report["samples"]
     if samples is not None and samples["seconds"][-1] > 0:
         plots += [
-            _hit_rate(samples),
-            _tiers(samples),
-            _in_system(samples),
-            _bytes(samples),
-            _rounds(samples),
-            _step_times(samples),
+            ("Hit rate: cached share of the prompt tokens", partial(_hit_rate, samples)),
+            ("Prompt tokens by the tier they came from", partial(_tiers, samples)),
+            ("In flight", partial(_in_flight, samples)),
+            ("Bytes moved by rank 0", partial(_bytes, samples)),
+            ("Rounds: one for each step", partial(_rounds, samples)),
+            ("Time in Cache.step of rank 0", partial(_step_times, samples)),
         ]
     if report["round_us_counts"]:
-        plots.append(_distribution(report))
-    return plots
+        plots.append(("Time in Cache.step, all ranks", partial(_distribution, report)))
+    return _drawn(plots) if plots else None
 
 
-def _hit_rate(samples: Samples) -> Plot:
-    edges, seconds = _edges(samples), _seconds_text(samples)
+def _drawn(plots: Sequence[tuple[str, "Callable[[Axes], None]"]]) -> Plots:
+    check_that_drawable()
+    from matplotlib.figure import Figure
+
+    rows = -(-len(plots) // _COLUMNS)
+    figure = Figure(figsize=(12, 3.1 * rows), layout="constrained")
+    for place, (title, draw) in enumerate(plots, start=1):
+        axes = figure.add_subplot(rows, _COLUMNS, place)
+        axes.set_title(title, loc="left")
+        axes.grid(axis="y", alpha=0.3)
+        draw(axes)
+        axes.legend(loc="best")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    titles = [title for title, _ in plots]
+    return Plots(titles, base64.b64encode(drawn.getvalue()).decode())
+
+
+def _hit_rate(samples: Samples, axes: "Axes") -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    edges = _edges(samples)
     prompt = _at(samples, "prompt_tokens", edges)
-    hits = sum((_at(samples, each, edges) for each in _HITS), np.zeros_like(edges))
-    lately = [
-        None if not tokens else float(hit / tokens)
-        for hit, tokens in zip(np.diff(hits), np.diff(prompt), strict=True)
-    ]
-    so_far = [
-        None if not tokens else float(hit / tokens)
-        for hit, tokens in zip(hits, prompt, strict=True)
-    ]
-    series = [
-        Series("at the time", "device", [None, *lately]),
-        Series("so far", "host", so_far),
-    ]
-    svg = lines(list(edges), series, x_text=seconds, y_text=_percent, high=1.0)
-    note = "Which share of the prompt tokens of the requests that ended was cached on every rank."
-    return Plot("Hit rate", note, svg, series)
+    hits = sum((_at(samples, each, edges) for _, each in _TIERS), np.zeros_like(edges))
+    for name, at, tokens, cached in (
+        ("at the time", edges[1:], np.diff(prompt), np.diff(hits)),
+        ("so far", edges, prompt, hits),
+    ):
+        some = tokens > 0
+        axes.plot(at[some], cached[some] / tokens[some], label=name)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _in_units(axes, x="s")
 
 
-def _tiers(samples: Samples) -> Plot:
-    edges, seconds = _edges(samples), _seconds_text(samples)
-    hits = [_rate(samples, each, edges) for each in _HITS]
-    computed = _rate(samples, "prompt_tokens", edges) - sum(hits, np.zeros(len(edges) - 1))
-    series = [
-        Series("device (L1)", "device", hits[0].tolist()),
-        Series("host memory (L2)", "host", hits[1].tolist()),
-        Series("storage (L3)", "storage", hits[2].tolist()),
-        Series("computed", "computed", computed.tolist()),
-    ]
-    svg = stacked(list(edges), series, x_text=seconds, y_text=_per_second)
-    note = "Prompt tokens for each second, by where they came from."
-    return Plot("Tokens by tier", note, svg, series)
+def _tiers(samples: Samples, axes: "Axes") -> None:
+    edges = _edges(samples)
+    computed = _rate(samples, "prompt_tokens", edges)
+    below = np.zeros_like(computed)
+    for name, column in _TIERS:
+        hits = _rate(samples, column, edges)
+        axes.bar(edges[:-1], hits, np.diff(edges), below, align="edge", label=name)
+        below += hits
+    rest = computed - below
+    axes.bar(edges[:-1], rest, np.diff(edges), below, align="edge", label="computed", color="0.75")
+    _in_units(axes, x="s", y="/s")
 
 
-def _in_system(samples: Samples) -> Plot:
-    series = [
-        Series("requests in the system", "device", samples["requests_in_system"]),
-        Series("operations in flight", "storage", samples["operations_in_flight"]),
-    ]
-    svg = lines(samples["seconds"], series, x_text=_seconds_text(samples), y_text=_short)
-    note = (
-        "Requests that had entered and not left; prefetches, loads, backups and writes under way."
-    )
-    return Plot("In flight", note, svg, series)
+def _in_flight(samples: Samples, axes: "Axes") -> None:
+    axes.plot(samples["seconds"], samples["requests_in_system"], label="requests in the system")
+    axes.plot(samples["seconds"], samples["operations_in_flight"], label="operations in flight")
+    _in_units(axes, x="s", y="")
 
 
-def _bytes(samples: Samples) -> Plot:
-    edges, seconds = _edges(samples), _seconds_text(samples)
-    ways: Sequence[tuple[str, str, _Counted]] = (
-        ("device to host", "device", "l1_to_l2_bytes"),
-        ("host to device", "host", "l2_to_l1_bytes"),
-        ("host to storage", "storage", "l2_to_l3_bytes"),
-        ("storage to host", "fourth", "l3_to_l2_bytes"),
-    )
-    series = [
-        Series(name, colour, [None, *_rate(samples, column, edges).tolist()])
-        for name, colour, column in ways
-    ]
-    svg = lines(list(edges), series, x_text=seconds, y_text=_bytes_per_second)
-    return Plot("Bytes moved", "By rank 0, for each second, by way.", svg, series)
+def _bytes(samples: Samples, axes: "Axes") -> None:
+    edges = _edges(samples)
+    for name, column in _WAYS:
+        axes.plot(edges[1:], _rate(samples, column, edges), label=name)
+    _in_units(axes, x="s", y="B/s")
 
 
-def _rounds(samples: Samples) -> Plot:
-    edges, seconds = _edges(samples), _seconds_text(samples)
-    series = [Series("rounds a second", "host", [None, *_rate(samples, "rounds", edges).tolist()])]
-    svg = lines(list(edges), series, x_text=seconds, y_text=_per_second)
-    note = "One for each step of the engine: few where a step computes much."
-    return Plot("Rounds", note, svg, series)
+def _rounds(samples: Samples, axes: "Axes") -> None:
+    edges = _edges(samples)
+    axes.plot(edges[1:], _rate(samples, "rounds", edges), label="rounds a second")
+    _in_units(axes, x="s", y="/s")
 
 
-def _step_times(samples: Samples) -> Plot:
-    series = [
-        Series("p50", "host", samples["round_us_p50"]),
-        Series("p99", "storage", samples["round_us_p99"]),
-    ]
-    svg = lines(
-        samples["seconds"],
-        series,
-        x_text=_seconds_text(samples),
-        y_text=microseconds,
-        logarithmic=True,
-    )
-    note = "How long a step kept rank 0's engine: the vote, the wait for others, and what follows."
-    return Plot("Time in Cache.step", note, svg, series)
+def _step_times(samples: Samples, axes: "Axes") -> None:
+    axes.set_yscale("log")
+    for name, times_us in (("p50", samples["round_us_p50"]), ("p99", samples["round_us_p99"])):
+        times_s = np.array(times_us) / 1e6
+        some = times_s > 0
+        axes.plot(np.array(samples["seconds"])[some], times_s[some], label=name)
+    _in_units(axes, x="s", y="s")
 
 
-def _distribution(report: Report) -> Plot:
+def _distribution(report: Report, axes: "Axes") -> None:
     counts = report["round_us_counts"]
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
@@ -155,66 +167,31 @@ def _distribution(report: Report) -> Plot:
     # A time stands below its bound, so it is counted with what lies just under that.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
-    series = Series("steps", "host", steps.tolist())
-    svg = histogram(edges.tolist(), series, x_text=microseconds, y_text=_short)
-    note = (
-        f"Of all ranks; half of the steps took at most {microseconds(report['round_us']['p50'])},"
-        f" and 99 of 100 at most {microseconds(report['round_us']['p99'])}."
-    )
-    return Plot("Time in Cache.step, distribution", note, svg, [series])
+    axes.set_xscale("log")
+    axes.bar(edges[:-1] / 1e6, steps, np.diff(edges) / 1e6, align="edge", label="steps")
+    _in_units(axes, x="s", y="")
 
 
-def _edges(samples: Samples) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _in_units(axes: "Axes", *, x: str, y: str | None = None) -> None:
+    """Write the numbers of the axes with these units; an empty one is a count."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_formatter(EngFormatter(x))
+    if y is not None:
+        axes.yaxis.set_major_formatter(EngFormatter(y))
+    if y == "":
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _edges(samples: Samples) -> _Floats:
     bins = min(BINS, max(1, len(samples["seconds"]) - 1))
     return np.linspace(0.0, samples["seconds"][-1], bins + 1)
 
 
-def _at(
-    samples: Samples, column: _Counted, edges: "np.ndarray[tuple[int], np.dtype[np.float64]]"
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _at(samples: Samples, column: _Counted, edges: _Floats) -> _Floats:
     """Return what was counted by then, as if it had grown evenly between two moments."""
-    values = np.interp(edges, samples["seconds"], samples[column])
-    return np.asarray(values, dtype=np.float64)
+    return np.asarray(np.interp(edges, samples["seconds"], samples[column]), dtype=np.float64)
 
 
-def _rate(
-    samples: Samples, column: _Counted, edges: "np.ndarray[tuple[int], np.dtype[np.float64]]"
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _rate(samples: Samples, column: _Counted, edges: _Floats) -> _Floats:
     return np.diff(_at(samples, column, edges)) / np.diff(edges)
-
-
-def _seconds_text(samples: Samples) -> Format:
-    last = samples["seconds"][-1]
-    if last >= 600:
-        return lambda seconds: f"{seconds / 60:,.0f} min"
-    digits = 1 if last >= 20 else 2
-    return lambda seconds: f"{round(seconds, digits):g} s"
-
-
-def _percent(share: float) -> str:
-    return (
-        f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %".replace(".0 %", " %")
-    )
-
-
-def _short(number: float, unit: str = "") -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}{unit}"
-    return f"{number:.3g} {unit}".rstrip()
-
-
-def _per_second(number: float) -> str:
-    return f"{_short(number)}/s"
-
-
-def _bytes_per_second(number: float) -> str:
-    return _short(number, "B/s")
-
-
-def microseconds(us: float) -> str:
-    """Return a time as a person reads it."""
-    for size, unit in ((1e6, "s"), (1e3, "ms")):
-        if us >= size:
-            return f"{us / size:.3g} {unit}"
-    return f"{us:.3g} us"

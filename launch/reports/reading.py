@@ -21,7 +21,7 @@ from ..outcome import rows_of
 from ..report import Report, faults_of
 from .meanings import meaning_of
 from .page import Row, Section, Table, page
-from .plots import microseconds, plots_of
+from .plots import plots_of
 
 _BYTES_MAX: Final = 64 << 20
 _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
@@ -29,7 +29,7 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("storage", "exists_us_per_key", print_storage),
     ("handoff", "handoff_gbps", print_handoff),
     ("path", "l3_l2_gbps", print_path),
-    ("tree", "decode_us", print_tree),
+    ("tree", "repetitions", print_tree),
 )
 """The benchmarks, each with a key that no other has in its report, and what prints it."""
 _WANTED: Final = "a report of `lockstep replay`, `demo` or `bench`, as --report writes it"
@@ -114,22 +114,21 @@ def _section(title: str, report: Report) -> Section:
     faults = faults_of(report)
     if report["interrupted"]:
         faults.append("The run was interrupted: this is what was counted so far.")
-    plots = plots_of(report)
     if report["samples"] is None:
         faults.append("There are no samples in this report, so nothing is drawn over time.")
-    return Section(title, tiles=_tiles(report), faults=faults, plots=plots)
+    return Section(title, figures=_figures(report), faults=faults, plots=plots_of(report))
 
 
-def _tiles(report: Report) -> list[tuple[str, str]]:
+def _figures(report: Report) -> list[tuple[str, str]]:
     prompt = report["prompt_tokens"]
     hits = sum(cast("Mapping[str, int]", report["hit_tokens"]).values())
     return [
-        ("of prompt tokens were cached", f"{100 * hits / prompt:.1f} %" if prompt else "-"),
+        ("prompt tokens that were cached", f"{100 * hits / prompt:.1f} %" if prompt else "-"),
         ("prompt tokens", f"{prompt:,}"),
         ("requests served", f"{report['requests']:,}"),
         ("wall time", f"{report['wall_s']:,.1f} s"),
-        ("time in Cache.step p50", microseconds(report["round_us"]["p50"])),
-        ("time in Cache.step p99", microseconds(report["round_us"]["p99"])),
+        ("time in Cache.step p50", f"{report['round_us']['p50']:,.0f} us"),
+        ("time in Cache.step p99", f"{report['round_us']['p99']:,.0f} us"),
         ("pages corrupt", f"{report['pages_corrupt']:,}"),
     ]
 

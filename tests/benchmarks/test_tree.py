@@ -8,29 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.benchmarks import tree_memory
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
 from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
 from tests.kit.launch.in_process import Run, run_lockstep
 
-TINY = [
-    "--nodes",
-    "128",
-    "--page-tokens",
-    "4",
-    "--repetitions",
-    "2",
-    "--blocks",
-    "2",
-    "--blocks",
-    "8",
-]
+TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
 
 
 @pytest.fixture
 def bench_tree(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs the command in this process."""
-    monkeypatch.setattr(tree_memory, "NODES", 64)
     yield from run_lockstep(monkeypatch, capfd, "bench", "tree")
 
 
@@ -59,11 +46,6 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
     ops = sorted([*OPS[:3] * 3, OPS[3]])
     measured = sorted((point["components"], point["op"]) for point in report["points"])
     assert measured == sorted(product(("full", "full+window"), ops))
-    assert set(report["convert_list_us"]) == {"64", "128"}
-    assert report["decode_us"].keys() == {"lent", "owned", "checkpoint"}
-    assert report["decode_us"]["lent"].keys() == report["decode_us"]["owned"].keys() == {"2", "8"}
-    assert 0 < report["bytes_per_page_without_keys"] < report["bytes_per_page"]
-    assert report["bytes_by_components"].keys() == {"full", "full+window"}
     assert report["python"]
     assert report["machine"]
     assert all(op in out for op in OPS)

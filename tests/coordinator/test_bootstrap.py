@@ -153,10 +153,6 @@ def test_the_first_three_differences_are_shown_and_the_others_counted() -> None:
     )
 
 
-def test_nothing_is_raised_when_every_rank_is_ready() -> None:
-    on_every_rank(3, lambda each: agree_that_all_are_ready(each, None, TIMEOUT_S))
-
-
 @pytest.mark.parametrize(
     ("problems", "message"),
     [

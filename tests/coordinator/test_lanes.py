@@ -5,16 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
+from lockstep.coordinator.ballot import Ballot, Landed
 from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     HEALTH,
     NEUTRAL,
-    NO_ANSWER,
     PAIRS,
     QUEUE_LANES,
-    QUEUES_AT,
     SEAT_LANES,
     SEATS_AT,
     TIME,
@@ -90,61 +88,6 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
     assert (vector[HEALTH], vector[TIME]) == (0, 1234)
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_that_cannot_go_on_names_itself(rank: int) -> None:
-    voter = Voter(healthy=False, time_ms=0)
-
-    assert Ballot(SHAPE, rank).fill(layout(), voter)[HEALTH] == -(rank + 1)
-
-
-def test_a_lookup_votes_its_answer_and_outweighs_every_answer_before_it_has_one() -> None:
-    ballot = Ballot(SHAPE, RANK)
-    ballot.seat(5, 1, Phase.QUERY)
-    assert seat_lanes(ballot, 1) == [NO_ANSWER, NEUTRAL, 0]
-
-    ballot.note(Answered(5, 11))
-    ballot.note(Expired(5))
-    assert seat_lanes(ballot, 1) == [11 * 4 + 2, -11, -3]
-
-
-def test_a_transfer_votes_what_has_landed_and_what_it_knows_of_a_ceiling() -> None:
-    ballot = Ballot(SHAPE, RANK)
-    ballot.seat(5, 2, Phase.TRANSFER)
-    assert seat_lanes(ballot, 2) == [0, NEUTRAL, 0]
-
-    ballot.note(Landed(5, 6))
-    ballot.note(Capped(5, 0))
-    assert seat_lanes(ballot, 2) == [6, 2, 0]
-
-
-def test_what_was_noted_before_counts_once_a_seat_is_taken_or_means_something_else() -> None:
-    """Rule R13: ballots are levels."""
-    ballot = Ballot(SHAPE, RANK)
-    ballot.expect(5)
-    ballot.note(Answered(5, 6, beyond=(8, 11)))
-    ballot.note(Landed(5, 4))
-
-    ballot.seat(5, 0, Phase.QUERY)
-    assert seat_lanes(ballot, 0) == [11 * 4 + 2, -11, 0]
-    ballot.seat(5, 0, Phase.RESTORABLE, 10)
-    assert seat_lanes(ballot, 0) == [8 * 4 + 2, -8, 0]
-    ballot.seat(5, 0, Phase.TRANSFER)
-    assert seat_lanes(ballot, 0) == [4, NEUTRAL, 0]
-
-
-def test_a_seat_that_is_left_says_nothing_of_whoever_had_it() -> None:
-    ballot = Ballot(SHAPE, RANK)
-    ballot.seat(5, 0, Phase.TRANSFER)
-    ballot.note(Landed(5, 4))
-    ballot.unseat(5)
-    ballot.note(Landed(5, 6))
-    assert seat_lanes(ballot, 0) == [NEUTRAL] * 3
-
-    ballot.seat(6, 0, Phase.TRANSFER)
-    ballot.note(Landed(5, 7))
-    assert seat_lanes(ballot, 0) == [0, NEUTRAL, 0]
-
-
 def test_a_vector_that_was_given_away_is_not_written_again() -> None:
     """The transport owns what it is given, and may still be reading it."""
     ballot = Ballot(SHAPE, RANK)
@@ -158,41 +101,6 @@ def test_a_vector_that_was_given_away_is_not_written_again() -> None:
     assert first.tolist() == before != second.tolist()
     first[:] = 0
     assert ballot.fill(layout(epoch=2), VOTER).tolist() == second.tolist()
-
-
-@pytest.mark.parametrize("queue", Queue)
-def test_each_queue_votes_its_watermark_in_its_own_lanes(queue: Queue) -> None:
-    ballot = Ballot(SHAPE, RANK)
-    quiet = ballot.fill(layout(), VOTER)
-    ballot.dequeue(queue, 3)
-    vector = ballot.fill(layout(), VOTER)
-
-    assert np.flatnonzero(vector != quiet).tolist() == [QUEUES_AT + QUEUE_LANES * queue]
-    assert vector[QUEUES_AT + QUEUE_LANES * queue] == 3
-
-
-def test_a_failed_ticket_is_voted_with_the_rank_that_saw_it() -> None:
-    ballot = Ballot(SHAPE, RANK)
-    ballot.enqueue(Queue.PERSIST, 8, 80)
-    ballot.note(Ended(80, ok=False))
-
-    vector = ballot.fill(layout(), VOTER)
-
-    at = QUEUES_AT + QUEUE_LANES * Queue.PERSIST
-    assert vector[at : at + 2].tolist() == [0, 8 * 4 + 2]
-
-
-def test_filling_twice_gives_the_same_vector() -> None:
-    """Rule R13: a ballot that was lost is repeated by the next one."""
-    ballot = Ballot(SHAPE, RANK)
-    ballot.enqueue(Queue.BACKUP, 1, 10)
-    ballot.enqueue(Queue.BACKUP, 2, 20)
-    ballot.note(Ended(10, ok=True))
-    ballot.note(Ended(20, ok=False))
-
-    first, second = (ballot.fill(layout(), VOTER) for _ in range(2))
-
-    assert first.tolist() == second.tolist()
 
 
 @given(ballots=st.lists(vectors, min_size=1, max_size=5), data=st.data())

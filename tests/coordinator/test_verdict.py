@@ -133,18 +133,6 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
     assert group.vote().seats == ((arrived,) if fewest or ceilings else ())
 
 
-@pytest.mark.parametrize("phase", [Phase.QUERY, Phase.TRANSFER])
-def test_a_deadline_that_any_rank_saw_pass_is_everyones(phase: Phase) -> None:
-    """Section 6: a deadline, seen by any rank, stops all."""
-    group = Group(3)
-    group.take(Seat(4, phase))
-    group.ballots[1].note(Expired(4))
-
-    (seat,) = group.vote().seats
-
-    assert seat.expired_rank == 1
-
-
 @given(
     ranks=st.lists(
         st.lists(st.sampled_from([None, True, False]), min_size=6, max_size=6),

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the tests of storage backends, of metrics and of report pages need beside Python
-# packages, from Debian's packages.
+# Installs what the tests of storage backends and of metrics need beside Python packages, from Debian's
+# packages.
 # Without the right to, it says what is missing and leaves it at that.
 set -eu
 
@@ -8,7 +8,6 @@ wanted=""
 command -v redis-server >/dev/null 2>&1 || wanted="$wanted redis-server"
 ldconfig -p | grep -q libibverbs.so.1 || wanted="$wanted libibverbs1"
 command -v promtool >/dev/null 2>&1 || wanted="$wanted prometheus"
-command -v chromium >/dev/null 2>&1 || wanted="$wanted chromium"
 [ -n "$wanted" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then

@@ -1,7 +1,6 @@
 """The command: what is wrong with the input is said in one line, before any rank is started."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,9 @@ from lockstep.errors import ConfigError
 from lockstep.launch import command
 from lockstep.launch.environment import read_rank_environment
 from lockstep.launch.settings import ReplaySettings, with_replay_durability
-from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.in_process import Run
 
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
 
 
 def trace(folder: Path, *lines: object) -> Path:
@@ -71,9 +64,6 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--store", ""], "--store is empty; give a URI"),
         (["--store", "file:///d/{rnak}"], "'file:///d/{rnak}' has '{rnak}' in it; known: {rank}"),
         (["--host-pages", "0"], "--host-pages is 0, must be from 1 to"),
-        (["--host-pages", "999999999"], "--host-pages is 999999999: the pools of 2 rank(s)"),
-        (["--device-pages", "999999999"], "--device-pages is 999999999: the pools of 2 rank(s)"),
-        (["--page-tokens", "60000"], "--page-tokens is 60000: the pools of 2 rank(s)"),
         (["--page-tokens", str(10**21)], "--page-tokens is 1000000000000000000000, must be from"),
         (
             ["--host-pages", str(1 << 40)],
@@ -86,6 +76,10 @@ def trace(folder: Path, *lines: object) -> Path:
         (["/"], "cannot read the trace /: Is a directory"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
+        (
+            ["--timeline", "/nowhere/t.json"],
+            "cannot write the timeline /nowhere/t.json: there is no",
+        ),
         (["--report", "/r", "--timeline", "/r"], "are both /r; name two files"),
         (["--store", "file:///d/{rank}?direct={rank}x"], "'0x'"),
         (["--report", "/proc/report.json"], "cannot write the report /proc/report.json: "),

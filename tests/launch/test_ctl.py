@@ -12,14 +12,8 @@ from lockstep import LockstepError, UsageError
 from lockstep.launch.interruption import EXIT_INTERRUPTED
 from lockstep.launch.report import read_report
 from lockstep.ranks.control.port import ControlPort
-from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.in_process import Run
 from tests.kit.launch.replays import COMMAND, Running, start
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
 
 
 class Group:

@@ -77,28 +77,12 @@ def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
     assert hit_tokens(warm) > hit_tokens(cold)
 
 
-@pytest.mark.slow
-def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path) -> None:
-    pressure = ("--device-pages", 120, "--host-pages", 110, "--stop-policy", "timeout")
-    store = ("--store", (tmp_path / "store").as_uri())
-
-    report = replay(tmp_path / "report.json", "--ranks", 4, "--requests", 90, *pressure, *store)
-
-    assert_sound(report, 4, 90)
-    assert report["bytes"]["l2_to_l1"] > 0
-    assert report["bytes"]["l3_to_l2"] > 0
-
-
 @pytest.mark.parametrize(
     "profile",
     [
         # It has every kind of state; the others are left for when there is more time.
         "hybrid-all",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in PROFILES
-            if name not in ("hybrid-all", "llama")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in PROFILES if name != "hybrid-all"),
     ],
 )
 def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_exactly(
@@ -160,19 +144,6 @@ def test_a_store_with_another_page_size_is_refused_in_one_line(
     assert "64" in ended.said[0]
 
 
-@pytest.mark.slow
-def test_a_store_with_another_page_size_is_refused_once_under_torchrun(
-    trace: Path, store_of_64: str
-) -> None:
-    arguments = (trace, "--store", store_of_64, "--requests", 4, "--page-tokens", 32)
-
-    ended = run(*torchrun(2), *arguments)
-
-    assert (ended.status, len(ended.said)) == (1, 1)
-    assert "32" in ended.said[0]
-    assert "64" in ended.said[0]
-
-
 def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "file").touch()
 
@@ -183,19 +154,12 @@ def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trac
     assert str(tmp_path / "file") in ended.err
 
 
-@pytest.mark.parametrize(
-    ("option", "complaint"),
-    [
-        pytest.param("--page-tokens=0", "--page-tokens is 0", marks=pytest.mark.slow),
-        ("--ranks=4", "but 2 ranks were started"),
-    ],
-)
-def test_bad_options_under_torchrun_are_said_by_one_rank(option: str, complaint: str) -> None:
-    ended = run(*torchrun(2), option)
+def test_bad_options_under_torchrun_are_said_by_one_rank() -> None:
+    ended = run(*torchrun(2), "--ranks=4")
 
     assert ended.status != 0
     assert len(ended.said) == 1
-    assert complaint in ended.said[0]
+    assert "but 2 ranks were started" in ended.said[0]
 
 
 @needs_ray

@@ -1,26 +1,17 @@
 """Replays of real ranks with `--timeline`: what the file says is what they did."""
 
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from lockstep.launch.report import Report
-from tests.kit.launch.replays import COMMAND, RANK, replay, run, start
-from tests.kit.servers.ports import free_port
+from tests.kit.launch.replays import replay
 from tests.kit.telemetry.trace_file import TraceFile, are_nested
 
 pytestmark = pytest.mark.distributed
 
 SMALL = ("--requests", 40, "--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
 """So little room that every tier moves bytes both ways."""
-
-SHIFTED = ("unshare", "--time", "--monotonic")
-CAN_SHIFT_CLOCKS = (
-    subprocess.run([*SHIFTED, "1", "true"], check=False, capture_output=True).returncode == 0
-)
 
 
 @pytest.fixture(scope="module")
@@ -106,68 +97,3 @@ def test_requests_live_from_their_first_operation_until_they_leave(
     admitted = [each for life in lives for each in life if each["name"] == "admitted"]
     assert {life[0]["ph"] + life[-1]["ph"] for life in lives} == {"be"}
     assert len(admitted) >= 2 * report["requests"]
-
-
-def test_an_arrow_leads_from_a_wait_to_the_rank_whose_vote_came_last(
-    replayed: tuple[Report, TraceFile],
-) -> None:
-    _, timeline = replayed
-
-    arrows = timeline.arrows()
-
-    assert arrows
-    assert [arrow for arrow in arrows if arrow[0]["pid"] == arrow[1]["pid"]] == []
-    assert [arrow for arrow in arrows if arrow[0]["ts"] >= arrow[1]["ts"]] == []
-
-
-def test_ranks_of_one_host_need_no_comparison_of_their_clocks(
-    replayed: tuple[Report, TraceFile],
-) -> None:
-    _, timeline = replayed
-
-    ranks = timeline.about["ranks"]
-
-    assert [each["clock_read_by"] for each in ranks] == ["the same clock"] * 2
-    assert [each["clock_error_us"] for each in ranks] == [0, 0]
-    assert [each["events_left_out"] for each in ranks] == [0, 0]
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    ended = run(*COMMAND, "--timeline", tmp_path / "nowhere" / "t.json")
-
-    refused = f"cannot write the timeline {tmp_path}/nowhere/t.json: there is no directory"
-    assert ended.status == 2
-    assert ended.said == [f"lockstep: {refused} {tmp_path}/nowhere"]
-
-
-@pytest.mark.skipif(not CAN_SHIFT_CLOCKS, reason="needs Linux 5.6, util-linux 2.36 and root")
-def test_a_rank_whose_clock_is_a_million_seconds_ahead_is_put_where_it_belongs(
-    tmp_path: Path,
-) -> None:
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    options = (*SMALL, "--transport", "torch", "--timeline", tmp_path / "t.json")
-    ranks = [
-        start(
-            (tmp_path / f"errors-{rank}").open("w+", encoding="utf-8"),
-            *(*clock, sys.executable, *RANK, *options),
-            RANK=str(rank),
-            **place,
-        )
-        for rank, clock in enumerate([(), (*SHIFTED, "1000000")])
-    ]
-
-    statuses = [each.process.wait(120) for each in ranks]
-
-    said = [each.said() for each in ranks]
-    for each in ranks:
-        each.kill()
-    assert (statuses, said) == ([0, 0], ["", ""])
-    timeline = TraceFile.read(tmp_path / "t.json")
-    second = timeline.about["ranks"][1]
-    assert second["clock_read_by"] == "the rounds"
-    assert 0 < second["clock_error_us"] < 100_000
-    late_ns = [
-        max(each.began for each in ranks.values()) - min(each.ended for each in ranks.values())
-        for ranks in timeline.rounds().values()
-    ]
-    assert max(late_ns) < 1000 * second["clock_error_us"]

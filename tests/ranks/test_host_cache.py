@@ -151,20 +151,6 @@ def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
     return {key for order in orders for each in order.transfers for key in each.keys}
 
 
-def test_after_a_reset_nothing_from_before_is_a_hit_and_keys_are_others() -> None:
-    ranks = HostRanksInTurn()
-    published(ranks)
-    before = looked_up(ranks, "a")
-
-    ranks.every(lambda cache: cache.reset("step 100"))
-
-    assert ranks.every(lambda cache: cache.hit("b", PROMPT)) == 0
-    after = looked_up(ranks, "c")
-    assert before
-    assert after
-    assert not before & after
-
-
 def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
     """Nobody could find after a restart what would be written under keys of this life."""
     ranks = HostRanksInTurn()
@@ -213,18 +199,6 @@ def test_two_versions_share_no_key() -> None:
         keys.append(looked_up(ranks, version))
 
     assert keys[0].isdisjoint(keys[1])
-
-
-def test_what_a_request_from_before_a_reset_computes_is_not_written_to_storage() -> None:
-    """It may have computed with the new weights, under keys that stand for the old ones."""
-    ranks = HostRanksInTurn()
-    ranks.every(lambda cache: cache.back_up("r", PROMPT[:4], range(1)))
-    ranks.every(lambda cache: cache.begin_backups())
-    ranks.settle()
-
-    ranks.every(lambda cache: cache.reset("step 100"))
-
-    assert persisted(ranks, "r") == set()
 
 
 def test_a_pin_ends_with_a_reset_and_so_do_its_pages() -> None:

@@ -132,18 +132,6 @@ def test_an_engine_that_stands_still_waits_until_all_ranks_have_decided(
     assert on_every_rank(program, pipeline_depth=depth) == [[*attached, *detached]] * 2
 
 
-def test_a_store_that_one_rank_cannot_open_is_decided_against(tmp_path: Path) -> None:
-    (tmp_path / "0").write_text("no folder")
-
-    def program(host: HostCache) -> tuple[bool, bool]:
-        proposal = host.attach_store(f"file://{tmp_path}/{{rank}}")
-        return host.run_until_decided(proposal), isinstance(
-            proposal.exception(timeout=0), StorageError
-        )
-
-    assert on_every_rank(program) == [(True, True)] * 2
-
-
 def test_a_decision_that_never_comes_is_awaited_for_twice_as_long_as_a_store_may_take() -> None:
     ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
     ranks.now_ms = PassingTime(1000)

@@ -76,12 +76,6 @@ def problems(futures: list[Future[Cache]]) -> set[str]:
     return said
 
 
-def test_settings_that_differ_are_named_with_their_ranks() -> None:
-    (said,) = problems(open_on([CONFIG, replace(CONFIG, model="other"), CONFIG]))
-
-    assert "model is 'm' on ranks 0, 2, 'other' on rank 1" in said
-
-
 def test_an_inbox_that_some_ranks_lack_is_named_with_their_ranks() -> None:
     """Rule R14: without its own, a rank could not give the commands that messages are."""
     (said,) = problems(open_on([CONFIG, CONFIG], inboxes=[Backlog(), None]))
@@ -125,17 +119,6 @@ def test_settings_are_printed_without_the_store_s_secrets() -> None:
     assert "hunter2" not in repr(parse_uri(store))
 
 
-def test_of_the_pool_sizes_the_smallest_is_used() -> None:
-    """Rule R3: capacities are the MIN over ranks at bootstrap."""
-    futures = open_on([CONFIG, replace(CONFIG, device_pages=5, host_pages=3)])
-
-    caches = [future.result() for future in futures]
-    assert [cache.inspection.prefixes.residence.pools[0][0].capacity for cache in caches] == [5, 5]
-    assert [cache.inspection.prefixes.residence.pools[1][0].capacity for cache in caches] == [3, 3]
-    for cache in caches:
-        cache.close(flush=False)
-
-
 def test_a_store_that_one_rank_cannot_use_stops_all(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("not a directory")
@@ -152,18 +135,6 @@ def test_a_rank_that_fails_in_an_unforeseen_way_is_still_heard_by_the_others() -
     assert said.startswith("rank 1: ")
 
 
-def test_memory_that_the_machine_does_not_have_is_refused_before_it_is_taken() -> None:
-    (said,) = problems(open_on([replace(CONFIG, host_pages=(1 << 31) - 1)] * 2))
-
-    assert "GiB is available" in said
-
-
-def test_heads_that_the_ranks_cannot_divide_are_refused() -> None:
-    (said,) = problems(open_on([CONFIG] * 3))
-
-    assert "4 KV heads, which 3 ranks cannot divide evenly" in said
-
-
 def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_has() -> None:
     """Rule R2: so a rank of an earlier start is not taken for one of this."""
     starts = [[each.result() for each in open_on([CONFIG] * 2)] for _ in range(3)]
@@ -175,7 +146,8 @@ def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_ha
     assert len(set(chain.from_iterable(epochs))) == 3
 
 
-def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:
+def test_of_each_pool_s_sizes_the_smallest_is_used() -> None:
+    """Rule R3: capacities are the MIN over ranks at bootstrap."""
     smaller_window = replace(WINDOW, device_pages=5, host_pages=9)
     smaller_state = replace(STATE, device_pages=9, host_pages=3)
     other = replace(CONFIG, components=(smaller_window, smaller_state), host_pages=7)
@@ -190,22 +162,14 @@ def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:
     ] == [{"kv": 7, "window": 6, "state": 3}] * 2
 
 
-def test_components_that_differ_are_named_with_their_ranks() -> None:
-    other = replace(CONFIG, components=(replace(WINDOW, window_tokens=16), STATE))
-
-    (said,) = problems(open_on([HYBRID, other]))
-    (lacking,) = problems(open_on([HYBRID, replace(CONFIG, components=(WINDOW,))]))
-
-    assert "components[0].window_tokens is 8 on rank 0, 16 on rank 1" in said
-    assert "components.length is 2 on rank 0, 1 on rank 1" in lacking
-
-
 @pytest.mark.parametrize(
     ("device_pages", "host_pages"),
     [((1 << 31) - 1, 1), (2, (1 << 31) - 1)],
     ids=["device pages", "host pages"],
 )
-def test_the_memory_of_components_counts_as_well(device_pages: int, host_pages: int) -> None:
+def test_memory_that_the_machine_does_not_have_is_refused_before_it_is_taken_for_any_pool(
+    device_pages: int, host_pages: int
+) -> None:
     column = Column(name="conv", layers=1, heads=2, elements=1 << 16)
     layout = PageLayout(page_tokens=1, columns=(column,))
     large = replace(STATE, layout=layout, device_pages=device_pages, host_pages=host_pages)
@@ -215,11 +179,16 @@ def test_the_memory_of_components_counts_as_well(device_pages: int, host_pages: 
     assert "GiB is available" in said
 
 
-def test_a_component_whose_heads_the_ranks_cannot_divide_is_refused() -> None:
+@pytest.mark.parametrize("pool", ["kv", "state"])
+def test_heads_that_the_ranks_cannot_divide_are_refused(pool: str) -> None:
     column = Column(name="conv", layers=1, heads=3, elements=1)
-    uneven = replace(STATE, layout=PageLayout(page_tokens=1, columns=(column,)))
+    own, page = (PageLayout(page_tokens=tokens, columns=(column,)) for tokens in (1, 4))
+    uneven = {
+        "kv": replace(CONFIG, layout=page),
+        "state": replace(CONFIG, components=(WINDOW, replace(STATE, layout=own))),
+    }
 
-    (said,) = problems(open_on([replace(CONFIG, components=(WINDOW, uneven))] * 2))
+    (said,) = problems(open_on([uneven[pool]] * 2))
 
     assert "column 'conv' has 3 KV heads, which 2 ranks cannot divide evenly" in said
 

@@ -52,12 +52,11 @@ from lockstep.ranks.orders import (
 )
 from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 URI = "memory://other"
 ATTACH = Proposal(Change.ATTACH, URI)
 DETACH = Proposal(Change.DETACH)
-FOREVER_S = 1e6
 OrderT = TypeVar("OrderT", bound=Order)
 
 
@@ -176,58 +175,6 @@ def refusals(outcomes: "Sequence[Future[None]]") -> set[str]:
     return {str(each) for each in said}
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_store_is_attached_in_the_step_in_which_the_last_rank_is_ready(
-    depth: int, first: int
-) -> None:
-    """Rule R14: staged out of band, voted on, and a command at the same step everywhere."""
-    ranks = RanksInTurn(2, depth=depth, store=False)
-    outcomes = attach(ranks, first)
-    say(ranks, first, Readiness.READY)
-    for _ in range(5):
-        ranks.step()
-    assert state(ranks) is StoreState.ATTACHING
-    outcomes += attach(ranks, 1 - first)
-    for _ in range(5):
-        ranks.step()
-    assert state(ranks) is StoreState.ATTACHING
-    assert not any(outcome.done() for outcome in outcomes)
-    assert not ranks.every(lambda cache: cache.prefetch("early", prompt(3)))
-
-    say(ranks, 1 - first, Readiness.READY)
-    for _ in range(depth):
-        ranks.step()
-    assert state(ranks) is StoreState.ATTACHING
-    ranks.step()
-
-    assert state(ranks) is StoreState.ATTACHED
-    assert [outcome.result(timeout=0) for outcome in outcomes] == [None, None]
-    assert taken(ranks, AttachStore) == [AttachStore(ATTACH.digest)]
-    assert ranks.every(lambda cache: cache.stats().store) is StoreState.ATTACHED
-    assert ranks.every(lambda cache: cache.prefetch("late", prompt(3)))
-
-
-def test_one_rank_that_cannot_open_the_store_withdraws_it_on_all(depth: int) -> None:
-    ranks = RanksInTurn(3, depth=depth, store=False)
-    outcomes = attach(ranks, 0, 2)
-    say(ranks, 2, "nobody answers")
-    ranks.step()
-    ranks.step()
-
-    assert state(ranks) is StoreState.DETACHED
-    others, own = (str(outcome.exception(timeout=0)) for outcome in outcomes)
-    assert (
-        others == "could not attach store 'memory://other': rank 2 cannot open it; its log says why"
-    )
-    assert own == "could not attach store 'memory://other': rank 2 cannot open it: nobody answers"
-    assert not any(executor.staged for executor in ranks.executors)
-    assert taken(ranks, AttachStore) == []
-
-    again = attach(ranks, 0, 1, 2)
-    ready(ranks)
-    assert [outcome.exception(timeout=0) for outcome in again] == [None] * 3
-
-
 def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) -> None:
     ranks = RanksInTurn(2, depth=depth, store=False)
     outcomes = attach(ranks, 0, 1)
@@ -267,18 +214,6 @@ def test_what_does_not_become_ready_in_time_is_withdrawn(
 
     assert state(ranks) is StoreState.DETACHED
     assert all(why in said and "180 s" in said for said in refusals(outcomes))
-
-
-def test_ranks_that_were_told_different_things_all_withdraw(depth: int) -> None:
-    ranks = RanksInTurn(3, depth=depth, store=False)
-    outcomes = [
-        cache.attach_store(f"memory://{name}")
-        for cache, name in zip(ranks.caches, ("one", "two", "three"), strict=True)
-    ]
-    ready(ranks)
-
-    assert state(ranks) is StoreState.DETACHED
-    assert all(said.endswith("attach or detach different stores") for said in refusals(outcomes))
 
 
 def test_a_second_store_is_not_attached_beside_the_first(depth: int) -> None:
@@ -507,15 +442,3 @@ def test_what_was_in_host_memory_is_written_with_what_continues_it(depth: int) -
 
     assert persisted(ranks, "after", 5) == 5
     assert persisted(ranks, "later", 7) == 2
-
-
-def test_a_cache_under_an_engine_s_pages_attaches_as_well(depth: int) -> None:
-    ranks = HostRanksInTurn(2, depth=depth, store=False)
-    outcomes = [cache.attach_store(URI) for cache in ranks.caches]
-    for executor in ranks.executors:
-        executor.staged = {ATTACH.digest: Readiness.READY}
-    for _ in range(2):
-        ranks.step()
-
-    assert [outcome.exception(timeout=0) for outcome in outcomes] == [None, None]
-    assert ranks.every(lambda cache: cache.prefetch("r", prompt(4)))

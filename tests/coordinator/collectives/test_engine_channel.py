@@ -12,7 +12,6 @@ import pytest
 
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.collectives.engine_channel import EngineChannel, FoldedBallots
-from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import ROUND
 from lockstep.errors import CollectiveTimeout, InternalError, PeerLost, UsageError
 from tests.kit.collectives.contract import LANES, CollectiveContract, Program
@@ -187,14 +186,3 @@ def test_once_it_is_closed_no_round_is_launched_or_waited_for() -> None:
         channel.wait(0.0)
     with pytest.raises(PeerLost):
         channel.launch(header(2))
-
-
-def test_it_folds_what_the_reference_folds() -> None:
-    reference, engine = InProcessGroup(2), EngineChannel(2)
-    rows = [np.array([5, -7, 1 << 62]), np.array([4, 9, -(1 << 62)])]
-    pending = [reference.member(rank).launch(row) for rank, row in enumerate(rows)]
-    engine.launch(header(0))
-
-    engine.deliver(FoldedBallots.of(1, 0, rows[1]).joined(FoldedBallots.of(0, 0, rows[0])))
-
-    assert engine.wait(0.0).tolist() == pending[0].wait(0.0).tolist()

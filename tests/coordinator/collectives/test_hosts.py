@@ -11,17 +11,9 @@ import pytest
 
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from tests.kit.collectives.contract import PATIENCE_S, CollectiveContract, Hold, lanes_of
-from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses, over_hosts, over_shared_memory
+from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses, over_hosts
 
 pytestmark = pytest.mark.distributed
-
-
-class TestSharedMemory(CollectiveContract):
-    """The contract, for ranks of one host."""
-
-    @pytest.fixture
-    def ranks(self, tmp_path: Path) -> RanksAsProcesses:
-        return RanksAsProcesses(tmp_path, over_shared_memory)
 
 
 class TestTwoRanksToAHost(CollectiveContract):

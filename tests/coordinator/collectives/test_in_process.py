@@ -17,20 +17,6 @@ class TestInProcess(CollectiveContract):
         return RanksAsThreads()
 
 
-def test_in_one_thread_no_wait_blocks_once_every_rank_has_launched() -> None:
-    group = InProcessGroup(3)
-    members = [group.member(rank) for rank in range(3)]
-
-    came: list[list[int]] = []
-    for number in range(5):
-        pending = [
-            member.launch(np.array([number - member.rank], dtype=np.int64)) for member in members
-        ]
-        came.append([int(each.wait(0.0)[0]) for each in pending])
-
-    assert came == [[number - 2] * 3 for number in range(5)]
-
-
 def test_a_round_that_every_rank_joined_is_delivered_although_one_has_left_since() -> None:
     group = InProcessGroup(2)
     members = [group.member(rank) for rank in range(2)]

@@ -1,10 +1,8 @@
 """Leaving a group in odd moments: by a signal's handler, by Ctrl-C, and what is left of it."""
 
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,26 +17,13 @@ from lockstep.coordinator.lanes import BallotShape
 from lockstep.coordinator.round import Rounds
 from lockstep.coordinator.seats import Seats
 from lockstep.errors import PeerLost
-from tests.kit.collectives.contract import PATIENCE_S, SHORT_S, Hold, lanes_of, outcome_of
+from tests.kit.collectives.contract import PATIENCE_S, Hold, lanes_of
 from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 from tests.kit.ranks.as_threads import RanksAsThreads
 
 pytestmark = pytest.mark.distributed
 
 SHARING = pytest.mark.parametrize("name", ["shm", "hierarchical"])
-
-
-@SHARING
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_handler_that_closes_during_a_wait_leaves_the_group(
-    name: str, raises: bool, tmp_path: Path
-) -> None:
-    """What the handler raises comes through; otherwise the wait says that this rank has left."""
-    ranks = RanksAsProcesses(tmp_path, BUILDS[name])
-
-    outcome, _ = ranks.run(partial(close_in_a_handler, raises), 2, late={1})
-
-    assert outcome == ("SystemExit" if raises else "PeerLost")
 
 
 @pytest.mark.parametrize("after", ["write", "wake"])
@@ -64,30 +49,6 @@ def test_an_error_that_is_raised_again_and_again_does_not_grow(tmp_path: Path) -
     frames, _ = RanksAsProcesses(tmp_path, BUILDS["shm"]).run(raise_many_times, 2, late={1})
 
     assert frames < 10
-
-
-def close_in_a_handler(raises: bool, collective: Collective, hold: Hold) -> str:
-    def leave(_: int, frame: FrameType | None) -> None:
-        del frame
-        collective.close()
-        if raises:
-            raise SystemExit(3)
-
-    collective.launch(lanes_of(0)).wait(PATIENCE_S)
-    if collective.rank:
-        hold()
-        return ""
-    signal.signal(signal.SIGALRM, leave)
-    pending = collective.launch(lanes_of(0))
-    signal.setitimer(signal.ITIMER_REAL, SHORT_S)
-    try:
-        return outcome_of(lambda: discard(pending.wait(PATIENCE_S)))[0]
-    except SystemExit:
-        return "SystemExit"
-
-
-def discard(_: object) -> None:
-    """A call whose result nobody wants."""
 
 
 def interrupt_a_launch(

@@ -129,19 +129,6 @@ def as_another_user(call: Callable[[], object]) -> str:
         return file.read()
 
 
-def test_one_rank_alone_needs_nobody_and_no_time(ranks: RanksAsProcesses) -> None:
-    assert ranks.run(alone, 1) == [[7, 7, 7]]
-
-
-def alone(group: Piped, hold: Hold) -> list[int]:
-    import numpy as np
-
-    collective: Any = over_shared_memory(group, 1)
-    came = [int(collective.launch(np.array([7])).wait(0.0)[0]) for _ in range(3)]
-    collective.close()
-    return came
-
-
 def test_two_groups_of_one_process_do_not_meet(ranks: RanksAsProcesses) -> None:
     """Each has memory of its own, and one that ends leaves the other as it is."""
     expected = [list(range(0, 200, 2)), list(range(1000, 1200, 2))]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from lockstep.coordinator.collective import Collective, PendingRound, Vector
+from lockstep.coordinator.collective import Collective, Vector
 from lockstep.errors import GroupError
 
 LANES = 120
@@ -57,9 +57,6 @@ class CollectiveContract:
         """Rule R1, section 7: every transport gives the vector that the local fold gives."""
         seed = 20_000 + world_size
         assert ranks.run(partial(fold_random, seed), world_size) == [[]] * world_size
-
-    def test_rounds_come_back_in_the_order_of_their_launch(self, ranks: Ranks) -> None:
-        assert ranks.run(number_rounds, 3) == [[number * 3 for number in range(50)]] * 3
 
     def test_a_round_that_came_back_is_not_overwritten_by_a_later_one(self, ranks: Ranks) -> None:
         """Rule R7: what a wait hands out is never reused."""
@@ -141,18 +138,6 @@ def random_lanes(rng: np.random.Generator, length: int) -> Vector:
     chosen = rng.random(length) < 0.3
     lanes[chosen] = rng.choice(extremes, size=int(chosen.sum()))
     return lanes
-
-
-def number_rounds(collective: Collective, hold: Hold) -> list[int]:
-    numbers: list[int] = []
-    pending: PendingRound | None = None
-    for number in range(50):
-        if pending is not None:
-            numbers += pending.wait(PATIENCE_S)[:1].tolist()
-        pending = collective.launch(lanes_of(number * collective.world_size + collective.rank))
-    assert pending is not None
-    numbers += pending.wait(PATIENCE_S)[:1].tolist()
-    return numbers
 
 
 def keep_rounds(collective: Collective, hold: Hold) -> list[list[int]]:

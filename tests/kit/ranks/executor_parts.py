@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from queue import SimpleQueue
 
@@ -32,12 +32,9 @@ from lockstep.ranks.orders import (
     Order,
 )
 from lockstep.storage_backends.base import (
-    Capabilities,
-    Counters,
     Read,
     ReadOutcome,
     StorageBackend,
-    StoredObject,
     Write,
     WriteOutcome,
 )
@@ -249,7 +246,7 @@ def device_page(pool: DevicePool, page: int) -> bytes:
     return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
 
 
-class HeldStore:
+class HeldStore(MemoryBackend):
     """A real store in memory whose calls wait at chosen keys until the test lets them go on.
 
     `entered` gets the keys of every read and write as it begins. A `stubborn` store cannot be
@@ -257,7 +254,7 @@ class HeldStore:
     """
 
     def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
-        self.inner = MemoryBackend(shelf)
+        super().__init__(shelf)
         self.stubborn = stubborn
         self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.exists_calls = 0
@@ -289,39 +286,26 @@ class HeldStore:
         while not self.entered.empty():
             self.entered.get()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         self._loop = asyncio.get_running_loop()
-        await self.inner.open(memory)
+        await super().open(memory)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         self.exists_calls += 1
         self.asked += names
         await self._pass(names)
-        return await self.inner.exists(names, deadline=deadline)
+        return await super().exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         await self._carry(reads)
-        return await self.inner.read(reads, deadline=deadline)
+        return await super().read(reads, deadline=deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         await self._carry(writes)
-        return await self.inner.write(writes, deadline=deadline)
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self.inner.remove(names, deadline=deadline)
-
-    def objects(self) -> AsyncIterator[StoredObject]:
-        return self.inner.objects()
-
-    def counters(self) -> Counters:
-        return self.inner.counters()
+        return await super().write(writes, deadline=deadline)
 
     async def close(self) -> None:
-        await self.inner.close()
+        await super().close()
         self.closed.set()
 
     async def _carry(self, items: Sequence[Read] | Sequence[Write]) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -228,15 +227,6 @@ class RunningEngine:
         if failed is not None:
             raise CommandError(failed)
         return value
-
-    def wait_for_the_end(self, deadline_s: float = ANSWER_S) -> str:
-        """Wait until the engine has died of itself, and return its log."""
-        ends = time.monotonic() + deadline_s
-        with suppress(EngineEndedError):
-            while True:
-                self._take_answer(ends, "")
-        assert time.monotonic() < ends, f"the engine still runs after {deadline_s:g} s"
-        return self.log()
 
     def kill(self) -> None:
         """End every process of the engine, at once."""

@@ -60,11 +60,6 @@ class RankReport:
     state: Any
     """What its `lockstep_state()` returned, through JSON; None where it has none."""
 
-    def collectives_from(self, package: str) -> int:
-        """Return how many collectives the modules of a package have launched."""
-        callers = ((name.partition(" from ")[2], count) for name, count in self.collectives.items())
-        return sum(count for caller, count in callers if caller.startswith(f"{package}."))
-
 
 def differences(
     expected: Sequence[Answer], found: Sequence[Answer], *, tolerance: float = 0.0

@@ -1,7 +1,6 @@
 """`lockstep doctor` on this machine, as it is run by people and by scripts."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,8 @@ from lockstep.launch.doctor.finding import Finding, Status
 from lockstep.launch.doctor.network import Interface, probe_gloo
 from lockstep.launch.doctor.software import probe_packages
 from lockstep.launch.doctor.store import of_rank_0, probe_answers, probe_direct, probe_speed
-from tests.kit.launch.in_process import IN_A_PROCESS, Run, run_lockstep
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.replays import run
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
 
 
 @pytest.mark.distributed

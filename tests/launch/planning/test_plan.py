@@ -1,7 +1,6 @@
 """`lockstep plan`: a table, a plot, points as JSON, the answer to a goal; wrong options in one line."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,12 @@ import pytest
 from lockstep.launch.planning.evaluation import Evaluation
 from lockstep.launch.planning.settings import PlanSettings, Size
 from lockstep.launch.planning.workers import Workers
-from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.in_process import Run
 
 KEYS = {
     *("device_gib", "host_gib", "storage_gib", "page_tokens", "policy"),
     *("hit_ratio", "ideal_ratio", "belady_ratio", "compute_saved"),
 }
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
 
 
 def read(report: Path) -> dict[str, Any]:

@@ -1,19 +1,12 @@
 """`lockstep size`: bytes a token by pool, what fits on each tier, and which page size to take."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.launch.in_process import Run, run_lockstep
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process."""
-    yield from run_lockstep(monkeypatch, capfd)
+from tests.kit.launch.in_process import Run
 
 
 def size(lockstep: Run, folder: Path, *arguments: str) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def test_what_was_ordered_before_the_store_changes_goes_to_the_store_before(rank
     happened(rank.executor, [*change, Fetch(2, objects(3), LONG_S)], includes(Capped(2, 0)))
 
     assert len(shelf.objects) == 3
-    assert not second.inner.shelf.objects
+    assert not second.shelf.objects
 
 
 def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) -> None:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 
 from lockstep import (
-    Bounds,
     Cache,
     CacheConfig,
     Column,
@@ -26,22 +25,17 @@ from lockstep import (
     UsageError,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.coordinator.operation import Phase
-from lockstep.page_format.object_name import ObjectName
-from lockstep.ranks import opening
 from lockstep.ranks.agreed_pools import shard_layouts
-from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.requests import LoadState
-from lockstep.ranks.replica.tree.node import HOST
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry
-from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.uri import StoreUri
-from tests.kit.ranks.executor_parts import PATIENCE_S, HeldStore
+from tests.kit.ranks.executor_parts import PATIENCE_S
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.int32]
@@ -145,31 +139,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
         each.close()
 
 
-class HeldReads(HeldStore):
-    """A store whose reads and writes can be held, and that always answers what it has."""
-
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        self.exists_calls += 1
-        return await self.inner.exists(names, deadline=deadline)
-
-
-class HeldStores:
-    """Stores in memory upon one shelf, one for each time that a rank opens one."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, *, stubborn: bool = False) -> None:
-        patch.setattr(opening, "make_backend", self.make)
-        self.stubborn = stubborn
-        self.shelf = Shelf()
-        self.opened: dict[str, list[HeldReads]] = {}
-        self.lock = threading.Lock()
-
-    def make(self, uri: str) -> HeldReads:
-        store = HeldReads(stubborn=self.stubborn, shelf=self.shelf)
-        with self.lock:
-            self.opened.setdefault(uri, []).append(store)
-        return store
-
-
 def told(caches: Sequence[Cache], uri: str) -> "list[Future[None]]":
     return [cache.attach_store(uri) for cache in caches]
 
@@ -190,32 +159,6 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
     fresh = engine(uri)
     assert fresh.serve(5) == 5 * PAGE_TOKENS
     assert all(cache.stats().bytes_moved.l3_to_l2 for cache in fresh.caches)
-
-
-def test_a_store_is_attached_while_requests_run(
-    engine: Callable[..., Engine], tmp_path: Path
-) -> None:
-    """Nothing waits for an idle engine, and each rank is told at a moment of its own."""
-    uri = f"file://{tmp_path}?durability=none"
-    assert engine(uri).serve(6) == 0
-    running = engine()
-    outcomes: list[Future[None]] = []
-    served = 0
-
-    def serve_on(rank: int) -> None:
-        nonlocal served
-        outcomes.append(running.caches[rank].attach_store(uri))
-        for _ in range(2):
-            served += 1
-            running.serve(1)
-
-    for rank in range(RANKS):
-        serve_on(rank)
-    running.until_state(StoreState.ATTACHED)
-
-    assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
-    assert served == 2 * RANKS
-    assert running.serve(6) == 6 * PAGE_TOKENS
 
 
 def test_one_rank_whose_store_does_not_open_keeps_all_from_it_and_requests_go_on(
@@ -302,99 +245,3 @@ def test_neither_logs_nor_refusals_repeat_a_store_s_secrets(
     assert any("index=redis://***@127.0.0.1:1/0" in each for each in said)
     assert "is withdrawn" in caplog.text
     assert "s3kr1t" not in " ".join([*said, caplog.text, str(refused.value)])
-
-
-def fetching(running: Engine, held: Sequence[HeldReads], pages: int, page: int) -> None:
-    """Begin a prefetch whose read hangs at one page on every rank, and step until it reads."""
-    model_digest = running.caches[0].inspection.config.model_digest
-    seed = namespace_seed(model_digest, "", 0, b"")
-    keys = page_keys(seed, prompt(pages)[:-1].tobytes(), PAGE_TOKENS)
-    for store in held:
-        store.hold(keys[page])
-    assert all(running.each(lambda cache: cache.prefetch("reader", prompt(pages)[:-1])))
-
-    def reads(cache: Cache) -> bool:
-        in_flight = cache.inspection.in_flight.values()
-        return any(each.phase is Phase.TRANSFER for each in in_flight)
-
-    running.until(reads)
-    for store in held:
-        while keys[page].hex() not in store.next_entered():
-            pass
-
-
-def test_a_store_is_detached_while_a_prefetch_runs(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stores = HeldStores(monkeypatch)
-    assert engine("held://a").serve(6) == 0
-    running = engine("held://b")
-    held = stores.opened["held://b"]
-    fetching(running, held, 6, page=2)
-
-    outcomes = [cache.detach_store() for cache in running.caches]
-    running.until_state(StoreState.DETACHED)
-
-    assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
-    assert all(store.closed.wait(PATIENCE_S) for store in held)
-    asked = [store.exists_calls for store in held]
-    assert running.each(lambda cache: cache.prefetch_done("reader")) == [True] * RANKS
-    assert running.serve(6) == 0
-    assert [store.exists_calls for store in held] == asked
-
-    told(running.caches, "held://c")
-    running.until_state(StoreState.ATTACHED)
-    assert running.serve(7) == 6 * PAGE_TOKENS
-    assert engine("held://d").serve(7) == 7 * PAGE_TOKENS
-
-
-def test_a_store_that_never_falls_quiet_is_replaced_by_another(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its pages stay with it, and come back when its last call returns."""
-    stores = HeldStores(monkeypatch, stubborn=True)
-    assert engine("held://a").serve(6) == 0
-    timeouts = replace(CONFIG.timeouts, quiesce_s=0.2)
-    running = engine("held://b", bounds=Bounds(quarantine_pages=3), timeouts=timeouts)
-    held = stores.opened["held://b"]
-    fetching(running, held, 6, page=0)
-    running.each(lambda cache: cache.abort("reader"))
-    running.until_state(StoreState.DETACHED)
-    assert running.each(quarantined_pages) == [6] * RANKS
-
-    told(running.caches, "held://c")
-    running.until_state(StoreState.ATTACHED)
-    assert running.serve(6) == 6 * PAGE_TOKENS
-
-    for store in held:
-        store.let_go()
-    running.until(lambda cache: not cache.inspection.in_flight)
-    assert all(store.closed.wait(PATIENCE_S) for store in held)
-    assert running.serve(8) == 6 * PAGE_TOKENS
-
-
-def executor_of(cache: Cache) -> RankExecutor:
-    assert isinstance(cache.inspection.executor, RankExecutor)
-    return cache.inspection.executor
-
-
-def test_what_stores_have_seen_is_counted_over_all_of_them(
-    engine: Callable[..., Engine], tmp_path: Path
-) -> None:
-    running = engine(f"file://{tmp_path}/a?durability=none")
-    running.serve(4)
-    for cache in running.caches:
-        cache.detach_store()
-    running.until_state(StoreState.DETACHED)
-    told(running.caches, f"file://{tmp_path}/b?durability=none")
-    running.until_state(StoreState.ATTACHED)
-    running.serve(6)
-
-    written = [executor_of(cache).storage_counters().writes_ok for cache in running.caches]
-    assert all(count >= 4 + 6 for count in written)
-
-
-def quarantined_pages(cache: Cache) -> int:
-    """Return how many host pages belong to operations that never fell quiet."""
-    in_flight = cache.inspection.in_flight.values()
-    return sum(len(e.owned_pages(HOST, 0)) for e in in_flight if e.phase is Phase.QUARANTINED)

@@ -138,18 +138,3 @@ def test_what_one_engine_writes_another_reads_whatever_order_their_axes_have(
     ]
     assert len(found) == 7
     assert all(found)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("order", ["tokens first", "tokens first in memory"])
-def test_objects_are_the_same_bytes_whatever_order_an_engine_s_axes_have(
-    start: Callable[[Tensors, str, Shelf], RankExecutor], order: str, device: str
-) -> None:
-    kv, shelf, other = content(seed=2), Shelf(), Shelf()
-    there = content(2, device)
-
-    write(start(arranged(kv, "heads first"), "heads first", shelf), (3, 4, 0), (1, 2, 5))
-    write(start(arranged(there, order), order, other), (3, 4, 0), (1, 2, 5))
-
-    assert len(shelf.objects) == 3
-    assert other.objects == shelf.objects

@@ -14,10 +14,6 @@ import torch
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import InternalError
 from lockstep.page_format.page_layout import (
-    DTYPE_BYTES,
-    Column,
-    ColumnShard,
-    PageLayout,
     ShardLayout,
 )
 from lockstep.ranks.executor import cuda_copies
@@ -37,7 +33,6 @@ from tests.kit.ranks.executor_parts import (
     fill_device,
     grouped_layout,
     happened,
-    host_rows,
     includes,
     make_executor,
     mixed_layout,
@@ -162,37 +157,6 @@ def there_and_back(executor: RankExecutor, pages: list[int]) -> None:
     ]
     moved = executor.counts().bytes_moved
     assert moved.l1_to_l2 == moved.l2_to_l1 == len(pages) * executor.host_pool.layout.page_bytes
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
-def test_a_column_means_the_same_elements_on_both_tiers(
-    start: Start, dtype: str, device: str
-) -> None:
-    columns = tuple(
-        Column(name=name, layers=2, heads=4, elements=3, dtype=dtype) for name in ("k", "v")
-    )
-    layout = PageLayout(page_tokens=5, columns=columns).shard(1, 2)
-    executor = start(layout, device, 6)
-    fill_device(executor.device_pool, seed=3)
-
-    happened(executor, [to_host(1, [4, 0, 3], [1, 5, 2])], includes(Ended(1, ok=True)))
-
-    assert all(
-        torch.equal(*on_both_tiers(executor, shard, page, slot))
-        for shard in layout.columns
-        for page, slot in ((4, 1), (0, 5), (3, 2))
-    )
-
-
-def on_both_tiers(
-    executor: RankExecutor, shard: ColumnShard, page: int, slot: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bytes of a column in a host page, and in a device page, in the same shape."""
-    on_device = executor.device_pool.column(shard.column.name).cpu()[:, page]
-    on_device = on_device.contiguous().view(torch.uint8)
-    on_host = host_rows(executor.host_pool.bytes_tensor, shard)[:, slot]
-    return on_host.reshape(on_device.shape), on_device
 
 
 @pytest.mark.parametrize("device", DEVICES)

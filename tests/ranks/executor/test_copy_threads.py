@@ -25,15 +25,6 @@ def test_jobs_are_done_in_order_and_the_thread_ends_after_them_without_trouble()
     assert thread.trouble() is None
 
 
-def test_a_thread_that_dies_of_a_job_says_its_name_and_what_it_died_of() -> None:
-    thread: CopyThread[int] = CopyThread("copies", refuse)
-
-    thread.put(1)
-
-    assert thread.join(PATIENCE_S)
-    assert thread.trouble() == "the thread copies has ended: SystemExit('no device')"
-
-
 def test_a_thread_that_cannot_even_begin_says_so_too() -> None:
     done: SimpleQueue[int] = SimpleQueue()
     thread: CopyThread[int] = CopyThread("copies", done.put, at_start=refuse)

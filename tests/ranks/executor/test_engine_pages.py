@@ -160,22 +160,6 @@ def test_staging_gathers_and_scatters_an_engine_s_layers(
     assert all(torch.equal(layer[3], layer[1]) for layer in layers)
 
 
-def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -> None:
-    """So that both can share a store."""
-    layers = separate()
-    pages = EnginePages(shard(), {"kv": layers})
-    pools = TierPools(pages, HostPool(shard(), 1, pinned=False))
-    staging = torch.zeros(1, shard().page_bytes, dtype=torch.uint8)
-
-    gather(slab_pairs(pools), torch.tensor([2]), staging)
-
-    [column] = shard().columns
-    pools.host.bytes_tensor.copy_(staging)
-    rows = host_rows(pools.host.bytes_tensor, column)[:, 0]
-    expected = torch.stack([layer[2] for layer in layers]).view(torch.uint8)
-    assert torch.equal(rows.reshape(expected.shape), expected)
-
-
 @pytest.mark.parametrize(
     ("layers", "named"),
     [

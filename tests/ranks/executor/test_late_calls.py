@@ -40,16 +40,6 @@ def executor() -> Iterator[RankExecutor]:
     made.close()
 
 
-def test_a_key_that_hangs_does_not_hide_from_a_lookup_what_is_before_it(
-    executor: RankExecutor,
-) -> None:
-    look_up = LookUp(2, 0, (Need(KV_POOL, 0, keys(4)),), SOON_S)
-
-    progress = happened(executor, [look_up], includes(Answered(2, 2)))
-
-    assert progress == [Answered(2, 2)]
-
-
 def test_a_page_that_hangs_does_not_hold_back_those_before_it_past_their_time(
     executor: RankExecutor,
 ) -> None:
@@ -58,13 +48,14 @@ def test_a_page_that_hangs_does_not_hold_back_those_before_it_past_their_time(
     assert progress.index(Landed(2, 2)) < progress.index(Expired(2))
 
 
-def test_calls_that_time_out_are_counted_with_their_time_and_told_in_one_line(
+def test_a_key_that_hangs_hides_nothing_before_it_and_the_late_call_is_counted_and_told_in_one_line(
     executor: RankExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     look_up = LookUp(2, 0, (Need(KV_POOL, 0, keys(4)),), SOON_S)
     with caplog.at_level(logging.WARNING):
-        happened(executor, [look_up], includes(Answered(2, 2)))
+        progress = happened(executor, [look_up], includes(Answered(2, 2)))
 
+    assert progress == [Answered(2, 2)]
     late = executor.counts().late_calls
     assert late.calls == 1
     assert late.waited_s > SOON_S / 2

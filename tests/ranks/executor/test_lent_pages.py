@@ -29,7 +29,6 @@ from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     PATIENCE_S,
-    fill_host,
     happened,
     includes,
     to_device,
@@ -212,18 +211,3 @@ def test_a_copy_of_several_pools_begins_and_ends_as_one(executor: RankExecutor) 
     assert bool((state[0].view(torch.float32) == 1).all())
     assert not kv[[0, 3, 4, 5]].any()
     assert not state[1].any()
-
-
-def test_pages_of_every_pool_come_back_to_where_they_are_lent(executor: RankExecutor) -> None:
-    fill_host(executor.host_pools[KV_POOL], seed=1)
-    saved = fill_host(executor.host_pools[STATE_POOL], seed=2)
-    back = (CopyTransfer(KV_POOL, (0,), (0,)), CopyTransfer(STATE_POOL, (1,), (0,)))
-    begin(executor, CopyToDevice(1, back, LONG_S))
-    waited(executor, includes(Ended(1, ok=True)))
-    executor.host_pools[STATE_POOL].bytes_tensor.zero_()
-
-    begin(executor, CopyToHost(2, (CopyTransfer(STATE_POOL, (0, 1), (0, 1)),), LONG_S))
-    waited(executor, includes(Ended(2, ok=True)))
-
-    assert bytes(executor.host_pools[STATE_POOL].page(0)) == saved[1]
-    assert bool((executor.host_pools[STATE_POOL].bytes_tensor[1].view(torch.float32) == 1).all())

@@ -16,7 +16,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
 from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
 from lockstep.ranks.executor.stores import StoreAccess
-from tests.kit.ranks.executor_parts import LAYOUTS, host_rows, mixed_layout
+from tests.kit.ranks.executor_parts import LAYOUTS, mixed_layout
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -168,32 +168,6 @@ def test_a_store_is_told_of_the_memory_that_all_pages_lie_in() -> None:
     assert bytes(pool.memory[page_bytes : 2 * page_bytes]) == bytes(pool.page(1))
 
 
-def test_rows_of_a_column_are_its_bytes_in_every_page_and_unit() -> None:
-    columns = (
-        Column(name="k", layers=2, heads=3, elements=4, dtype="float32"),
-        Column(name="v", layers=1, heads=3, elements=2, dtype="float16"),
-    )
-    shard = PageLayout(page_tokens=2, columns=columns).shard(0, 1)
-    pool = HostPool(shard, 3, pinned=False)
-    # Each unit is a head: two layers of keys, and one of values behind them.
-    unit_k, unit_v = 2 * 2 * 4 * 4, 2 * 2 * 2
-    page = pool.page(1)
-    for head in range(3):
-        start = head * (unit_k + unit_v)
-        page[start : start + unit_k // 2] = bytes([10 + head]) * (unit_k // 2)
-        page[start + unit_k // 2 : start + unit_k] = bytes([20 + head]) * (unit_k // 2)
-        page[start + unit_k : start + unit_k + unit_v] = bytes([30 + head]) * unit_v
-
-    k, v = (host_rows(pool.bytes_tensor, each) for each in shard.columns)
-
-    assert k.shape == (2, 3, 3, unit_k // 2)
-    assert v.shape == (1, 3, 3, unit_v)
-    by_layer_and_head = torch.tensor([[10, 11, 12], [20, 21, 22]])
-    assert bool((k[:, 1] == by_layer_and_head[..., None]).all())
-    assert bool((v[0, 1] == torch.tensor([30, 31, 32])[:, None]).all())
-    assert not k[:, [0, 2]].any()
-
-
 def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
     pool = HostPool(mixed_layout(), 2, pinned=False)
     page = pool.page(1)
@@ -208,10 +182,6 @@ def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
 def test_a_page_that_does_not_exist_is_refused(slot: int) -> None:
     with pytest.raises(InternalError, match="no host page"):
         HostPool(mixed_layout(), 2, pinned=False).page(slot)
-
-
-def test_a_pool_may_be_empty() -> None:
-    assert HostPool(mixed_layout(), 0, pinned=False).bytes_tensor.numel() == 0
 
 
 def test_a_large_pool_costs_nothing_until_it_is_used() -> None:

@@ -148,46 +148,6 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert all(each.writes_present <= 1 for each in seen)
 
 
-def test_what_an_engine_with_a_draft_model_has_written_is_not_written_again_without(
-    engine: Callable[[CacheConfig], Group],
-) -> None:
-    engine(FULL).each(serve)
-    without = engine(LEAN)
-
-    served = without.each(serve)
-    again = engine(FULL).each(serve)
-
-    assert served == again == ALL_OF_IT
-    assert not any(each.reads_lacking for each in without.each(counters))
-
-
-def test_engines_with_different_draft_models_fill_up_each_other_s_pages(
-    engine: Callable[[CacheConfig], Group],
-) -> None:
-    engine(replace(FULL, absent_columns=("draft_v",))).each(serve)
-    other = engine(replace(FULL, absent_columns=("draft_k",))).each(serve)
-
-    served = engine(FULL).each(serve)
-
-    assert other == NOTHING
-    assert served == ALL_OF_IT
-
-
-def test_pages_are_shorter_without_the_columns_that_are_absent(
-    engine: Callable[[CacheConfig], Group],
-) -> None:
-    def page_bytes(cache: Cache) -> tuple[int, list[str]]:
-        assert isinstance(cache.inspection.executor, RankExecutor)
-        layout = cache.inspection.executor.host_pool.layout
-        return layout.page_bytes, [shard.column.name for shard in layout.columns]
-
-    full, lean = (engine(config).each(page_bytes) for config in (FULL, LEAN))
-
-    draft_bytes = 2 * PAGE_TOKENS * 6 * 2
-    assert full[0][0] - lean[0][0] == draft_bytes
-    assert [names for _, names in lean] == [["k", "index"]] * RANKS
-
-
 def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
     shelf = Shelf()
     lean, full = (
@@ -284,29 +244,6 @@ def test_an_object_has_the_same_name_whichever_columns_are_kept() -> None:
     assert shard("draft_k", columns=(KEPT[0], deep)).name == "l0-9.h2-4"
     assert shard("draft_k", columns=(latent, DRAFT_K)).name == "l0-2.h1-2"
     assert not shard("draft_k", columns=(latent, DRAFT_K)).replicated
-
-
-@pytest.mark.parametrize(
-    ("absent", "present"), [((), 0b11), (("draft_k",), 0b10), (("draft_v",), 0b01), (DRAFT, 0)]
-)
-def test_presence_bits_follow_the_order_of_the_layout(
-    absent: tuple[str, ...], present: int
-) -> None:
-    kept = shard(*absent)
-
-    assert kept.shape.present == present
-    assert kept.shape.parts == shard().shape.parts
-    assert [part.nbytes for part in kept.shape.parts if part.bit >= 0] == [48, 48]
-    assert kept.page_bytes == shard(*DRAFT).page_bytes + 48 * present.bit_count()
-
-
-def test_heads_that_the_ranks_cannot_divide_matter_only_where_they_are_kept() -> None:
-    lean = shard(*DRAFT, ranks=4)
-
-    assert not any(part.bit >= 0 for part in lean.shape.parts)
-    assert lean.name == "l0-2.h1-2"
-    with pytest.raises(ConfigError, match="'draft_v' has 2 KV heads, which 4 ranks"):
-        shard("draft_k", ranks=4)
 
 
 @pytest.mark.parametrize("first", [KEPT[0], KEPT[1]], ids=["divided", "all alike"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,50 +85,3 @@ def test_the_longest_restorable_length_within_a_bound_is_one_that_can_be_restore
 
     possible = [n for n in range(1, bound + 1) if can_end(order, present, order.floor + n)]
     assert longest == max(possible, default=0)
-
-
-@given(lookups())
-def test_a_page_more_in_the_store_never_makes_a_length_impossible(
-    drawn: tuple[LookUp, Present],
-) -> None:
-    order, present = drawn
-    everything = [[True] * len(need.keys) for need in order.needs]
-
-    assert set(lengths(restorable(order, present))) <= set(lengths(restorable(order, everything)))
-
-
-KEYS = tuple(bytes([number]) for number in range(6))
-ALL = [True] * 6
-GAP = [True, True, False, True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("others", "present", "expected"),
-    [
-        ((), [ALL], (6, ())),
-        ((), [GAP], (2, ())),
-        # A state is needed at the end and nowhere before.
-        ((Need("state", 0, KEYS, span=1),), [ALL, [False, True, False, False, True]], (0, (2, 5))),
-        # A window of three pages is whole only behind three of them, or from the very start.
-        ((Need("window", 0, KEYS, span=3),), [ALL, GAP], (0, (1, 2, 6))),
-        # What both have is less than the shorter of what each has.
-        (
-            (Need("window", 0, KEYS, span=3), Need("state", 0, KEYS, span=1)),
-            [ALL, GAP, [True, False, False, False, True]],
-            (0, (1,)),
-        ),
-        # Host memory has what the store lacks.
-        (
-            (Need("window", 0, KEYS, span=3, on_host=frozenset({0, 2})),),
-            [[True] * 4, [False, True, False, True]],
-            (0, (1, 2, 3, 4)),
-        ),
-    ],
-    ids=["attention", "a gap", "a state", "a window", "both", "held"],
-)
-def test_known_lookups_have_known_answers(
-    others: tuple[Need, ...], present: Present, expected: tuple[int, tuple[int, ...]]
-) -> None:
-    order = LookUp(1, 0, (Need(KV_POOL, 0, KEYS), *others), 1.0)
-
-    assert restorable(order, present) == expected

@@ -33,7 +33,6 @@ from tests.kit.ranks.reference_pages import (
     DRAFT,
     INDEX,
     LATENT,
-    LAYOUTS,
     SIZES,
     K,
     V,
@@ -47,7 +46,6 @@ KEYS = hashed_keys(PAGES)
 LAYOUT = PageLayout(page_tokens=2, columns=(K, INDEX, V))
 WITH_DRAFT = PageLayout(page_tokens=2, columns=(K, INDEX, V, DRAFT))
 REPLICATED = PageLayout(page_tokens=2, columns=(LATENT, INDEX))
-LATENT_DRAFT = LAYOUTS["replicated with a draft"]
 
 MakeBackend = Callable[[], StorageBackend]
 Start = Callable[..., list[RankExecutor]]
@@ -333,19 +331,6 @@ def test_groups_whose_pages_are_the_same_on_every_rank_need_no_marks(
     assert looked_up(executor) == PAGES
     assert fetched(executor) == pages_of(REPLICATED, 0, 1)
     assert len(store.asked) == len(store.read_names) == len(shelf.objects) == PAGES
-
-
-@pytest.mark.parametrize(("wrote", "reads"), [(4, 1), (4, 2), (8, 2), (2, 4), (4, 8)])
-def test_groups_that_hold_all_alike_and_groups_that_divide_a_draft_read_each_other(
-    start: Start, backend: MakeBackend, wrote: int, reads: int
-) -> None:
-    persist(start(backend, wrote, LATENT_DRAFT, ["narrow"]), LATENT_DRAFT, ["narrow"])
-
-    group = start(backend, reads, LATENT_DRAFT, ["narrow"])
-    assert [looked_up(executor) for executor in group] == [PAGES] * reads
-    assert [fetched(executor) for executor in group] == pages_by_rank(
-        LATENT_DRAFT, reads, ["narrow"]
-    )
 
 
 @pytest.mark.parametrize("there", [True, False])

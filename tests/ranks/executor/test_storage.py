@@ -11,7 +11,6 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -19,7 +18,6 @@ from lockstep.coordinator.ballot import (
     Ended,
     Expired,
     Landed,
-    Progress,
     Quiesced,
     QuiesceExpired,
 )
@@ -57,7 +55,6 @@ from tests.kit.waiting import wait_for
 
 SOON_S = 0.02
 """A deadline that passes while a call hangs."""
-CPU = torch.device("cpu")
 ONE_CALL_BYTES = 4 << 20
 """A page of this size goes to the store in a call of its own."""
 
@@ -387,25 +384,6 @@ def test_a_lookup_whose_store_hangs_expires(start: Start) -> None:
     assert happened(executor, [look_up(2, keys(1), LONG_S)], bool) == [Answered(2, 0)]
 
 
-def test_a_fetch_that_has_landed_whole_does_not_expire_any_more(start: Start) -> None:
-    executor = start(mixed_layout(), MemoryBackend())
-    persisted(executor, 1)
-
-    happened(executor, [Fetch(2, objects(1), LONG_S)], includes(Landed(2, 1)))
-
-    assert executor._flights.next_deadline() is None  # pyright: ignore[reportPrivateUsage]
-
-
-def test_a_fetch_that_stopped_short_still_expires(start: Start) -> None:
-    executor = start(mixed_layout(), MemoryBackend())
-
-    progress = happened(executor, [Fetch(1, objects(1), SOON_S)], includes(Expired(1)))
-
-    assert progress == [Capped(1, 0), Expired(1)]
-    executor.carry_out([Cancel(1, LONG_S)])
-    assert executor.progress() == [Quiesced(1)]
-
-
 class FaultyStore(MemoryBackend):
     """Raises where the contract says that a backend must not."""
 
@@ -612,18 +590,6 @@ def test_a_store_that_never_opens_is_refused_in_time() -> None:
     with pytest.raises(ConfigError, match="did not open within"):
         make_executor(mixed_layout(), backend=store, open_timeout_s=SOON_S, close_timeout_s=SOON_S)
     store.let_go.set()
-
-
-def test_nothing_is_reported_twice(start: Start, store: StorageBackend) -> None:
-    executor = start(mixed_layout(), store)
-    persisted(executor, 4)
-
-    seen: list[Progress] = happened(
-        executor, [Fetch(2, objects(4), LONG_S)], includes(Landed(2, 4))
-    )
-    seen += happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
-
-    assert len(seen) == len(set(seen))
 
 
 def three_mib(pace: Pace, nbytes: int, now: float) -> None:

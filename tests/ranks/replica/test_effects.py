@@ -4,14 +4,11 @@ from array import array
 
 import pytest
 
-from lockstep.coordinator.expectations import Forgotten, Queued, Seated
-from lockstep.coordinator.operation import Kind, Outcome, Phase, Queue
+from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
-from lockstep.ranks.orders import CopyToHost, Fork, LookUp
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.effects import NOTHING, Effects
-from lockstep.ranks.replica.notices import Cause, Finished, Hit, Stored, Tier
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ReplicaConfig
 from lockstep.ranks.tallies import Tallies
@@ -49,47 +46,12 @@ def compute(replica: Replica, name: str, pages: int) -> Effects:
     return replica.insert(name, tokens(pages), final=True)[1]
 
 
-def test_a_prefetch_leaves_as_a_seat_and_then_the_order_that_fills_it() -> None:
-    replica = new_replica()
-
-    started, effects = replica.prefetch("r", "", tokens(2))
-
-    assert started
-    (seated,) = effects.expectations
-    (order,) = effects.orders
-    assert isinstance(seated, Seated)
-    assert (seated.operation, seated.phase) == (1, Phase.QUERY)
-    assert isinstance(order, LookUp)
-    assert order.operation == 1
-
-
 def test_the_fields_stand_in_the_order_in_which_a_driver_follows_them() -> None:
     """R2: an order whose operation is not expected yet would be reported in vain."""
     fields = Effects._fields
 
     assert fields.index("lost") < fields.index("expectations") < fields.index("orders")
     assert fields.index("orders") < fields.index("decisions") < fields.index("notices")
-
-
-def test_a_backup_leaves_as_a_ticket_an_order_and_a_notice_of_what_was_computed() -> None:
-    replica = new_replica()
-
-    effects = compute(replica, "r", 2)
-
-    assert [type(each) for each in effects.expectations] == [Queued]
-    assert [type(each) for each in effects.orders] == [CopyToHost]
-    assert effects.notices == (Stored(Tier.DEVICE, "kv", 2, Cause.COMPUTED),)
-
-
-def test_what_has_ended_is_forgotten_and_told_of() -> None:
-    replica = new_replica()
-    compute(replica, "r", 2)
-
-    effects = ended(replica, Queue.BACKUP)
-
-    assert Forgotten(1) in effects.expectations
-    assert Finished(1, Kind.BACKUP, Outcome.COMPLETE) in effects.notices
-    assert Stored(Tier.HOST, "kv", 2, Cause.BACKED_UP) in effects.notices
 
 
 def test_nothing_is_left_behind_for_the_next_command() -> None:
@@ -110,18 +72,6 @@ def test_what_a_refused_command_has_caused_leaves_with_the_next_one() -> None:
     _, effects = replica.unpin("nobody")
 
     assert effects is NOTHING
-
-
-def test_notices_are_numbered_without_a_gap() -> None:
-    replica = new_replica()
-    every = [compute(replica, f"r{pages}", pages) for pages in (1, 2, 3)]
-    every.append(ended(replica, Queue.BACKUP))
-
-    starts = [each.notices_before for each in every]
-    ends = [start + len(each.notices) for start, each in zip(starts, every, strict=True)]
-    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-    assert every[0].notices_before >= 0
-    assert every[-1].notices
 
 
 @pytest.mark.parametrize("device_pages", [0, 16])
@@ -157,15 +107,6 @@ def test_a_query_about_lent_pages_changes_nothing() -> None:
     assert replica.unpin("nobody")[1] is NOTHING
 
 
-def test_pages_are_named_where_the_cache_was_told_to() -> None:
-    replica = new_replica(names=True)
-
-    (stored,) = (each for each in compute(replica, "r", 2).notices if isinstance(each, Stored))
-
-    assert len(stored.keys) == 2
-    assert stored.after not in stored.keys
-
-
 def test_naming_pages_changes_nothing_else() -> None:
     """So ranks may differ in it."""
     named, unnamed = new_replica(names=True), new_replica()
@@ -195,14 +136,3 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
     assert stats.removed_pages == {"device": {"room": 4}}
     assert stats.asked_tokens == 6 * PAGE_TOKENS
     assert stats.hit_tokens == {"device": 2 * PAGE_TOKENS, "host": 0, "storage": 0}
-
-
-def test_a_fork_leaves_with_the_admission_that_goes_on_from_a_state() -> None:
-    """It belongs to no operation, so nothing is expected of it."""
-    replica = new_replica()
-
-    _, effects = replica.load_back("r", "", b"", 4)
-
-    assert not [each for each in effects.orders if isinstance(each, Fork)]
-    assert not effects.expectations
-    assert [type(each) for each in effects.notices] == [Hit]

@@ -134,16 +134,6 @@ def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to
     admitted(in_parts)
 
 
-def test_a_request_that_fills_the_device_is_admitted_once_others_let_go() -> None:
-    ranks = RanksInTurn(2, device_pages=8)
-    ranks.every(lambda cache: cache.load_back("a", prompt(1), reserve_tokens=4))
-    assert ranks.every(lambda c: c.load_back("b", [], reserve_tokens=32)) is Wait.NO_ROOM
-
-    ranks.every(lambda cache: cache.release("a"))
-
-    admitted(ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=32)))
-
-
 def test_pages_of_a_running_request_are_never_evicted() -> None:
     ranks = RanksInTurn(2, device_pages=8)
     ranks.compute("a", prompt(4))

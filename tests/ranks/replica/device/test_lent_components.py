@@ -321,6 +321,11 @@ def after_a_load(ranks: HostRanksInTurn) -> None:
 
 
 def after_two_loads(ranks: HostRanksInTurn) -> None:
+    begin_a_second_load(ranks)
+    ranks.settle()
+
+
+def begin_a_second_load(ranks: HostRanksInTurn) -> None:
     back_up(ranks, "first", PROMPT[: 3 * PAGE_TOKENS], [*GONE, 1, 2])
     ranks.settle()
     back_up(ranks, "first", PROMPT, [*GONE * 4, 4, 5])
@@ -328,17 +333,10 @@ def after_two_loads(ranks: HostRanksInTurn) -> None:
     load(ranks, PROMPT[: 3 * PAGE_TOKENS], range(3))
     ranks.settle()
     load(ranks, PROMPT, range(3, 6), first=3)
-    ranks.settle()
 
 
 def after_a_load_that_failed_behind_another(ranks: HostRanksInTurn) -> None:
-    back_up(ranks, "first", PROMPT[: 3 * PAGE_TOKENS], [*GONE, 1, 2])
-    ranks.settle()
-    back_up(ranks, "first", PROMPT, [*GONE * 4, 4, 5])
-    ranks.settle()
-    load(ranks, PROMPT[: 3 * PAGE_TOKENS], range(3))
-    ranks.settle()
-    load(ranks, PROMPT, range(3, 6), first=3)
+    begin_a_second_load(ranks)
     ranks.report(Ended(ranks.take_operation(CopyToDevice), ok=False))
     ranks.settle()
 

@@ -167,34 +167,6 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     cache.inspection.check()
 
 
-def take_the_slots_for_states_in_host_memory(cache: Cache) -> None:
-    """Let as many requests be saved as there are slots."""
-    for number in range(8):
-        cache.load_back(f"s{number}", [], reserve_tokens=1)
-        assert cache.retract(f"s{number}", [number])
-        settle(cache)
-
-
-def test_without_room_in_host_memory_the_request_goes_on(cache: Cache) -> None:
-    compute(cache, "a", TOKENS)
-    take_the_slots_for_states_in_host_memory(cache)
-
-    assert not cache.retract("a", TOKENS)
-    assert cache.load_state("a") is LoadState.READY
-
-
-def test_a_request_that_leaves_once_it_is_saved_gives_everything_back(cache: Cache) -> None:
-    compute(cache, "a", TOKENS)
-    cache.retract("a", TOKENS)
-    settle(cache)
-    cache.release("a")
-    settle(cache)
-
-    cache.inspection.check()
-    residence = cache.inspection.prefixes.residence
-    assert residence.available(1, 0) == residence.pools[1][0].capacity
-
-
 def test_only_a_retracted_request_can_be_resumed(cache: Cache) -> None:
     compute(cache, "a", TOKENS)
 

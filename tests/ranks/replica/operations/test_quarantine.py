@@ -6,7 +6,6 @@ import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import RankUnhealthy
-from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Wait
@@ -79,26 +78,6 @@ def test_a_device_that_is_smaller_than_host_memory_is_guarded_as_well() -> None:
     compute_and_hang(ranks, 1)
 
     assert "keep 8 of 12 device pages, and 6 may be kept" in ended_by(ranks)[0]
-
-
-def test_the_bound_of_the_configuration_counts() -> None:
-    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=PAGES))
-    compute_and_hang(ranks, 0)
-    ranks.step()
-
-    compute_and_hang(ranks, 1)
-
-    assert f"and {PAGES} may be kept" in ended_by(ranks)[0]
-
-
-def test_after_the_end_every_call_raises_the_same_words() -> None:
-    """Rule P8."""
-    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=0))
-    compute_and_hang(ranks, 0)
-    (words, _) = ended_by(ranks)
-
-    with pytest.raises(RankUnhealthy, match=words.partition(" (")[0]):
-        ranks.caches[0].step()
 
 
 def test_copies_within_the_bound_cost_their_pages_until_they_fall_quiet() -> None:

@@ -1,6 +1,5 @@
 """Prefetch as the design tells it, step by step, on two ranks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,26 +59,6 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     assert other.journal.last(1)[1] == [f"vote 1 TRANSFER {UNBOUNDED} 3"]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_what_was_computed_is_restored_from_host_after_eviction(depth: int) -> None:
-    ranks = RanksInTurn(2, depth=depth, device_pages=8)
-    first, second = prompt(6), prompt(7, start=1000)
-    ranks.compute("a", first)
-    ranks.compute("b", second)
-
-    match = ranks.every(lambda cache: cache.match(first))
-    assert (match.device_tokens, match.host_tokens) == (4, 24)
-
-    admission = ranks.every(lambda cache: cache.load_back("c", first, reserve_tokens=32))
-    assert not isinstance(admission, str)
-    assert (admission.device_tokens, admission.host_tokens) == (4, 20)
-    ranks.settle()
-    assert ranks.every(lambda cache: cache.load_state("c")) == "ready"
-    assert len(ranks.every(lambda cache: cache.page_table("c").tolist())) == 8
-    ranks.every(lambda cache: cache.release("c"))
-    ranks.check()
-
-
 class Started:
     """A prefetch of eight pages whose transfer has begun on both ranks."""
 
@@ -114,41 +93,6 @@ def test_under_the_other_rules_the_engine_waits(rule: StopRule) -> None:
     Started(ranks)
 
     assert not ranks.every(lambda cache: cache.prefetch_done("r"))
-
-
-def waiting(ranks: RanksInTurn) -> int:
-    """Begin a prefetch that waits for another; return its operation."""
-    ranks.every(lambda cache: cache.prefetch("first", prompt(2, start=900)))
-    return looking_up(ranks)
-
-
-def looking_up(ranks: RanksInTurn) -> int:
-    """Begin a prefetch; return its operation."""
-    ranks.every(lambda cache: cache.prefetch("victim", prompt(8)))
-    return max(ranks.caches[0].inspection.in_flight)
-
-
-def transferring(ranks: RanksInTurn) -> int:
-    """Begin a prefetch whose pages are on their way; return its operation."""
-    return Started(ranks, "victim").operation
-
-
-@pytest.mark.parametrize(
-    ("phase", "begin"), [("WAITING", waiting), ("QUERY", looking_up), ("TRANSFER", transferring)]
-)
-def test_an_abort_ends_a_prefetch_in_every_phase(
-    phase: str, begin: Callable[[RanksInTurn], int]
-) -> None:
-    ranks = RanksInTurn(2, bounds=Bounds(prefetches=1))
-    operation = begin(ranks)
-    assert ranks.phase(operation) == phase
-
-    ranks.every(lambda cache: cache.abort("victim"))
-    ranks.check()
-    ranks.settle()
-
-    assert ranks.phase(operation) == "DONE"
-    assert ranks.free(HOST) == 64
 
 
 def test_a_prefetch_takes_no_more_host_pages_than_there_is_room_for() -> None:

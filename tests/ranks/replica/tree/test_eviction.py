@@ -20,9 +20,7 @@ from lockstep.ranks.replica.tree.eviction import STALE_SPARE, EvictionQueue
 from lockstep.ranks.replica.tree.eviction_policies import (
     HITS_GRADED_MAX,
     EvictionPolicy,
-    Graded,
     find_policy,
-    known_policies,
     register_eviction_policy,
 )
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
@@ -171,22 +169,6 @@ def test_nodes_leave_in_the_order_of_a_list_that_is_sorted_each_time() -> None:
     )
 
 
-def test_lru_evicts_what_was_used_longest_ago() -> None:
-    leaves = [Leaf(id=1, last_access=5, hits=9), Leaf(id=2, last_access=7), Leaf(id=3)]
-
-    assert drain(queue_of("lru", *leaves)) == [3, 1, 2]
-
-
-def test_lfu_evicts_what_was_hit_least_often_and_of_those_what_was_used_longest_ago() -> None:
-    leaves = [
-        Leaf(id=1, last_access=1, hits=2),
-        Leaf(id=2, last_access=9, hits=0),
-        Leaf(id=3, last_access=8, hits=0),
-    ]
-
-    assert drain(queue_of("lfu", *leaves)) == [3, 2, 1]
-
-
 def test_lfu_lets_what_was_once_hot_leave_at_last() -> None:
     once_hot = Leaf(id=1, last_access=1, hits=10**6)
     hot = Leaf(id=2, last_access=2, hits=HITS_GRADED_MAX)
@@ -199,54 +181,6 @@ def test_slru_evicts_a_scan_before_anything_that_was_hit_again() -> None:
     scan = [Leaf(id=number, last_access=number + 1) for number in range(1, 5)]
 
     assert drain(queue_of("slru", shared, *scan)) == [1, 2, 3, 4, 0]
-
-
-def test_a_hit_moves_a_node_from_probation_to_the_protected_ones() -> None:
-    first, second = Leaf(id=1, last_access=1), Leaf(id=2, last_access=2)
-    queue = queue_of("slru", first, second)
-
-    first.hits = 1
-    queue.used(first)
-
-    assert drain(queue) == [2, 1]
-
-
-def test_priority_evicts_what_only_low_priorities_used() -> None:
-    leaves = [
-        Leaf(id=1, last_access=1, priority=3),
-        Leaf(id=2, last_access=9, priority=-1),
-        Leaf(id=3, last_access=5),
-    ]
-
-    assert drain(queue_of("priority", *leaves)) == [2, 3, 1]
-
-
-def test_a_node_that_enters_long_after_its_last_use_leaves_in_its_turn() -> None:
-    """An inner node becomes a leaf when its children leave; nobody has used it since."""
-    queue = queue_of("lru", Leaf(id=1, last_access=1), Leaf(id=2, last_access=9))
-
-    queue.try_enter(Leaf(id=3, last_access=4))
-
-    assert drain(queue) == [1, 3, 2]
-
-
-def test_of_nodes_that_were_used_together_the_first_to_be_entered_leaves_first() -> None:
-    leaves = [Leaf(id=number, last_access=1) for number in (5, 3, 4)]
-
-    assert drain(queue_of("lru", *leaves)) == [5, 3, 4]
-
-
-def test_a_locked_node_is_dropped_when_it_is_met_and_comes_back_by_entering() -> None:
-    locked, other = Leaf(id=1, last_access=1), Leaf(id=2, last_access=2)
-    queue = queue_of("lru", locked, other)
-    locked.free = False
-
-    assert queue.next_victim() is other
-    assert queue.next_victim() is None
-
-    locked.free = True
-    queue.try_enter(locked)
-    assert queue.next_victim() is locked
 
 
 def test_an_inner_node_whose_child_left_for_a_quota_leaves_by_its_own_last_use() -> None:
@@ -307,26 +241,6 @@ def test_what_enters_late_and_is_used_again_for_ever_takes_no_more_memory() -> N
 
     assert len(queue._late) <= STALE_SPARE + 1  # pyright: ignore[reportPrivateUsage]
     assert drain(queue) == [0]
-
-
-def test_another_package_adds_a_policy_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Newest:
-        name = "newest"
-
-        def grade(self, node: Graded) -> int:
-            return -node.last_access
-
-    monkeypatch.setattr("lockstep.ranks.replica.tree.eviction_policies._POLICIES", {})
-    register_eviction_policy(Newest())
-
-    assert known_policies() == ["newest"]
-    leaves = [Leaf(id=number, last_access=number) for number in range(3)]
-    assert drain(queue_of("newest", *leaves)) == [2, 1, 0]
-
-
-def test_a_policy_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'mru'; known: lfu, lru, priority, slru"):
-        find_policy("mru")
 
 
 def test_no_policy_can_take_the_name_of_another() -> None:

@@ -33,9 +33,7 @@ _BUILT_IN = {
 _WRAPPERS = {
     "breaker": ".wrappers.breaker",
     "fault": ".wrappers.fault",
-    "limit": ".wrappers.limit",
     "metrics": ".wrappers.metrics",
-    "retry": ".wrappers.retry",
 }
 """The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
 

@@ -6,7 +6,6 @@ from ...errors import ConfigError
 from ...ranks.disaggregation.groups.directory import GroupDirectory
 from ...ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
 from ...ranks.disaggregation.groups.ray_directory import SCHEME, RayDirectory
-from ...ranks.disaggregation.groups.redis_directory import RedisDirectory
 from ...storage_backends.host_port import is_loopback
 from ..environment import SECRET_VARIABLE, read_secret
 from ..meeting import LOOPBACK, address_towards
@@ -30,15 +29,13 @@ def host_towards(where: str, named: str) -> str:
 
 
 def open_directory(where: str) -> GroupDirectory:
-    """Return the directory at a path of a file, or at `redis://host:port/db`, opened."""
+    """Return the directory at a path of a file, opened."""
     directory: GroupDirectory
     if "://" not in where:
         directory = EmbeddedDirectory(where)
-    elif where.startswith(("redis://", "rediss://")):
-        directory = RedisDirectory(where)
     elif where.startswith(SCHEME):
         directory = RayDirectory(where.removeprefix(SCHEME))
     else:
-        raise ConfigError(f"--directory is {where!r}, must be a path, or redis://HOST:PORT/DB")
+        raise ConfigError(f"--directory is {where!r}, must be a path")
     directory.open()
     return directory

@@ -1,7 +1,7 @@
 """Processes that write to a `3fs://` store, for tests that kill them or race them.
 
-python -m tests.kit.storage.three_fs_writers killed <directory> <index> <index name>
-python -m tests.kit.storage.three_fs_writers racing <directory> <index> <index name> <writer> <names>
+python -m tests.kit.storage.three_fs_writers killed <directory> <index>
+python -m tests.kit.storage.three_fs_writers racing <directory> <index> <writer> <names>
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lockstep.storage_backends.page_index.contract import PageIndex
 from lockstep.storage_backends.three_fs import files as three_fs_files
+from lockstep.storage_backends.three_fs.page_index import PageIndex
 from tests.kit.storage.calls import object_name, opened, page, put
 from tests.kit.storage.racing import win
 from tests.kit.storage.three_fs import SlotStore
@@ -37,10 +37,8 @@ FIRST_KILLED = 100
 _pwritev = os.pwritev
 
 
-def store_at(root: Path, index: str, name: str) -> SlotStore:
-    store = SlotStore(root, index, slot_bytes=SLOT_BYTES, file_slots=FILE_SLOTS, files=FILES)
-    store.index_name = name
-    return store
+def store_at(root: Path, index: Path) -> SlotStore:
+    return SlotStore(root, index, slot_bytes=SLOT_BYTES, file_slots=FILE_SLOTS, files=FILES)
 
 
 def die(*_: Any) -> Any:
@@ -108,8 +106,8 @@ async def race(store: SlotStore, writer: int, names: int) -> None:
 
 
 def main() -> None:
-    what, root, index, name, *numbers = sys.argv[1:]
-    store = store_at(Path(root), index, name)
+    what, root, index, *numbers = sys.argv[1:]
+    store = store_at(Path(root), Path(index))
     if what == "killed":
         kill_in_every_phase(store)
     else:

@@ -58,7 +58,7 @@ OWN = frozenset({"127.0.0.1", "10.0.0.2"})
 ETH = Interface("eth0", "10.0.0.2", "")
 
 
-def judged(installed: str, *, name: str = "redis", bounds: str = ">=5.0") -> Finding:
+def judged(installed: str, *, name: str = "obstore", bounds: str = ">=5.0") -> Finding:
     """The finding of one package of these bounds."""
     package = Package(name, bounds, name, installed, TRIED.get(name, ""))
     (finding,) = judge_packages([package])
@@ -157,10 +157,10 @@ def test_the_exit_status_tells_problems_from_advice(statuses: list[Status], expe
 
 
 def test_packages_that_are_not_installed_are_one_finding() -> None:
-    missing = [Package(name, ">=1", name, "", "") for name in ("ray", "redis")]
+    missing = [Package(name, ">=1", name, "", "") for name in ("ray", "s3")]
 
     assert judge_packages(missing) == [
-        well("extras", "not installed, and needed only where used: ray, redis")
+        well("extras", "not installed, and needed only where used: ray, s3")
     ]
 
 

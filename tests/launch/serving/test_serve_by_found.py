@@ -2,7 +2,6 @@
 
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import cast
@@ -17,12 +16,8 @@ from lockstep.launch.serving.front import Front
 from lockstep.launch.serving.launching import open_lines
 from lockstep.launch.serving.result import GroupResult
 from lockstep.ranks.disaggregation.dispatcher import Terms
-from lockstep.ranks.disaggregation.groups.directory import Registration
 from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
-from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
-from lockstep.ranks.disaggregation.groups.router import Role
 from tests.kit.launch.replays import Running, run, start
-from tests.kit.servers.redis_server import RedisServer
 from tests.launch.serving.test_serve_sim import SERVE, assert_sound, serve
 
 RANK = (sys.executable, "-m", "lockstep.launch.serving.process")
@@ -113,25 +108,3 @@ def test_groups_that_end_at_once_are_all_named() -> None:
 
         with pytest.raises(PeerLost, match="not all groups have started: one, other"):
             front.wait_for_groups()
-
-
-def test_a_front_goes_on_while_the_directory_does_not_answer() -> None:
-    with (
-        RedisServer() as server,
-        open_lines("127.0.0.1", "") as lines,
-        ThreadPoolExecutor(1) as one,
-    ):
-        directory = RedisDirectory(server.url())
-        directory.open()
-        groups = [FoundGroup("mine", lines.results)]
-        front = Front(groups, directory, TERMS, lines, concurrency=1, outputs_max=1)
-        server.kill()
-        waiting = one.submit(front.wait_for_groups)
-        server.start()
-        address = {"messages": lines.inbox.address}
-        registration = Registration(name="mine", role=Role.PREFILL, addresses=address)
-        directory.register(registration, 600.0)
-        waiting.result(30.0)
-        directory.close()
-
-    assert front.counts.lost == []

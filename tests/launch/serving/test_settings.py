@@ -72,7 +72,7 @@ def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
         (["--patience-s", "0"], "--patience-s is 0, must be more than 0"),
         (["--prefill", "1x3"], "--prefill is 1x3: "),
         (["--store", "memory://"], "groups need a --store that all reach, and 'memory://' is"),
-        (["--store", "retry+memory://a"], "and 'retry+memory://a' is each process's own"),
+        (["--store", "metrics+memory://a"], "and 'metrics+memory://a' is each process's own"),
         (
             ["--store", "peer://127.0.0.1:1"],
             "which takes no pages: it is what another group serves",
@@ -81,7 +81,7 @@ def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
         (["--transfer", "mooncake", "--store", "memory://a"], "give --direct as well"),
         (["--groups-from", "g.db", "--transfer", "mooncake"], "--transfer is for groups that"),
         (["--store", "/var/kv"], "--store is '/var/kv', which is not a URI"),
-        (["--directory", "zk://host"], "--directory is 'zk://host', must be a path, or redis://"),
+        (["--directory", "zk://host"], "--directory is 'zk://host', must be a path"),
         (
             ["--directory", "/nowhere/at/all.db"],
             "the directory /nowhere/at/all.db cannot be opened",

@@ -245,13 +245,13 @@ def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engi
     for uri, complaint in (
         ("no uri", "is not a URI"),
         ("fle:///x", "unknown scheme 'fle'"),
-        ("retyr+memory://", "unknown wrapper 'retyr'"),
+        ("braeker+memory://", "unknown wrapper 'braeker'"),
         ("file:///x?thread=2", "unknown option 'thread'"),
-        ("retry+memory://?retry.attempts=0", "must be from 1 to 20"),
+        ("breaker+memory://?breaker.calls=0", "must be from 1 to 1000"),
         ("3fs:///x", "has no index"),
         ("3fs:///x?index=redis", "index 'redis' is not known"),
         ("mooncake://host", "must name the master"),
-        ("s3://bucket/x?pack=2", "needs a database"),
+        ("s3://bucket/x?pack=2", "unknown option 'pack'"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             running.caches[0].attach_store(uri)

@@ -16,9 +16,9 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file.listing import entries
 from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
-from lockstep.storage_backends.file.unsound import unsound_files
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.storage.calls import (
     KIB,
@@ -221,9 +221,6 @@ async def test_what_cannot_be_read_is_told_and_not_passed_over(
         complaint = f"{broken[level]} cannot be read: {os.strerror(error)}"
         with pytest.raises(StorageError, match=complaint):
             await listed(backend)
-        for put_away in (False, True):
-            with pytest.raises(StorageError, match=complaint):
-                list(unsound_files(store.root, put_away=put_away))
         monkeypatch.undo()
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
@@ -236,8 +233,6 @@ async def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
         monkeypatch.setattr(os, "preadv", failing())
         with pytest.raises(StorageError, match="cannot be read"):
             await listed(backend)
-        with pytest.raises(StorageError, match="cannot be read"):
-            list(unsound_files(store.root, put_away=True))
         monkeypatch.undo()
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
@@ -260,10 +255,12 @@ def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
     for number in range(3000):
         (digits / f"{number:064x}").touch()
 
+    root_fd = os.open(store.root, os.O_RDONLY)
     tracemalloc.start()
-    found = sum(1 for _ in unsound_files(store.root))
+    found = sum(1 for _ in entries(store.root, root_fd, str(digits.relative_to(store.root))))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    os.close(root_fd)
 
     assert found == 3000
     assert peak < 256 * KIB

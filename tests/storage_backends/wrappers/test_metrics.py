@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import Read
-from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.latencies import BOUNDS_S
 from lockstep.storage_backends.wrappers.around import Call
 from lockstep.storage_backends.wrappers.metrics import MetricsBackend
-from tests.kit.storage.calls import EVERY, columns, now, object_name, put_columns
-from tests.kit.storage.damaging import damaged
+from tests.kit.storage.calls import EVERY, columns, digest_of, now, object_name, put_columns
 from tests.kit.storage.layers import (
     PAGE_BYTES,
     Failing,
@@ -28,7 +27,7 @@ async def test_every_outcome_is_counted_under_its_name() -> None:
     store = await memory_store([1, 2, 3])
     await put_columns(store, object_name(4), 0)
     backend = MetricsBackend(Failing(store, {3: 1, 9: 1}), clock=now)
-    assert await damaged(store, DamageKind.FLIP, 2)
+    store.shelf.objects[digest_of(object_name(2))] = (bytes(HEADER_BYTES), bytes(PAGE_BYTES))
     full = columns(EVERY)
     lacking = Read(object_name(4), (memoryview(bytearray(full.nbytes)),), full)
     await backend.read([*reads_of(1, 2, 3, 7), lacking], deadline=a_while())

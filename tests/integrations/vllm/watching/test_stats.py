@@ -87,7 +87,7 @@ def test_hits_are_split_by_where_they_came_from_as_the_cache_splits_them(tmp_pat
     [
         (None, ELSEWHERE),
         ("file:///kv", "disk"),
-        ("retry+3fs:///kv?index=sqlite:///i", "disk"),
+        ("metrics+3fs:///kv?index=sqlite:///i", "disk"),
         ("peer://host:1", "p2p"),
         ("memory://", ELSEWHERE),
     ],

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
@@ -27,7 +27,6 @@ from ..seen_names import SeenNames
 from ..tally import Tally
 from ..uri import StoreUri
 from .address import S3Address, address_of
-from .calls import DeadlineCalls
 from .objects import S3Objects
 from .requests import RequestFailed, S3Requests
 
@@ -44,6 +43,45 @@ _CLOSED: Final = "was closed while it was listed; open it again and list it from
 _log = logging.getLogger(__name__)
 
 
+class _DeadlineCalls:
+    """The calls of one store, from one event loop, with the deadlines and the care of S2 and S3.
+
+    At the deadline, when the call is cancelled and when the store is closed, what a call still does is
+    cancelled and has ended when the call returns.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Timeout] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    async def run(self, work: Coroutine[None, None, None], deadline: float) -> None:
+        """Do the work until it is done or the deadline has passed; see `time.monotonic`."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            work.close()
+            return
+        scope = asyncio.timeout(left)
+        self._running.add(scope)
+        self._quiet.clear()
+        try:
+            async with scope:
+                await work
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._running.discard(scope)
+            if not self._running:
+                self._quiet.set()
+
+    async def close(self) -> None:
+        """Let the deadline of every call be now, and wait until they have returned."""
+        for scope in [each for each in self._running if not each.expired()]:
+            scope.reschedule(asyncio.get_running_loop().time())
+        await self._quiet.wait()
+
+
 class S3Backend:
     """Keeps the contract of `StorageBackend` in a bucket.
 
@@ -57,7 +95,7 @@ class S3Backend:
         self.read_only = address.read_only
         self._requests = S3Requests(address)
         self._stored = S3Objects(self._requests, address.concurrency, read_only=address.read_only)
-        self._calls = DeadlineCalls()
+        self._calls = _DeadlineCalls()
         self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
         self._open_was_called = False

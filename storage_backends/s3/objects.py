@@ -10,7 +10,7 @@ somebody would look at it, and keeping it costs money.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from ...page_format.object_header import (
@@ -25,7 +25,6 @@ from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
-from .calls import each
 from .ranges import Elsewhere, Range, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
@@ -67,7 +66,7 @@ class S3Objects:
             except RequestFailed as error:
                 _log.debug("%s", error)
 
-        await each(one, len(names), self._concurrency)
+        await _each(one, len(names), self._concurrency)
 
     async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
         """Read the objects into their buffers and verify them.
@@ -82,7 +81,7 @@ class S3Objects:
                 _log.debug("%s", error)
                 outcomes[number] = ReadOutcome.FAILED
 
-        await each(one, len(reads), self._concurrency)
+        await _each(one, len(reads), self._concurrency)
 
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
@@ -99,7 +98,7 @@ class S3Objects:
                 _log.debug("%s", error)
                 outcomes[number] = WriteOutcome.FAILED
 
-        await each(one, len(writes), self._concurrency)
+        await _each(one, len(writes), self._concurrency)
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
         """Remove the objects, unless the store is `read_only`; True where the name is free then."""
@@ -117,7 +116,7 @@ class S3Objects:
             except RequestFailed as error:
                 _log.debug("%s", error)
 
-        await each(one, len(names), self._concurrency)
+        await _each(one, len(names), self._concurrency)
 
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, as far as its header is sound.
@@ -142,7 +141,7 @@ class S3Objects:
             except RequestFailed as error:
                 found[number] = error
 
-        await each(one, len(some), self._concurrency)
+        await _each(one, len(some), self._concurrency)
         for stored in found:
             if isinstance(stored, RequestFailed):
                 raise stored
@@ -307,3 +306,16 @@ def path_of(name: ObjectName) -> str | None:
     """Return the object's path, or None if it cannot have one."""
     digest = name_digest(name)
     return None if digest is None else object_path(name.namespace, digest)
+
+
+async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency: int) -> None:
+    """Do the work for every number below `count`, `concurrency` at a time; it raises only for bugs."""
+    numbers = iter(range(count))
+
+    async def work_off() -> None:
+        for number in numbers:
+            await work(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(count, concurrency)):
+            group.create_task(work_off())

@@ -1,10 +1,8 @@
 """`file://` stays within its bounds: of time, of calls to the kernel, and of what lies in the way."""
 
-import asyncio
 import errno
 import fcntl
 import os
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -264,31 +262,3 @@ def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
 
     assert found == 3000
     assert peak < 256 * KIB
-
-
-async def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
-    backend = store.backend(threads=1)
-    await backend.open()
-    await put(backend, NAME, page(1))
-    busy, go_on = threading.Event(), threading.Event()
-    files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
-    read = files.read_all
-
-    def held(*arguments: Any) -> list[ReadOutcome]:
-        busy.set()
-        assert go_on.wait(60)
-        outcomes: list[ReadOutcome] = read(*arguments)
-        return outcomes
-
-    files.read_all = held
-    reader = asyncio.create_task(get(backend, NAME))
-    assert await asyncio.to_thread(busy.wait, 60)
-    listing = asyncio.create_task(listed(backend))
-    await asyncio.sleep(0)
-    closing = asyncio.create_task(backend.close())
-    with pytest.raises(StorageError, match="closed before it answered"):
-        await listing
-    go_on.set()
-    await closing
-    # The close has asked it to begin nothing more.
-    assert (await reader)[0] is ReadOutcome.TIMED_OUT

@@ -241,14 +241,6 @@ async def test_an_object_of_a_wrong_length_is_a_miss_and_is_removed(
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
-async def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: BucketStore) -> None:
-    async with opened(bucket) as backend, opened(bucket) as other:
-        await put(backend, object_name(1), page(1))
-        bucket.overwrite(object_name(1), bucket.content(object_name(1))[:5000])
-        assert await put(other, object_name(1), page(1)) is WriteOutcome.OK
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-
 async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStore) -> None:
     uri = f"s3://{bucket.bucket}{{}}?endpoint={bucket.endpoint}"
     async with (

@@ -136,24 +136,6 @@ async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
-async def test_when_all_slots_are_used_the_least_recently_used_objects_give_way(
-    tmp_path: Path,
-) -> None:
-    kept = [0, 3, *range(8, 14)]
-
-    async with opened(small_store(tmp_path)) as backend:
-        for number in range(8):
-            await put(backend, object_name(number), page(number))
-        assert await outcomes_of(backend, (0, 3)) == [ReadOutcome.OK] * 2
-        written = [await put(backend, object_name(n), page(n)) for n in range(8, 14)]
-        assert written == [WriteOutcome.OK] * 6
-        assert await outcomes_of(backend, range(14)) == [
-            ReadOutcome.OK if number in kept else ReadOutcome.MISSING for number in range(14)
-        ]
-        assert await get_many(backend, kept) == found(kept)
-        assert len(await listed(backend)) == 8
-
-
 async def test_a_batch_of_more_objects_than_there_are_slots_is_written_all_the_same(
     tmp_path: Path,
 ) -> None:

@@ -301,12 +301,6 @@ def test_batches_of_thousands_keep_their_order(connect: Connect) -> None:
     assert index.look_up(keys) == [None] * len(keys)
 
 
-def test_an_empty_batch_is_nothing(connect: Connect) -> None:
-    index = connect()
-    assert (index.look_up([]), index.confirm([]), index.commit([])) == ([], [], [])
-    assert index.reserve(3, LONG_S) == []
-
-
 def test_a_closed_index_says_so(connect: Connect) -> None:
     index = connect()
     index.close()
@@ -523,20 +517,6 @@ def test_an_input_or_output_error_is_one_of_a_full_disk_only_where_the_disk_is_f
         PageIndex(tmp_path / "pages.db").open()
     assert (f"the filesystem of {tmp_path} is full" in str(raised.value)) is is_full
     assert ("on a local filesystem" in str(raised.value)) is not is_full
-
-
-def test_many_threads_read_and_write_one_index(full: PageIndex) -> None:
-    full.provide(64)
-
-    def use(thread: int) -> None:
-        for number in range(thread * 10, thread * 10 + 10):
-            (lent,) = full.reserve(1, LONG_S)
-            full.commit([Commit(entry(number, lent), lent.slot, NOTHING)])
-            full.confirm([key(number)])
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(use, range(1, 5), timeout=PATIENCE_S)) == [None] * 4
-    assert all(full.look_up([key(number) for number in range(10, 50)]))
 
 
 def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:

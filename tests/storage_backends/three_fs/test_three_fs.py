@@ -34,7 +34,6 @@ from tests.kit.storage.calls import (
     using,
     writing,
 )
-from tests.kit.storage.files import Gate, modes_in
 from tests.kit.storage.three_fs import over_usrbio, small_store, watched
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
@@ -195,16 +194,6 @@ async def test_a_file_that_is_cut_while_it_is_open_costs_misses(tmp_path: Path) 
         assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
 
 
-async def test_files_and_directories_are_the_user_s_own(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-
-    async with opened(store) as backend:
-        await put(backend, object_name(0), page(0))
-    assert sorted(each.name for each in store.root.iterdir()) == ["slots-000000", "store"]
-    assert modes_in(store.root) == {("directory", 0o700), ("file", 0o600)}
-    assert (store.root / "slots-000000").stat().st_size == 4 * (32 << 10)
-
-
 async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_uses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,25 +247,6 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
         store.end_leases()
         assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
         assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-
-async def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = small_store(tmp_path)
-    async with opened(store) as backend:
-        await put(backend, object_name(1), page(1))
-        gate = Gate(monkeypatch)
-        buffer = bytearray(16 << 10)
-        call = asyncio.create_task(backend.read([reading(object_name(1), buffer)], deadline=soon()))
-        await gate.entered()
-        call.cancel()
-        # However long it is held: nothing that happens makes it return sooner.
-        done, _ = await asyncio.wait([call], timeout=0.1)
-        assert not done
-        gate.open()
-        with suppress(asyncio.CancelledError):
-            await call
 
 
 @pytest.mark.parametrize(

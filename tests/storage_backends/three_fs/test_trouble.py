@@ -1,7 +1,6 @@
 """`3fs://` with indexes that do not answer, stores that are full, and stores only looked at."""
 
 import asyncio
-import errno
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Coroutine
@@ -16,7 +15,6 @@ from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.three_fs import files as three_fs_files
 from lockstep.storage_backends.three_fs import page_index
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Run
@@ -35,7 +33,6 @@ from tests.kit.storage.calls import (
     soon,
     writing,
 )
-from tests.kit.storage.files import failing
 from tests.kit.storage.three_fs import small_store, watched
 
 A_WHILE_S = 15.0
@@ -185,30 +182,6 @@ async def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path:
     async with opened_at(uri) as backend:
         assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
     assert (root / "index" / "pages.db").is_file()
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (errno.ENOSPC, "No space left on device; pages are not stored: give the store more room"),
-        (errno.EROFS, "Read-only file system; mount its filesystem for writing"),
-        (errno.EIO, "Input/output error; look at the device"),
-    ],
-)
-async def test_writes_that_fail_are_named_once_with_what_the_system_said(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: int,
-    told: str,
-) -> None:
-    async with opened_at(small_uri(tmp_path)) as backend:
-        monkeypatch.setattr(three_fs_files, "allocate", failing(error))
-        assert await put_each(backend, range(5)) == {WriteOutcome.FAILED}
-
-    (warning,) = caplog.messages
-    assert warning.startswith(f"store {small_uri(tmp_path)}: slots-000000 cannot be written: ")
-    assert told in warning
 
 
 async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(

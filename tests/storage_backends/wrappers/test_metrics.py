@@ -83,11 +83,3 @@ async def test_calls_in_flight_and_calls_that_were_cancelled_are_told_apart() ->
     seen = backend.log.metrics()[Call.READ]
     assert (seen.in_flight, seen.interrupted, sum(seen.took.counts)) == (0, 1, 2)
     assert seen.outcomes == {"ok": 2}
-
-
-async def test_the_memory_of_a_histogram_does_not_grow_with_what_it_has_seen() -> None:
-    backend = MetricsBackend(await memory_store(), clock=now)
-    for _ in range(100):
-        await backend.exists([object_name(1)], deadline=a_while())
-    seen = backend.log.metrics()[Call.EXISTS]
-    assert len(seen.took.counts) == len(BOUNDS_S) + 1

@@ -52,13 +52,6 @@ def make_backend(uri: str) -> StorageBackend:
         return backend
 
 
-async def open_backend(uri: str) -> StorageBackend:
-    """Return the backend that `uri` names, open. The caller closes it."""
-    backend = make_backend(uri)
-    await backend.open()
-    return backend
-
-
 def known_schemes() -> list[str]:
     """Return the schemes that can be used here, sorted."""
     return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})

@@ -9,14 +9,14 @@ from lockstep.errors import ConfigError, LockstepError, StorageError
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
+from lockstep.storage_backends.registry import known_schemes, make_backend
 from lockstep.storage_backends.uri import (
     StoreUri,
     parse_uri,
     telling_no_secrets,
     without_secrets,
 )
-from tests.kit.storage.calls import get, object_name, page, put
+from tests.kit.storage.calls import get, object_name, opened_at, page, put
 
 
 @pytest.mark.parametrize(
@@ -81,29 +81,28 @@ def test_wrappers_stand_before_the_backend_with_the_first_outermost(
 
 
 async def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:
-    backend = await open_backend(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2")
-    await put(backend, object_name(1), page(1))
-    await backend.close()
+    async with opened_at(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2") as backend:
+        await put(backend, object_name(1), page(1))
     assert (tmp_path / "a b" / "objects").is_dir()
 
 
 async def test_memory_with_a_name_is_shared_and_without_is_private() -> None:
-    first, second = [await open_backend("memory://shared-by-two") for _ in range(2)]
-    await put(first, object_name(1), page(1))
-    assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
-    third, fourth = [await open_backend("memory://") for _ in range(2)]
-    await put(third, object_name(1), page(1))
-    assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
-    for backend in (first, second, third, fourth):
-        await backend.close()
+    shared, private = "memory://shared-by-two", "memory://"
+    async with opened_at(shared) as first, opened_at(shared) as second:
+        await put(first, object_name(1), page(1))
+        assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
+    async with opened_at(private) as third, opened_at(private) as fourth:
+        await put(third, object_name(1), page(1))
+        assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
 
 
 async def test_memory_with_a_name_lives_as_long_as_somebody_has_it() -> None:
-    backend = await open_backend("memory://short-lived")
+    backend = make_backend("memory://short-lived")
+    await backend.open()
     await put(backend, object_name(1), page(1))
     del backend
-    backend = await open_backend("memory://short-lived")
-    assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+    async with opened_at("memory://short-lived") as another:
+        assert (await get(another, object_name(1)))[0] is ReadOutcome.MISSING
 
 
 def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,19 +206,6 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     assert index.reserve(1, LONG_S) == []
 
 
-def test_an_index_full_of_what_is_kept_lends_nothing(connect: Connect) -> None:
-    index = connect()
-    index.provide(2)
-    kept = [put(index, number, kept=True) for number in range(2)]
-    index.confirm([key(0), key(1)])
-    index.close()
-    index = connect()
-    assert index.reserve(1, LONG_S) == []
-    assert index.look_up([key(0), key(1)]) == kept
-    index.drop(kept[:1])
-    assert len(index.reserve(2, LONG_S)) == 1
-
-
 def test_what_is_lent_out_is_never_evicted(connect: Connect) -> None:
     index = connect()
     index.provide(3)
@@ -371,33 +358,6 @@ def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said
     with pytest.raises(ConfigError, match=said) as caught:
         path_of(text)
     assert "\n" not in str(caught.value)
-
-
-def test_an_index_that_was_damaged_costs_errors_of_the_store(tmp_path: Path) -> None:
-    index = PageIndex(tmp_path / "pages.db")
-    index.open()
-    index.provide(4)
-    (lent,) = index.reserve(1, LONG_S)
-    old = entry(1, lent)
-    assert index.commit([Commit(old, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
-    for harm, call in (
-        ("UPDATE settings SET value = 'y' WHERE name = 'generation'", lambda: index.reserve(1, 9)),
-        ("UPDATE settings SET value = x'00' WHERE name = 'slots'", lambda: index.provide(1)),
-        ("UPDATE settings SET value = 9223372036854775807", lambda: index.reserve(3, 9)),
-        ("UPDATE entries SET used = 'zz'", lambda: list(index.entries())),
-        ("UPDATE settings SET value = 'y'", lambda: index.agree(Settings(1, 1))),
-        (
-            "DELETE FROM settings",
-            lambda: index.commit([Commit(old._replace(offset=1 << 70), 0, 0)]),
-        ),
-    ):
-        alter(tmp_path / "pages.db", "INSERT OR REPLACE INTO settings VALUES ('fresh', 3)", harm)
-        with suppress(StorageError):
-            call()
-    index.close()
-    alter(tmp_path / "pages.db", "INSERT OR REPLACE INTO settings VALUES ('format', 'z')")
-    with pytest.raises(ConfigError, match="cannot be used"):
-        PageIndex(tmp_path / "pages.db").open()
 
 
 @pytest.fixture

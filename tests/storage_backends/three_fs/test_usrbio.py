@@ -102,10 +102,10 @@ def test_a_wait_returns_at_its_deadline_with_what_there_is(ring: UsrbioRing, fd:
 
 
 def test_a_ring_takes_only_its_own_memory_and_some_of_it(ring: UsrbioRing, fd: int) -> None:
-    for view in (memoryview(bytearray(BLOCK)), ring.memory[:0]):
-        with pytest.raises(OSError, match="memory") as caught:
-            ring.prepare(view, fd, 0, 1)
-        assert caught.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="memory"):
+        ring.prepare(memoryview(bytearray(BLOCK)), fd, 0, 1)
+    with pytest.raises(OSError, match="memory"):
+        ring.prepare(ring.memory[:0], fd, 0, 1)
 
 
 def test_a_ring_that_does_not_answer_settles_only_once_it_has(

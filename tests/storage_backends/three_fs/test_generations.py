@@ -25,7 +25,7 @@ from tests.kit.storage.calls import (
     put_many,
     soon,
 )
-from tests.kit.storage.racing import finish, race, start, wins_found
+from tests.kit.storage.racing import finish, start
 from tests.kit.storage.three_fs import SlotStore, WatchedIndex, small_store, watched
 from tests.kit.storage.three_fs_writers import FIRST_KILLED, PAGE_BYTES, PHASES, store_at
 
@@ -59,7 +59,7 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
 
     async with opened(store) as backend:
         assert await put_many(backend, [1], PAGE_BYTES) == [WriteOutcome.OK]
-    finish(start(PROGRAM, "killed", store.root, store.index))
+    finish(start(PROGRAM, store.root, store.index))
     async with opened(store) as backend:
         assert await get_many(backend, standing, PAGE_BYTES) == found(standing, PAGE_BYTES)
         gone = await outcomes_of(backend, [each for each in killed if each not in standing])
@@ -73,15 +73,6 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
         names = [object_name(each) for each in standing]
         assert await backend.exists(names, deadline=soon()) == [True, True]
         assert len(await listed(backend)) == 16
-
-
-async def test_of_two_processes_that_write_a_name_exactly_one_wins(tmp_path: Path) -> None:
-    store = store_at(tmp_path / "store", tmp_path / "index.db")
-
-    wins = race(PROGRAM, "racing", store.root, store.index, names=12)
-
-    assert sum(wins) == 12
-    assert await wins_found(store, 12, PAGE_BYTES) == wins
 
 
 async def test_a_reader_that_meets_the_wrong_generation_has_a_miss(tmp_path: Path) -> None:

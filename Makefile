@@ -52,7 +52,7 @@ check: install-dev  ## Lint, check the format, check the types.
 
 # Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
 # missing are skipped with the reason, which fails in CI.
-install-stores:  ## Install redis-server, promtool and Mooncake's libraries, where that is allowed.
+install-stores:  ## Install promtool and Mooncake's libraries, where that is allowed.
 	@tests/install/stores.sh
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
@@ -118,7 +118,7 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) '.[dev,ray,mooncake,redis,s3,metrics]' $(TORCH)
+	$(INSTALL) '.[dev,ray,mooncake,s3,metrics]' $(TORCH)
 	@touch $(VENV)/.installed $@
 
 # torch comes first, since the engines' own requirements name builds and companions that are not needed.

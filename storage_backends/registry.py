@@ -33,9 +33,7 @@ _BUILT_IN = {
 _WRAPPERS = {
     "breaker": ".wrappers.breaker",
     "fault": ".wrappers.fault",
-    "limit": ".wrappers.limit",
     "metrics": ".wrappers.metrics",
-    "retry": ".wrappers.retry",
 }
 """The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
 
@@ -52,13 +50,6 @@ def make_backend(uri: str) -> StorageBackend:
         for wrap in reversed(wrappers):
             backend = wrap(parsed, backend)
         return backend
-
-
-async def open_backend(uri: str) -> StorageBackend:
-    """Return the backend that `uri` names, open. The caller closes it."""
-    backend = make_backend(uri)
-    await backend.open()
-    return backend
 
 
 def known_schemes() -> list[str]:

@@ -92,26 +92,6 @@ class ThreadedBackend(ABC):
         if calls is not None:
             await calls.close(CLOSE_TIMEOUT_S)
 
-    async def on_thread(
-        self, work: Callable[[Stop], Result], *, late: Result, deadline: float
-    ) -> Result:
-        """Return what `work` returns on one of the threads; `late` if it never began.
-
-        It never begins after the deadline or `close`.
-        """
-        calls = self._ready()
-        if calls is None:
-            return late
-        (result,) = await calls.run(
-            lambda items, stop: [work(stop) for _ in items],
-            [None],
-            weights=[1],
-            job_weight_min=1,
-            late=late,
-            deadline=deadline,
-        )
-        return result
-
     def _ready(self) -> ThreadCalls | None:
         """Return the threads, or None after `close`."""
         if self._calls is None and not self._closed:

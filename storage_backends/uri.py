@@ -72,7 +72,7 @@ class StoreUri:
     def only_wrapper_options(self, wrapper: str, known: Sequence[str]) -> None:
         """Raise `ConfigError` if there is an option of `wrapper` that is not in `known`.
 
-        Names are whole: `retry.attempts`.
+        Names are whole: `breaker.calls`.
         """
         for name in self.options:
             if name.startswith(f"{wrapper}.") and name not in known:
@@ -229,7 +229,7 @@ def parse_uri(text: str) -> StoreUri:
     if _SCHEMES.fullmatch(head) is None:
         raise ConfigError(
             f"store {shown!r}: {without_secrets(head)!r} is not a scheme; schemes are in lower case, "
-            "and wrappers stand before them with a plus sign: file:///var/kv, retry+file:///var/kv"
+            "and wrappers stand before them with a plus sign: file:///var/kv, breaker+file:///var/kv"
         )
     if any(ord(character) <= 32 or ord(character) == 127 for character in text):
         raise ConfigError(f"store {shown!r} has a space or control character; percent-encode it")

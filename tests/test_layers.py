@@ -21,9 +21,8 @@ ORDER = (
 LINE = {name: line for line, names in enumerate(ORDER) for name in names.split()}
 LOADERS = [
     "ranks/disaggregation/groups/ray_directory.py",
-    "storage_backends/redis_scripts.py",
     "storage_backends/registry.py",
-    "storage_backends/three_fs/usrbio_rings.py",
+    "storage_backends/three_fs/usrbio.py",
 ]
 """A URI names the store and its wrappers; the client of a store is an extra."""
 

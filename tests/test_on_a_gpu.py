@@ -22,7 +22,7 @@ SCRIPT = ROOT / "tests/on_a_gpu.py"
 NO_DEVICE = "__version__ = '2'\n\n\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
 """Found before torch itself, so that there is no GPU here."""
 ABSENT = 'raise ImportError("not on this machine")\n'
-UNNEEDED = ("moto", "obstore", "redis", "ray")
+UNNEEDED = ("moto", "obstore", "ray")
 """What Lockstep and its other tests are made of besides."""
 MIXED = """
 import pytest

@@ -7,7 +7,6 @@ TRIED: Final[Mapping[str, str]] = {
     "torch": "2.13.0",
     "mooncake-transfer-engine-non-cuda": "0.3.13.post1",
     "obstore": "0.12.1",
-    "redis": "8.1.0",
     "sglang": "0.5.23",
     "transformers": "5.19.0",
     "vllm": "0.32.0",

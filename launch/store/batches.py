@@ -1,10 +1,13 @@
 """Objects in batches of bounded size, worked on a few batches at a time, in memory that is reused."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ConfigError
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import StoredObject
 from ...storage_backends.records.catalogue import stored_bytes
@@ -18,7 +21,28 @@ _JOBS_MAX: Final = 64
 ANY_BYTES: Final = 1 << 62
 """The bound of a batch whose objects are only named, and not read."""
 
+NAMED_MAX: Final = 10
+"""How many objects are named of each kind that should not be."""
+
 Batch = Sequence[StoredObject]
+
+
+@dataclass(slots=True)
+class Defects:
+    """Counts the objects that met one end, and keeps the first of them."""
+
+    objects: int = 0
+    first: list[ObjectName] = field(default_factory=list[ObjectName])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """How many met it in which way, where there are several: `failed`, `timed out`, and so on."""
+
+    def add(self, name: ObjectName, outcome: str | None = None) -> None:
+        """Count one object more."""
+        self.objects += 1
+        if outcome is not None:
+            self.outcomes[outcome] += 1
+        if len(self.first) < NAMED_MAX:
+            self.first.append(name)
 
 
 class Scratch:

@@ -16,7 +16,7 @@ def _exit(status: int, **_: object) -> None:
 store = typer.Typer(
     name="store",
     result_callback=_exit,
-    help="Look into a store (L3), verify it, tidy it and copy it, while engines use it.",
+    help="Look into a store (L3), verify it and tidy it, while engines use it.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -87,20 +87,18 @@ def verify(
     jobs: Jobs = JOBS_DEFAULT,
     fix: Annotated[
         bool,
-        typer.Option(
-            "--fix", help="Put what is corrupt in a directory, or no object, in quarantine."
-        ),
+        typer.Option("--fix", help="Let the store take what is corrupt out of the way."),
     ] = False,
     rank: Rank = None,
     as_json: Json = False,
 ) -> int:
     """Read every object whole and check it.
 
-    Exits with 1 if something is corrupt, with 3 if something could not be read. In file:// and 3fs://
-    nothing is changed without --fix; other stores take what is corrupt out of the way when anybody
-    reads it.
+    Exits with 1 if something is corrupt, with 3 if something could not be read. In file://, 3fs://
+    and s3:// nothing is changed without --fix; other stores take what is corrupt out of the way when
+    anybody reads it.
     """
-    from .check import run_verify
+    from .verify import run_verify
 
     return run_verify(
         _of_rank(uri, rank),
@@ -143,7 +141,7 @@ def gc(
 
     An engine that wants one of them has a miss. Manifests and marks stay.
     """
-    from .changes import run_gc
+    from .removal import run_gc
 
     return run_gc(
         _of_rank(uri, rank),
@@ -184,7 +182,7 @@ def rm(
 
     It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
     """
-    from .changes import run_rm
+    from .removal import run_rm
 
     return run_rm(
         _of_rank(uri, rank),
@@ -197,41 +195,20 @@ def rm(
     )
 
 
-@store.command("copy")
-def copy(
-    source: Annotated[str, typer.Argument(help="Store to copy from.", metavar="FROM")],
-    target: Annotated[str, typer.Argument(help="Store to copy to.", metavar="TO")],
-    *,
-    rank: Rank = None,
-    jobs: Jobs = JOBS_DEFAULT,
-) -> int:
-    """Copy what TO lacks, verified on the way.
-
-    After an interruption the same command goes on where it was. The same model in another layout at
-    TO is refused before anything is copied. Exits with 1 if something in FROM is corrupt, with 3 if
-    something was not read or written.
-    """
-    from .changes import run_copy
-
-    stores = _of_rank(source, rank, target), _of_rank(target, rank, source)
-    return run_copy(*stores, jobs=jobs)
-
-
-def _of_rank(uri: str, rank: int | None, other: str = "") -> str:
+def _of_rank(uri: str, rank: int | None) -> str:
     """Return the URI of one rank's store, where each rank has one of its own.
 
-    Raises `ConfigError` where it is not said whose, or where it is and neither this store nor the
-    `other` one is a rank's.
+    Raises `ConfigError` where it is not said whose, or where it is and the store is one for all.
     """
-    if RANK not in uri and (rank is None or RANK in other):
-        return uri
-    if RANK not in uri:
-        raise ConfigError(
-            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
-        )
-    if rank is None:
+    if RANK in uri and rank is not None:
+        return uri.replace(RANK, str(rank))
+    if RANK in uri:
         raise ConfigError(
             f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
             f"add --rank N, which stands in the place of {RANK}"
         )
-    return uri.replace(RANK, str(rank))
+    if rank is not None:
+        raise ConfigError(
+            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
+        )
+    return uri

@@ -51,7 +51,7 @@ async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[Sto
     whatever the URI says of quotas. With `looking` nothing in a store that `can_only_look` is changed,
     not even what is found to be corrupt, and its directory need not be writable.
     """
-    _shared_backend(uri)
+    _check_that_shared(uri)
     backend = make_backend(for_a_tool(uri, looking=looking))
     if not backend.capabilities.lists:
         why = _WHY_UNLISTED.get(parse_uri(uri).scheme, "its backend does not list")
@@ -61,24 +61,6 @@ async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[Sto
         )
     _check_that_there(uri)
     async with _open(backend, uri):
-        yield backend
-
-
-@asynccontextmanager
-async def opened_target(uri: str) -> AsyncGenerator[StorageBackend]:
-    """Open a store to write to, which is made if it is not there.
-
-    Raises `ConfigError` for one that would be gone, in whole or in part, when this process ends.
-    """
-    made = _shared_backend(uri)
-    parsed = parse_uri(uri)
-    if parsed.scheme == "mooncake" and int(parsed.options.get("segment_bytes", 0)):
-        raise ConfigError(
-            f"store {shown_store(uri)!r} would have its objects in the memory of this command, and "
-            "they would be gone when it ends; leave out segment_bytes, and let a process that stays "
-            "give the store its memory"
-        )
-    async with _open(made, uri) as backend:
         yield backend
 
 
@@ -93,14 +75,12 @@ def failures_named(uri: str) -> Generator[None]:
         raise StorageError(f"store {shown_store(uri)!r} failed: {error}") from error
 
 
-def _shared_backend(uri: str) -> StorageBackend:
-    backend = make_backend(uri)
-    if not backend.capabilities.shared:
+def _check_that_shared(uri: str) -> None:
+    if not make_backend(uri).capabilities.shared:
         raise ConfigError(
             f"store {shown_store(uri)!r} lives in the process that uses it, and other commands"
             " cannot see it; give a store that is shared, for example file:///var/kv"
         )
-    return backend
 
 
 def _check_that_there(uri: str) -> None:
@@ -111,8 +91,8 @@ def _check_that_there(uri: str) -> None:
     directory = Path(os.path.normpath(parsed.path))
     if not directory.exists():
         raise ConfigError(
-            f"there is no store at {directory}: the directory does not exist; an engine, a replay "
-            "or `lockstep store copy` makes it"
+            f"there is no store at {directory}: the directory does not exist; an engine or a "
+            "replay makes it"
         )
     if parsed.scheme == "file" and not (directory / "objects").is_dir():
         raise ConfigError(

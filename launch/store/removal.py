@@ -1,10 +1,14 @@
-"""`lockstep store gc` and `lockstep store rm`: which objects go, and their removal."""
+"""`lockstep store gc` and `lockstep store rm`: what goes, its removal, and what is told of it."""
 
-import math
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+import heapq
+import sys
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count as numbers
 from typing import Final
+
+import typer
 
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
@@ -16,16 +20,13 @@ from ...storage_backends.records.catalogue import (
     manifest_bytes,
     stored_bytes,
 )
-from .batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
-from .opened_store import OpenedStore
+from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
+from .batches import ANY_BYTES, Batch, Defects, Scratch, for_each_batch, only, these
+from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
 from .opening import call_deadline
-from .survey import extent_of
-from .verify import Defects
+from .survey import extent_of, find_models, find_namespace, survey, told
+from .tables import print_found, say
 
-_BUCKETS_PER_OCTAVE: Final = 64
-_BUCKET_AGE_S: Final = 300.0
-"""Ages in one bucket differ by a hundredth, and by some seconds where objects are younger than this:
-more than the time between the listing of an object and its removal is likely to be."""
 _JOBS: Final = 2
 
 Wanted = Callable[[StoredObject], bool]
@@ -66,96 +67,183 @@ class Selection:
 
 
 @dataclass(slots=True)
-class Ages:
-    """Counts the bytes of a store by age, to say how old an object must be to go, without sorting.
+class _Pages:
+    """Counts pages as they are listed."""
 
-    Memory is bounded, because ages are counted in buckets that grow with them.
-    """
-
-    begun: float = field(default_factory=time.monotonic)
-    listed: float = field(default_factory=time.monotonic)
-    """When the present listing began: stores say how old objects were then."""
-    nbytes: dict[int, int] = field(default_factory=dict[int, int])
+    objects: int = 0
+    nbytes: int = 0
     unknown: int = 0
-    """Objects of which the store does not say how old they are."""
+    """Pages of which the store does not say how old they are."""
 
     def add(self, stored: StoredObject) -> None:
-        """Count one object."""
-        age_s = self.age_s(stored)
-        if age_s is None:
-            self.unknown += 1
-            return
-        bucket = _bucket(age_s)
-        self.nbytes[bucket] = self.nbytes.get(bucket, 0) + stored_bytes(stored)
+        """Count one page."""
+        self.objects += 1
+        self.nbytes += stored_bytes(stored)
+        self.unknown += stored.age_s is None
 
-    def age_s(self, stored: StoredObject) -> float | None:
-        """Return how old an object was when this count began: the same in each listing."""
+
+class _Oldest:
+    """Keeps the oldest objects that have so many bytes together, and no others."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+        self._numbers = numbers()
+        self._heap: list[tuple[float, int, StoredObject]] = []
+
+    def add(self, stored: StoredObject) -> None:
+        """Keep the object if it may be one of the oldest."""
         if stored.age_s is None:
-            return None
-        return max(0.0, stored.age_s - (self.listed - self.begun))
+            return
+        heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
+        self._left -= stored_bytes(stored)
+        # The youngest goes as soon as the others are enough.
+        while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
+            self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
-    def list_again(self) -> None:
-        """Take note that another listing begins."""
-        self.listed = time.monotonic()
-
-    def oldest(self, nbytes: int) -> "Oldest":
-        """Return what to remove to be rid of so many bytes, the oldest first."""
-        if nbytes >= sum(self.nbytes.values()):
-            return Oldest(self, -2, 0)
-        older = 0
-        for bucket in sorted(self.nbytes, reverse=True):
-            older += self.nbytes[bucket]
-            if older >= nbytes > 0:
-                surely = sum(size for each, size in self.nbytes.items() if each > bucket + 1)
-                return Oldest(self, bucket, nbytes - surely)
-        return Oldest(self, max(self.nbytes, default=0) + 2, 0)
+    def oldest_first(self) -> list[StoredObject]:
+        """Return what is kept; the oldest are the ends of prefixes."""
+        return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
-@dataclass(slots=True)
-class Oldest:
-    """Wants the oldest objects: all that are older than about `bucket`, and some bytes of that age.
-
-    An object may be found one bucket off when it is listed again, since time passes meanwhile; so
-    the ages next to the limit count as that of the limit. Objects of those ages are for `last`.
-    """
-
-    ages: Ages
-    bucket: int
-    left: int
-    _near: list[tuple[float, StoredObject]] = field(
-        default_factory=list[tuple[float, StoredObject]]
+def run_gc(
+    uri: str, *, older_than: str | None, to_bytes: str | None, model: str | None, dry_run: bool
+) -> int:
+    """Remove the pages that are older than some age, or the oldest ones down to some size."""
+    if older_than is not None and to_bytes is not None:
+        raise ConfigError("give only one of --older-than and --to-bytes")
+    if older_than is None and to_bytes is None:
+        raise ConfigError(
+            "give either --older-than AGE or --to-bytes SIZE, for example 7d or 100GiB"
+        )
+    age_s = parse_age(older_than, "--older-than") if older_than is not None else None
+    size = parse_bytes(to_bytes, "--to-bytes") if to_bytes is not None else 0
+    removed = Removal()
+    tell = partial(_tell_removed, uri, removed, "would free" if dry_run else "freed")
+    collect = partial(
+        _collect, age_s=age_s, size=size, model=model, removed=removed, dry_run=dry_run
     )
 
-    def __call__(self, stored: StoredObject) -> bool:
-        """Say whether the object is surely to go; to be asked once for each."""
-        age_s = self.ages.age_s(stored)
-        if age_s is None:
-            return False
-        older_by = _bucket(age_s) - self.bucket
-        if -1 <= older_by <= 1:
-            self._near.append((age_s, stored))
-        return older_by > 1
+    def tell_so_far() -> None:
+        if removed.objects:
+            tell(", so far")
 
-    def last(self) -> Iterator[StoredObject]:
-        """Yield which of the others are to go: the oldest, which are the ends of prefixes, first."""
-        for _, stored in sorted(self._near, key=lambda each: each[0], reverse=True):
-            if self.left <= 0:
-                return
-            self.left -= stored_bytes(stored)
-            yield stored
+    with telling_so_far(tell_so_far):
+        stayed = run_on_store(uri, collect, looking=dry_run)
+    return tell(f"; {stayed}")
 
 
-@dataclass(frozen=True, slots=True)
-class OlderThan:
-    """Wants objects of at least this age."""
+async def _collect(
+    store: OpenedStore,
+    *,
+    age_s: float | None,
+    size: int,
+    model: str | None,
+    removed: Removal,
+    dry_run: bool,
+) -> str:
+    """Remove what is too old or too much; return what stays, in words."""
+    namespaces = None
+    if model is not None:
+        catalogue = (await survey(store)).catalogue
+        namespaces = set(find_models(catalogue, model, None, store.shown).values())
+    wanted = pages_of(namespaces)
+    store.progress.begin("looking")
+    pages = _Pages()
+    async for stored in told(only(store.listed(), wanted), store.progress):
+        pages.add(stored)
+    if pages.unknown and pages.unknown == pages.objects:
+        raise ConfigError(
+            f"store {store.shown!r} does not say how old its objects are; remove some with `lockstep "
+            "store rm --model` or `--namespace`"
+        )
+    store.progress.begin("removing")
+    if age_s is not None:
+        going = only(only(store.listed(), wanted), partial(_is_older, age_s))
+    else:
+        oldest = _Oldest(pages.nbytes - size)
+        if pages.nbytes > size:
+            async for stored in only(store.listed(), wanted):
+                oldest.add(stored)
+        going = these(oldest.oldest_first())
+    await remove_objects(store, going, removed, dry_run=dry_run)
+    left = count(max(0, pages.objects - removed.objects), "page")
+    left_bytes = bytes_in_words(max(0, pages.nbytes - removed.nbytes))
+    unknown = f", {pages.unknown:,} of them of unknown age" if pages.unknown else ""
+    return f"{left}, {left_bytes} {'would stay' if dry_run else 'stay'}{unknown}"
 
-    ages: Ages
-    age_s: float
 
-    def __call__(self, stored: StoredObject) -> bool:
-        """Say whether the object is to go."""
-        age_s = self.ages.age_s(stored)
-        return age_s is not None and age_s >= self.age_s
+def _is_older(age_s: float, stored: StoredObject) -> bool:
+    return stored.age_s is not None and stored.age_s >= age_s
+
+
+def run_rm(
+    uri: str,
+    *,
+    model: str | None,
+    weights_version: str | None,
+    namespace: str | None,
+    everything_there: bool,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Remove a model, a namespace or everything, after asking; with `dry_run` only say how much."""
+    given = (model is not None) + (namespace is not None) + everything_there
+    if given > 1:
+        raise ConfigError("give only one of --model, --namespace and --all")
+    if not given:
+        raise ConfigError(
+            "give one of --model NAME, --namespace DIGEST and --all, to say what goes"
+        )
+    if weights_version is not None and model is None:
+        raise ConfigError("--weights-version needs --model, since it is one of a model's")
+    catalogue = run_on_store(uri, survey, looking=True).catalogue
+    shown = shown_store(uri)
+    if model is not None:
+        namespaces = find_models(catalogue, model, weights_version, shown)
+        selection = Selection(frozenset(namespaces.values()), manifests=frozenset(namespaces))
+    elif namespace is not None:
+        selection = Selection(frozenset([find_namespace(catalogue, namespace, shown)]))
+    else:
+        selection = Selection(None, manifests=frozenset(catalogue.manifests))
+    objects, nbytes = selected_extent(catalogue, selection)
+    if not objects:
+        typer.echo(f"{shown}: there is nothing to remove")
+        return 0
+    what = f"remove {count(objects, 'object')}, {bytes_in_words(nbytes)}"
+    if dry_run:
+        typer.echo(f"{shown}: would {what}")
+        return 0
+    if not yes and not _agreed(what, shown):
+        typer.echo("nothing was removed")
+        return 0
+    removed = Removal()
+    tell = partial(_tell_removed, uri, removed, "removed")
+
+    async def remove(store: OpenedStore) -> None:
+        store.progress.begin("removing", objects, nbytes)
+        await remove_selected(store, selection, removed)
+
+    with telling_so_far(lambda: tell(", so far")):
+        run_on_store(uri, remove)
+    return tell("")
+
+
+def _agreed(what: str, shown: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"store {shown!r}: there is nobody to ask whether to {what}; say --yes to do it"
+        )
+    try:
+        return typer.confirm(f"{shown}: {what}?", default=False, err=True)
+    except typer.Abort:
+        return False
+
+
+def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
+    gone = f"{done} {count(removed.objects, 'object')}, {bytes_in_words(removed.nbytes)}"
+    say(f"{shown_store(uri)}: {gone}{rest}")
+    print_found(f"{count(removed.stayed.objects, 'object')} not removed", removed.stayed)
+    return exit_status(incomplete=removed.stayed.objects)
 
 
 def pages_of(namespaces: Collection[str] | None) -> Wanted:
@@ -166,15 +254,6 @@ def pages_of(namespaces: Collection[str] | None) -> Wanted:
     return lambda stored: (
         not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)
     )
-
-
-def check_ages(ages: Ages, uri: str) -> None:
-    """Raise `ConfigError` if the store says of no object how old it is."""
-    if ages.unknown and not ages.nbytes:
-        raise ConfigError(
-            f"store {uri!r} does not say how old its objects are; remove some with `lockstep store "
-            "rm --model` or `--namespace`"
-        )
 
 
 async def remove_objects(
@@ -215,7 +294,3 @@ def selected_extent(catalogue: Catalogue, selection: Selection) -> tuple[int, in
     objects, nbytes = extent_of(catalogue, selection.namespaces.__contains__)
     manifests = len(selection.manifests)
     return objects + manifests, nbytes + manifests * manifest_bytes()
-
-
-def _bucket(age_s: float) -> int:
-    return int(math.log2(1.0 + age_s / _BUCKET_AGE_S) * _BUCKETS_PER_OCTAVE)

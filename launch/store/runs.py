@@ -1,14 +1,16 @@
 """The runs behind `lockstep store ls` and `stat`: what they do, print and exit with."""
 
+import os
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from ...errors import LockstepError
 from ...storage_backends.base import Capabilities
+from ...storage_backends.file.quarantine import QUARANTINE
 from ...storage_backends.records.catalogue import Catalogue
 from ...storage_backends.uri import StoreUri, parse_uri, without_secrets
 from ..amounts import age_in_words, bytes_in_words, count, shown_store
-from .damage import quarantine_extent, unsound_extent
 from .opened_store import OpenedStore, run_on_store
 from .opening import store_directory
 from .survey import survey
@@ -20,7 +22,6 @@ from .tables import (
     print_contents,
     print_facts,
     print_json,
-    say,
 )
 
 
@@ -31,13 +32,10 @@ def run_ls(uri: str, *, objects: bool, as_json: bool) -> int:
         return 0
     catalogue = run_on_store(uri, survey, looking=True).catalogue
     shown = shown_store(uri)
-    unsound = unsound_extent(uri)
     if as_json:
-        print_json(contents_record(shown, catalogue) | {"unsound_files": _files_record(unsound)})
-        return 0
-    print_contents(shown, catalogue)
-    if unsound is not None and unsound[0]:
-        say(f"\n{_files(unsound)}, that no name leads to; `lockstep store verify` names them")
+        print_json(contents_record(shown, catalogue))
+    else:
+        print_contents(shown, catalogue)
     return 0
 
 
@@ -73,7 +71,7 @@ def run_stat(uri: str, *, as_json: bool) -> int:
 def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> Record:
     parsed = parse_uri(uri)
     directory = store_directory(parsed)
-    quarantine = None if directory is None else quarantine_extent(directory)
+    quarantine = None if directory is None else _quarantine_record(directory)
     total = catalogue.total
     quota_bytes = _quota_bytes(parsed)
     return {
@@ -89,8 +87,7 @@ def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> 
         "largest_bytes": catalogue.largest_bytes,
         "newest_s": total.newest_s,
         "oldest_s": total.oldest_s,
-        "quarantine": _files_record(quarantine),
-        "unsound_files": _files_record(unsound_extent(uri)),
+        "quarantine": quarantine,
         "quota_bytes": quota_bytes,
         "filled": total.nbytes / quota_bytes if quota_bytes else None,
     }
@@ -120,12 +117,9 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
         ("largest object", bytes_in_words(record["largest_bytes"])),
         ("newest, oldest", ", ".join(age_in_words(record[k]) for k in ("newest_s", "oldest_s"))),
     ]
-    for title, files in (
-        ("quarantine", record["quarantine"]),
-        ("not objects", record["unsound_files"]),
-    ):
-        if files is not None:
-            facts.append((title, _files((files["files"], files["bytes"]))))
+    if record["quarantine"] is not None:
+        files, nbytes = record["quarantine"]["files"], record["quarantine"]["bytes"]
+        facts.append(("quarantine", f"{count(files, 'file')}, {bytes_in_words(nbytes)}"))
     if record["quota_bytes"] is not None:
         share, quota = 100 * record["filled"], bytes_in_words(record["quota_bytes"])
         facts.append(("quota", f"{share:.1f} % of {quota} in use"))
@@ -134,9 +128,14 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
     return facts
 
 
-def _files_record(extent: tuple[int, int] | None) -> Record | None:
-    return None if extent is None else {"files": extent[0], "bytes": extent[1]}
-
-
-def _files(extent: tuple[int, int]) -> str:
-    return f"{count(extent[0], 'file')}, {bytes_in_words(extent[1])}"
+def _quarantine_record(directory: Path) -> Record:
+    """Return how many files the quarantine of a directory has, and their bytes."""
+    files = nbytes = 0
+    try:
+        with os.scandir(directory / QUARANTINE) as entries:
+            for entry in entries:
+                files += 1
+                nbytes += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        pass
+    return {"files": files, "bytes": nbytes}

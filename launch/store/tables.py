@@ -21,7 +21,7 @@ from ...storage_backends.records.catalogue import (
 )
 from ...storage_backends.records.manifest import Manifest
 from ..amounts import age_in_words, bytes_in_words, count, printable, well_formed
-from .verify import Defects
+from .batches import Defects
 
 _DIGITS: Final = 16
 """So many digits of a namespace's digest are shown; any command takes them."""

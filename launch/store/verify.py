@@ -1,39 +1,29 @@
 """`lockstep store verify`: every object read whole, in bounded memory, and what became of it."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
+from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject, WriteOutcome
+from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
-from .batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
-from .damage import Corrupt, Examiner
-from .opened_store import OpenedStore
-from .opening import call_deadline
-
-NAMED_MAX: Final = 10
-"""How many objects are named of each kind that should not be."""
-
-
-@dataclass(slots=True)
-class Defects:
-    """Counts the objects that met one end, and keeps the first of them."""
-
-    objects: int = 0
-    first: list[ObjectName] = field(default_factory=list[ObjectName])
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    """How many met it in which way, where there are several: `failed`, `timed out`, and so on."""
-
-    def add(self, name: ObjectName, outcome: str | None = None) -> None:
-        """Count one object more."""
-        self.objects += 1
-        if outcome is not None:
-            self.outcomes[outcome] += 1
-        if len(self.first) < NAMED_MAX:
-            self.first.append(name)
+from ...storage_backends.uri import parse_uri
+from ..amounts import bytes_in_words, count, shown_store
+from .batches import (
+    OBJECT_BYTES_MAX,
+    Batch,
+    Defects,
+    Scratch,
+    check_jobs,
+    for_each_batch,
+    only,
+    these,
+)
+from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
+from .opening import call_deadline, can_only_look, failures_named
+from .survey import SAMPLE_MAX, StoreSample, extent_of, find_namespace, survey
+from .tables import Record, found_record, print_found, print_json, say
 
 
 @dataclass(slots=True)
@@ -42,7 +32,7 @@ class Verification:
 
     sound: int = 0
     sound_bytes: int = 0
-    corrupt: Corrupt = field(default_factory=Corrupt)
+    corrupt: Defects = field(default_factory=Defects)
     changed: int = 0
     """Objects that somebody removed or wrote anew between listing and reading them."""
     unread: Defects = field(default_factory=Defects)
@@ -54,56 +44,126 @@ class Verification:
         return self.sound + self.corrupt.objects + self.changed + self.unread.objects
 
     def add(self, stored: StoredObject, outcome: ReadOutcome | None) -> None:
-        """Count what became of an object that is not corrupt; None for one that was not read."""
+        """Count what became of an object; None for one that is too large to be read."""
         match outcome:
             case ReadOutcome.OK:
                 self.sound += 1
                 self.sound_bytes += stored_bytes(stored)
+            case ReadOutcome.CORRUPT:
+                self.corrupt.add(stored.name)
             case ReadOutcome.MISSING | ReadOutcome.LACKING:
                 self.changed += 1
+            case None:
+                self.unread.add(stored.name, "too large for a page")
             case _:
-                self.unread.add(stored.name, in_words(outcome))
+                self.unread.add(stored.name, outcome.name.lower().replace("_", " "))
 
 
-async def verify_objects(
+def run_verify(
+    uri: str, *, namespace: str | None, sample: int | None, jobs: int, fix: bool, as_json: bool
+) -> int:
+    """Read every object of a store, or some, and say how many are what their names say.
+
+    With `fix` the store takes out of the way what is not.
+    """
+    check_jobs(jobs)
+    if sample is not None and not 1 <= sample <= SAMPLE_MAX:
+        raise ConfigError(f"--sample is {sample}, must be from 1 to {SAMPLE_MAX:,}")
+    verified = Verification()
+    taken = fix or not can_only_look(parse_uri(uri))
+
+    async def verify(store: OpenedStore) -> None:
+        await _verify(store, verified, namespace=namespace, sample_size=sample, jobs=jobs)
+
+    def tell(*, so_far: bool = False) -> int:
+        if as_json:
+            print_json(_record(shown_store(uri), verified, so_far=so_far))
+        else:
+            _print(shown_store(uri), verified, so_far=so_far, taken=taken)
+        return exit_status(corrupt=verified.corrupt.objects, incomplete=verified.unread.objects)
+
+    def tell_so_far() -> None:
+        if verified.objects:
+            tell(so_far=True)
+
+    with failures_named(uri), telling_so_far(tell_so_far):
+        run_on_store(uri, verify, looking=not fix)
+    return tell()
+
+
+async def _verify(
+    store: OpenedStore,
+    verified: Verification,
+    *,
+    namespace: str | None,
+    sample_size: int | None,
+    jobs: int,
+) -> None:
+    """Read the objects that are asked for."""
+    wanted = _InNamespace(namespace or "")
+    sample = StoreSample(sample_size, wanted) if sample_size is not None else None
+    surveyed = await survey(store, sample)
+    for name in surveyed.corrupt:
+        verified.corrupt.add(name)
+    # They were read already, and may have been left where they are.
+    wanted.but = frozenset(surveyed.corrupt)
+    if namespace is not None:
+        # Given in full or not: it must be there, and be the only one that is meant.
+        namespace = find_namespace(surveyed.catalogue, namespace, store.shown)
+    objects, nbytes = _size_of(surveyed.catalogue, namespace, sample)
+    store.progress.begin("reading", objects, nbytes, moves=True)
+    found = these(sample.objects) if sample else store.listed()
+    await _verify_objects(store, only(found, wanted), surveyed.catalogue, verified, jobs)
+
+
+class _InNamespace:
+    """Wants the objects of namespaces that begin with a text, but for some."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.but: frozenset[ObjectName] = frozenset()
+
+    def __call__(self, stored: StoredObject) -> bool:
+        name = stored.name
+        return name.namespace.startswith(self._prefix) and name not in self.but
+
+
+def _size_of(
+    catalogue: Catalogue, namespace: str | None, sample: StoreSample | None
+) -> tuple[int, int | None]:
+    if sample is not None:
+        return len(sample.objects), None
+    if namespace is None:
+        return catalogue.total.objects, catalogue.total.nbytes
+    return extent_of(catalogue, namespace.__eq__)
+
+
+async def _verify_objects(
     store: OpenedStore,
     objects: AsyncIterator[StoredObject],
     catalogue: Catalogue,
-    *,
-    jobs: int,
     verified: Verification,
-    examiner: Examiner,
+    jobs: int,
 ) -> None:
-    """Read the objects whole, `jobs` batches at a time, and count in `verified` what comes out.
-
-    What is corrupt goes before `examiner`, which counts it.
-    """
+    """Read the objects whole, `jobs` batches at a time, and count in `verified` what comes out."""
     shapes = FullShapes(catalogue)
 
     async def look_at(batch: Batch, scratch: Scratch) -> None:
         asked = [(each, shapes.of(each) or each.shape) for each in batch]
-        outcomes, _ = await read_whole(store.backend, asked, scratch)
-        corrupt: list[tuple[ObjectName, ObjectShape]] = []
-        for (stored, shape), outcome in zip(asked, outcomes, strict=True):
-            if outcome is ReadOutcome.CORRUPT:
-                corrupt.append((stored.name, shape))
-            else:
-                verified.add(stored, outcome)
-        await examiner.note(corrupt)
+        outcomes = await _read_whole(store.backend, asked, scratch)
+        for stored, outcome in zip(batch, outcomes, strict=True):
+            verified.add(stored, outcome)
         store.progress.advance(len(batch), sum(map(stored_bytes, batch)))
 
     await for_each_batch(objects, jobs, look_at)
 
 
-async def read_whole(
+async def _read_whole(
     backend: StorageBackend,
     asked: Sequence[tuple[StoredObject, ObjectShape]],
     scratch: Scratch,
-) -> tuple[list[ReadOutcome | None], list[memoryview]]:
-    """Read objects in these shapes; return their outcomes, and their bytes in the scratch memory.
-
-    The outcome is None, and there are no bytes, for an object that is too large to be read at all.
-    """
+) -> list[ReadOutcome | None]:
+    """Read objects in these shapes; the outcome is None for one that is too large to be read."""
     fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in asked]
     chosen = [each for each, fit in zip(asked, fits, strict=True) if fit]
     buffers = scratch.buffers([shape for _, shape in chosen])
@@ -113,13 +173,32 @@ async def read_whole(
     ]
     deadline = call_deadline(sum(shape.nbytes for _, shape in chosen))
     outcomes = iter(await backend.read(reads, deadline=deadline))
-    payloads = iter(buffers)
-    return (
-        [next(outcomes) if fit else None for fit in fits],
-        [next(payloads) if fit else memoryview(b"") for fit in fits],
-    )
+    return [next(outcomes) if fit else None for fit in fits]
 
 
-def in_words(outcome: ReadOutcome | WriteOutcome | None) -> str:
-    """Return how an object was not read or written; None for one that is too large for it."""
-    return "too large for a page" if outcome is None else outcome.name.lower().replace("_", " ")
+def _record(shown: str, verified: Verification, *, so_far: bool) -> Record:
+    return {
+        "store": shown,
+        "complete": not so_far,
+        "objects": verified.objects,
+        "sound": verified.sound,
+        "sound_bytes": verified.sound_bytes,
+        "corrupt": found_record(verified.corrupt),
+        "changed_meanwhile": verified.changed,
+        "unread": found_record(verified.unread),
+    }
+
+
+def _print(shown: str, verified: Verification, *, so_far: bool, taken: bool) -> None:
+    read = f"{count(verified.objects, 'object')} read{' so far' if so_far else ''}"
+    size = bytes_in_words(verified.sound_bytes)
+    say(f"{shown}: {read}, {verified.sound:,} of them sound ({size})")
+    if verified.changed:
+        say(f"{count(verified.changed, 'object')} removed or written anew meanwhile: no fault")
+    if verified.corrupt.objects:
+        done = "taken out of the way" if taken else "--fix takes such out of the way"
+        say(f"{count(verified.corrupt.objects, 'object')} corrupt, each of them a miss; {done}")
+        print_found("corrupt", verified.corrupt)
+    if verified.unread.objects:
+        say(f"{count(verified.unread.objects, 'object')} could not be read")
+        print_found("not read", verified.unread)

@@ -29,14 +29,13 @@ from ..fitting import fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents
-from .directories import OwnDirectories
 from .listing import READ_FLAGS, stored_objects
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
 from .quarantine import QUARANTINE, FileQuarantine
 from .quick_reads import QuickReads
 from .sweep import SweepLimits
 from .sweeper import Sweeper
-from .trust import BELOW, Trust, check_trust
+from .trust import BELOW, OwnDirectories, Trust, check_trust
 from .turns import Identity, Turns
 from .uses import UseTimes
 

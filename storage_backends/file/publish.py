@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, Protocol
 
-from .locks import Lock, try_to_lock
+from .turns import Lock, try_to_lock
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700

@@ -17,8 +17,8 @@ from ...page_format.object_header import HEADER_BYTES, PIECE_BYTES, ExpectedHead
 from ...page_format.object_name import located
 from ..base import Read, ReadOutcome
 from ..thread_calls import Stop
-from .directories import OwnDirectories
 from .listing import READ_FLAGS
+from .trust import OwnDirectories
 
 _GROUP_PAGES: Final = 64
 """As many headers are kept before they are looked at; more would take the caches from the pages."""

@@ -38,10 +38,10 @@ from ..records.catalogue import RECORD_BYTES, is_record
 from ..uri import StoreUri
 from .contents import FileContents
 from .listing import stored_as
-from .locks import Lock, try_to_lock
 from .publish import FILE_MODE, sweep
 from .quarantine import QUARANTINE
 from .trees import remove_tree
+from .turns import Lock, try_to_lock
 
 HIGH_WATER: Final = 0.95
 """Of the quota; a store that has more is brought down to `LOW_WATER`."""

@@ -6,21 +6,47 @@ it holds a lock, and acts only on the very file that it has looked at.
 """
 
 import errno
+import fcntl
 import os
 import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Final
 
 from ..thread_calls import Stop
-from .locks import Lock, try_to_lock
 
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
+"""What `flock` answers where there are no locks. EBADF is the answer of a network filesystem that
+has none for what is open for reading only."""
 _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
 
 Identity = tuple[int, int]
 """Device and inode of a file that is still open, so that the number cannot be reused."""
+
+
+class Lock(Enum):
+    """What became of an attempt to lock a file."""
+
+    OURS = 0
+    TAKEN = 1
+    UNKNOWN = 2
+    """The filesystem has no locks."""
+
+
+def try_to_lock(fd: int) -> Lock:
+    """Lock an open file, without a wait. The kernel gives the lock back when its holder dies."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Lock.TAKEN
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return Lock.UNKNOWN
+    return Lock.OURS
 
 
 class Turns:

@@ -16,14 +16,11 @@ from ..uri import StoreUri, without_secrets
 CONCURRENCY: Final = 32
 """One request waits for the network most of its time, so many of them are needed to fill a link."""
 CONCURRENCY_MAX: Final = 1024
-PACK_MAX: Final = 1024
 _OPTIONS: Final = (
     "endpoint",
     "region",
     "concurrency",
     "anonymous",
-    "index",
-    "pack",
     "read_only",
 )
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -50,16 +47,6 @@ class S3Address:
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Packing:
-    """The packing of several pages into one object, and the index that knows where each lies."""
-
-    index: str
-    """The URI of the page index's database."""
-    pages_max: int
-    """Pages in one object."""
 
 
 def address_of(uri: StoreUri) -> S3Address:
@@ -89,19 +76,6 @@ def address_of(uri: StoreUri) -> S3Address:
         concurrency=uri.number("concurrency", CONCURRENCY, low=1, high=CONCURRENCY_MAX),
         read_only=uri.flag("read_only"),
     )
-
-
-def packing_of(uri: StoreUri) -> S3Packing | None:
-    """Return how an `s3://` URI wants pages packed, or None. Raises `ConfigError`."""
-    pages_max, index = uri.number("pack", 1, low=1, high=PACK_MAX), uri.options.get("index")
-    if index is None:
-        if pages_max > 1:
-            raise ConfigError(
-                f"store {uri.text!r}: pack={pages_max} needs a database that knows where each page "
-                "lies; add index=sqlite:///path or index=redis://host:port, or leave pack out"
-            )
-        return None
-    return S3Packing(index=index, pages_max=pages_max)
 
 
 def _refuse_secrets(uri: StoreUri) -> None:

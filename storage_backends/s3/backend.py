@@ -1,8 +1,7 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
-Each page is one object of the bucket, put there only if there is none (`objects`). With
-`&index=sqlite:///...|redis://...&pack=N` up to N pages of a write are one object, and the index
-knows where each lies (`packs`). Reads ask for the ranges that they want and for little else.
+Each page is one object of the bucket, put there only if there is none (`objects`). Reads
+ask for the ranges that they want and for little else.
 `endpoint` names another server than Amazon's, and `concurrency` bounds the requests in flight.
 Credentials come from the environment of the process or its machine, where the S3 client (obstore)
 finds them; with `anonymous=1` there are none. With `read_only=1` nothing in the bucket is made,
@@ -18,20 +17,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
 from ...page_format.object_name import OBJECTS, ObjectName
 from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..page_index.opening import make_index
 from ..seen_names import SeenNames
 from ..tally import Tally
 from ..uri import StoreUri
-from .address import S3Address, S3Packing, address_of, packing_of
-from .calls import DeadlineCalls
+from .address import S3Address, address_of
 from .objects import S3Objects
-from .packs import S3Packs
 from .requests import RequestFailed, S3Requests
 
 _NAMES_SEEN_MAX: Final = 1 << 20
@@ -47,38 +43,43 @@ _CLOSED: Final = "was closed while it was listed; open it again and list it from
 _log = logging.getLogger(__name__)
 
 
-class BucketLayout(Protocol):
-    """How objects lie in the bucket. Results of a call are filled in as they come."""
+class _DeadlineCalls:
+    """The calls of one store, from one event loop, with the deadlines and the care of S2 and S3.
 
-    async def open(self) -> None:
-        """Make ready what is needed beside the bucket. Raises `ConfigError`."""
-        ...
+    At the deadline, when the call is cancelled and when the store is closed, what a call still does is
+    cancelled and has ended when the call returns.
+    """
 
-    async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
-        """Say for each name whether the object seems to be there."""
-        ...
+    def __init__(self) -> None:
+        self._running: set[asyncio.Timeout] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
-    async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
-        """Read the objects into their buffers and verify them."""
-        ...
-
-    async def write(
-        self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
-    ) -> None:
-        """Write the objects; `seen` says of which it is likely that they are there."""
-        ...
-
-    async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects; True where the name is free afterwards."""
-        ...
-
-    def listing(self) -> AsyncIterator[list[StoredObject]]:
-        """Yield what is stored, some at a time. Raises `StorageError`."""
-        ...
+    async def run(self, work: Coroutine[None, None, None], deadline: float) -> None:
+        """Do the work until it is done or the deadline has passed; see `time.monotonic`."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            work.close()
+            return
+        scope = asyncio.timeout(left)
+        self._running.add(scope)
+        self._quiet.clear()
+        try:
+            async with scope:
+                await work
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._running.discard(scope)
+            if not self._running:
+                self._quiet.set()
 
     async def close(self) -> None:
-        """Give back what `open` got. Idempotent."""
-        ...
+        """Let the deadline of every call be now, and wait until they have returned."""
+        for scope in [each for each in self._running if not each.expired()]:
+            scope.reschedule(asyncio.get_running_loop().time())
+        await self._quiet.wait()
 
 
 class S3Backend:
@@ -89,17 +90,12 @@ class S3Backend:
     memory for names that this backend has seen.
     """
 
-    def __init__(self, address: S3Address, packing: S3Packing | None = None) -> None:
+    def __init__(self, address: S3Address) -> None:
         self._address = address
         self.read_only = address.read_only
-        self.requests = S3Requests(address)
-        self.layout: BucketLayout
-        if packing is None:
-            self.layout = S3Objects(self.requests, address.concurrency, read_only=address.read_only)
-        else:
-            index = make_index(packing.index, f"{address.bucket}/{address.prefix}")
-            self.layout = S3Packs(self.requests, address, index, packing.pages_max)
-        self._calls = DeadlineCalls()
+        self._requests = S3Requests(address)
+        self._stored = S3Objects(self._requests, address.concurrency, read_only=address.read_only)
+        self._calls = _DeadlineCalls()
         self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
         self._open_was_called = False
@@ -120,17 +116,13 @@ class S3Backend:
         if self._open_was_called or self._closed:
             raise UsageError(f"store {self._address} was opened before; make a new backend")
         self._open_was_called = True
-        self.requests.open()
-        try:
-            await self._open_all()
-            if self._closed:
-                raise UsageError(f"store {self._address} was closed while it opened")
-        except BaseException:
-            await self.layout.close()
-            raise
+        self._requests.open()
+        await self._try_out()
+        if self._closed:
+            raise UsageError(f"store {self._address} was closed while it opened")
         self._opened = True
 
-    async def _open_all(self) -> None:
+    async def _try_out(self) -> None:
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
                 if self.read_only:
@@ -138,7 +130,6 @@ class S3Backend:
                 else:
                     await self._try_conditions()
                     await self._remove_old_trials()
-                await self.layout.open()
         except TimeoutError:
             raise ConfigError(
                 f"store {self._address} did not answer within {_OPEN_TIMEOUT_S:g} s; check the "
@@ -151,21 +142,21 @@ class S3Backend:
 
     async def _try_to_list(self) -> None:
         """List a little of what is stored, which fails where there is no bucket or no right to it."""
-        async for _ in self.requests.listing(OBJECTS):
+        async for _ in self._requests.listing(OBJECTS):
             return
 
     async def _try_conditions(self) -> None:
         """Put a small file under the conditions that the contract rests on, and remove it."""
         path = f"{_TRIALS}/{secrets.token_hex(16)}"
-        first = await self.requests.create(path, b"1")
+        first = await self._requests.create(path, b"1")
         try:
-            again = await self.requests.create(path, b"2")
-            replaced = not first or await self.requests.replace(path, b"3", first)
-            stale = not first or await self.requests.replace(path, b"4", first)
+            again = await self._requests.create(path, b"2")
+            replaced = not first or await self._requests.replace(path, b"3", first)
+            stale = not first or await self._requests.replace(path, b"4", first)
         except RequestFailed:
-            await self.requests.delete(path)
+            await self._requests.delete(path)
             raise
-        await self.requests.delete(path)
+        await self._requests.delete(path)
         if first is None or again is not None or not replaced or (first and stale):
             raise ConfigError(
                 f"store {self._address}: the server ignores If-None-Match or If-Match on PUT, so the "
@@ -176,13 +167,13 @@ class S3Backend:
         """Remove files of processes that ended while they tried conditions; some at a time will do."""
         now = time.time()
         try:
-            async for some in self.requests.listing(_TRIALS):
+            async for some in self._requests.listing(_TRIALS):
                 old = [one.path for one in some if now - one.written.timestamp() >= _TRIAL_OLD_S]
                 break
             else:
                 return
             for path in old[:_TRIALS_REMOVED_MAX]:
-                await self.requests.delete(path)
+                await self._requests.delete(path)
         except RequestFailed as error:
             # They are in nobody's way, and not every credential may list.
             _log.debug("%s", error)
@@ -194,7 +185,7 @@ class S3Backend:
 
         async def ask(unknown: Sequence[ObjectName]) -> list[bool]:
             answers = [False] * len(unknown)
-            await self._calls.run(self.layout.look_up(unknown, answers), deadline)
+            await self._calls.run(self._stored.look_up(unknown, answers), deadline)
             return answers
 
         return await self._seen.exist(names, ask)
@@ -204,7 +195,7 @@ class S3Backend:
         if not self._ready():
             return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
         outcomes = [ReadOutcome.TIMED_OUT] * len(reads)
-        await self._calls.run(self.layout.read(reads, outcomes), deadline)
+        await self._calls.run(self._stored.read(reads, outcomes), deadline)
         self._seen.note_reads(reads, outcomes)
         return self._tally.reads(reads, outcomes)
 
@@ -214,7 +205,7 @@ class S3Backend:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
         seen = self._seen.look_up([write.name for write in writes])
-        await self._calls.run(self.layout.write(writes, outcomes, seen), deadline)
+        await self._calls.run(self._stored.write(writes, outcomes, seen), deadline)
         self._seen.note_writes(writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
@@ -223,19 +214,14 @@ class S3Backend:
         removed = [False] * len(names)
         if self._ready():
             self._seen.discard(names)
-            await self._calls.run(self.layout.remove(names, removed), deadline)
+            await self._calls.run(self._stored.remove(names, removed), deadline)
         return removed
-
-    async def run(self, work: Callable[[], Coroutine[None, None, None]], deadline: float) -> None:
-        """Do the work as a call of the store: until its deadline or `close`, and not after that."""
-        if self._ready():
-            await self._calls.run(work(), deadline)
 
     async def objects(self) -> AsyncIterator[StoredObject]:
         """Yield what is in the store; see `StorageBackend`. Raises `StorageError` if it cannot."""
         if not self._ready():
             return
-        batches = self.layout.listing()
+        batches = self._stored.listing()
         while (some := await self._next_of(batches)) is not None:
             for stored in some:
                 if self._closed:
@@ -278,8 +264,7 @@ class S3Backend:
         """
         self._closed = True
         await self._calls.close()
-        await self.layout.close()
-        self.requests.close()
+        self._requests.close()
 
     def _ready(self) -> bool:
         """Say whether the store answers, which it does no more after `close`."""
@@ -290,4 +275,4 @@ class S3Backend:
 
 def from_uri(uri: StoreUri) -> S3Backend:
     """Return the backend of an `s3://` URI."""
-    return S3Backend(address_of(uri), packing_of(uri))
+    return S3Backend(address_of(uri))

@@ -1,4 +1,4 @@
-"""One stored file for each object: the layout of `s3://` without an index.
+"""One stored file for each object: how a bucket is laid out.
 
     <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
 
@@ -11,9 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from ...errors import StorageError
 from ...page_format.object_header import (
     HEADER_BYTES,
     HeaderFinding,
@@ -26,14 +25,11 @@ from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
-from .calls import each
-from .ranges import Elsewhere, Range, StoredPlace, copy_object, join_ranges, wanted_ranges
+from .ranges import Elsewhere, Range, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
-Item = TypeVar("Item")
-
-GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
-READ_TRIES: Final = 6
+_GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
+_READ_TRIES: Final = 6
 """Each try but the first two loses only to somebody who has replaced the object meanwhile."""
 _WRITE_TRIES: Final = 8
 
@@ -60,9 +56,6 @@ class S3Objects:
         self._concurrency = concurrency
         self._read_only = read_only
 
-    async def open(self) -> None:
-        """Nothing is needed beside the bucket."""
-
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Say for each name whether there is something under it."""
 
@@ -73,7 +66,7 @@ class S3Objects:
             except RequestFailed as error:
                 _log.debug("%s", error)
 
-        await each(one, len(names), self._concurrency)
+        await _each(one, len(names), self._concurrency)
 
     async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
         """Read the objects into their buffers and verify them.
@@ -88,7 +81,7 @@ class S3Objects:
                 _log.debug("%s", error)
                 outcomes[number] = ReadOutcome.FAILED
 
-        await each(one, len(reads), self._concurrency)
+        await _each(one, len(reads), self._concurrency)
 
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
@@ -105,7 +98,7 @@ class S3Objects:
                 _log.debug("%s", error)
                 outcomes[number] = WriteOutcome.FAILED
 
-        await each(one, len(writes), self._concurrency)
+        await _each(one, len(writes), self._concurrency)
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
         """Remove the objects, unless the store is `read_only`; True where the name is free then."""
@@ -123,7 +116,7 @@ class S3Objects:
             except RequestFailed as error:
                 _log.debug("%s", error)
 
-        await each(one, len(names), self._concurrency)
+        await _each(one, len(names), self._concurrency)
 
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, as far as its header is sound.
@@ -132,10 +125,27 @@ class S3Objects:
         yielded is all.
         """
         async for some in self._requests.listing(OBJECTS):
-            yield await describe_all(self._describe, some, self._concurrency)
+            yield await self._describe_all(some)
 
-    async def close(self) -> None:
-        """Nothing was opened."""
+    async def _describe_all(self, some: Sequence[Listed]) -> list[StoredObject]:
+        """Return what these files say of themselves, as far as they are sound.
+
+        Raises the first `RequestFailed`.
+        """
+        found: list[StoredObject | RequestFailed | None] = [None] * len(some)
+
+        async def one(number: int) -> None:
+            # A failure is a value until all have ended: a group would wrap what it raises.
+            try:
+                found[number] = await self._describe(some[number])
+            except RequestFailed as error:
+                found[number] = error
+
+        await _each(one, len(some), self._concurrency)
+        for stored in found:
+            if isinstance(stored, RequestFailed):
+                raise stored
+        return [stored for stored in found if isinstance(stored, StoredObject)]
 
     async def _describe(self, listed: Listed) -> StoredObject | None:
         """Return what a file says of itself; None if it is gone, or twice not sound."""
@@ -158,8 +168,8 @@ class S3Objects:
         buffers = fitting(read.buffers, read.shape.nbytes, writable=True)
         if digest is None or buffers is None:
             return ReadOutcome.FAILED
-        place = StoredPlace(object_path(read.name.namespace, digest))
-        finding, e_tag = await read_place(self._requests, place, digest, buffers, read.shape)
+        path = object_path(read.name.namespace, digest)
+        finding, e_tag = await self._fill(path, digest, buffers, read.shape)
         match finding:
             case None:
                 return ReadOutcome.MISSING
@@ -168,10 +178,39 @@ class S3Objects:
             case HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
             case _ if not self._read_only:
-                await self._drop(place.path, e_tag, finding)
+                await self._drop(path, e_tag, finding)
             case _:
-                _log.warning("object %s is bad (%s)", place.path, finding.name)
+                _log.warning("object %s is bad (%s)", path, finding.name)
         return ReadOutcome.CORRUPT
+
+    async def _fill(
+        self, path: str, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
+    ) -> tuple[HeaderFinding | None, str | None]:
+        """Fill `buffers` with what `shape` holds of the object at `path`, and check it.
+
+        Returns what was found, None if there is nothing, and the version that was read. What is bad has
+        been read twice, since bits change on the way too. Raises `RequestFailed`.
+        """
+        # Nearly always the object has the reader's own columns.
+        present = shape.present
+        was_bad = False
+        for _ in range(_READ_TRIES):
+            ranges = join_ranges(wanted_ranges(shape, present))
+            try:
+                fetched = await self._requests.fetch(path, ranges)
+            except Changed:
+                await asyncio.sleep(0)
+                continue
+            if fetched is None:
+                return None, None
+            finding = copy_object(fetched, digest, buffers, shape)
+            if isinstance(finding, Elsewhere):
+                present = finding.present
+            elif finding in _GOOD or was_bad:
+                return finding, fetched.e_tag
+            else:
+                was_bad, present = True, shape.present
+        raise RequestFailed(f"GET {path}: it is being replaced all the time")
 
     async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
         """Remove this version of a bad file.
@@ -198,16 +237,16 @@ class S3Objects:
         content: bytes | None = None
         # An object that is there already is cheaper to look at than to send once more.
         if not likely:
-            content = encode(write.name, digest, buffers, write.shape)
+            content = _encode(write.name, digest, buffers, write.shape)
             if await self._requests.create(path, content) is not None:
                 return WriteOutcome.OK
         for _ in range(_WRITE_TRIES):
             standing = await self._look(path, digest, write.shape)
-            if standing is not None and standing.finding not in GOOD:
+            if standing is not None and standing.finding not in _GOOD:
                 # Bits may have changed on the way.
                 standing = await self._look(path, digest, write.shape)
             if standing is None:
-                content = content or encode(write.name, digest, buffers, write.shape)
+                content = content or _encode(write.name, digest, buffers, write.shape)
                 if await self._requests.create(path, content) is not None:
                     return WriteOutcome.OK
             elif standing.finding is HeaderFinding.SOUND:
@@ -224,7 +263,7 @@ class S3Objects:
             return None
         header = fetched.cut(0, HEADER_BYTES) or memoryview(b"")
         finding = check_header(header, digest, shape)
-        if finding in GOOD:
+        if finding in _GOOD:
             present = presence_bits(header)
             if fetched.size == HEADER_BYTES + shape.payload_bytes(present):
                 return _Standing(finding, present, fetched.e_tag)
@@ -248,75 +287,15 @@ class S3Objects:
         if present & ~write.shape.present:
             whole = write.shape.of_columns(present)
             room = memoryview(bytearray(whole.nbytes))
-            place = StoredPlace(path)
-            finding, e_tag = await read_place(self._requests, place, digest, [room], whole)
+            finding, e_tag = await self._fill(path, digest, [room], whole)
             if finding is HeaderFinding.SOUND and e_tag == standing.e_tag:
                 united = write.shape.unite(buffers, room, present)
                 shape = write.shape.with_columns(present)
-                return encode(write.name, digest, [united], shape)
-        return encode(write.name, digest, buffers, write.shape)
+                return _encode(write.name, digest, [united], shape)
+        return _encode(write.name, digest, buffers, write.shape)
 
 
-async def read_place(
-    requests: S3Requests,
-    place: StoredPlace,
-    digest: bytes,
-    buffers: Sequence[memoryview],
-    shape: ObjectShape,
-) -> tuple[HeaderFinding | None, str | None]:
-    """Fill `buffers` with what `shape` holds of the object at `place`, and check it.
-
-    Returns what was found, None if there is nothing, and the version that was read. What is bad has
-    been read twice, since bits change on the way too. Raises `RequestFailed`.
-    """
-    # Nearly always the object has the reader's own columns.
-    present = shape.present
-    was_bad = False
-    for _ in range(READ_TRIES):
-        ranges = join_ranges(wanted_ranges(shape, present, place.offset))
-        try:
-            fetched = await requests.fetch(place.path, ranges)
-        except Changed:
-            await asyncio.sleep(0)
-            continue
-        if fetched is None:
-            return None, None
-        finding = copy_object(fetched, place, digest, buffers, shape)
-        if isinstance(finding, Elsewhere):
-            present = finding.present
-        elif finding in GOOD or was_bad:
-            return finding, fetched.e_tag
-        else:
-            was_bad, present = True, shape.present
-    raise RequestFailed(f"GET {place.path}: it is being replaced all the time")
-
-
-async def describe_all(
-    describe: Callable[[Item], Awaitable[StoredObject | None]],
-    some: Sequence[Item],
-    concurrency: int,
-) -> list[StoredObject]:
-    """Return what `describe` makes of each item, without those of which it makes nothing.
-
-    Raises the first `StorageError` that it raises.
-    """
-    found: list[StoredObject | StorageError | None] = [None] * len(some)
-
-    async def one(number: int) -> None:
-        # A failure is a value until all have ended: a group would wrap what it raises.
-        try:
-            found[number] = await describe(some[number])
-        except StorageError as error:
-            found[number] = error
-
-    await each(one, len(some), concurrency)
-    for stored in found:
-        if isinstance(stored, StorageError):
-            raise stored
-    return [stored for stored in found if isinstance(stored, StoredObject)]
-
-
-def encode(
+def _encode(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
     """Return a whole object, header and payload. A copy: the client may send it later than we wait."""
@@ -327,3 +306,16 @@ def path_of(name: ObjectName) -> str | None:
     """Return the object's path, or None if it cannot have one."""
     digest = name_digest(name)
     return None if digest is None else object_path(name.namespace, digest)
+
+
+async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency: int) -> None:
+    """Do the work for every number below `count`, `concurrency` at a time; it raises only for bugs."""
+    numbers = iter(range(count))
+
+    async def work_off() -> None:
+        for number in numbers:
+            await work(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(count, concurrency)):
+            group.create_task(work_off())

@@ -1,8 +1,7 @@
 """Which bytes of a stored object a reader wants, in how few requests, and what to make of them.
 
 A request costs money and a round trip, bytes that nobody wants cost only a little time; so ranges
-that lie close together are one request. An object may lie anywhere in the stored file, alone or with
-others.
+that lie close together are one request.
 
 Everything here is pure: ranges and bytes in, ranges and findings out.
 """
@@ -38,16 +37,6 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPlace:
-    """Where an object lies in the store."""
-
-    path: str
-    offset: int = 0
-    length: int | None = None
-    """None for all that there is at `path`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Fetched:
     """Ranges of one version of a stored file, as the store gave them."""
 
@@ -77,12 +66,12 @@ class Elsewhere(NamedTuple):
     present: int
 
 
-def wanted_ranges(shape: ObjectShape, present: int, offset: int) -> list[Range]:
-    """Return where the header and what `shape` holds lie, of an object at `offset` with these bits."""
-    start = offset + HEADER_BYTES
+def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
+    """Return where the header and what `shape` holds lie, of an object with these presence bits."""
+    start = HEADER_BYTES
     runs = shape.plan(present).runs
     return [
-        Range(offset, start),
+        Range(0, start),
         *(Range(start + run.offset, start + run.offset + run.nbytes) for run in runs if run.nbytes),
     ]
 
@@ -105,7 +94,6 @@ def join_ranges(ranges: Iterable[Range]) -> list[Range]:
 
 def copy_object(
     fetched: Fetched,
-    place: StoredPlace,
     digest: bytes,
     buffers: Sequence[memoryview],
     shape: ObjectShape,
@@ -114,7 +102,7 @@ def copy_object(
 
     If it says `Elsewhere`, it must be called again with the `wanted_ranges` of those bits.
     """
-    header = fetched.cut(place.offset, place.offset + HEADER_BYTES)
+    header = fetched.cut(0, HEADER_BYTES)
     if header is None:
         return Elsewhere(shape.present)
     finding = check_header(header, digest, shape)
@@ -122,17 +110,12 @@ def copy_object(
         return finding
     present = presence_bits(header)
     plan = shape.plan(present)
-    there = fetched.size - place.offset
-    length = there if place.length is None else min(there, place.length)
-    if length != HEADER_BYTES + plan.payload_bytes:
-        return (
-            HeaderFinding.SHORT
-            if length < HEADER_BYTES + plan.payload_bytes
-            else HeaderFinding.LONG
-        )
+    length = HEADER_BYTES + plan.payload_bytes
+    if fetched.size != length:
+        return HeaderFinding.SHORT if fetched.size < length else HeaderFinding.LONG
     targets = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, targets, strict=True):
-        start = place.offset + HEADER_BYTES + run.offset
+        start = HEADER_BYTES + run.offset
         source = fetched.cut(start, start + run.nbytes)
         if source is None:
             return Elsewhere(present)

@@ -1,19 +1,19 @@
-"""`3fs:///mount/path?index=sqlite:///path|redis://host:port/db`: objects in slots of large files.
+"""`3fs:///mount/path?index=sqlite:///path`: objects in slots of large files.
 
-This is how DeepSeek's 3FS is used: a few large files of fixed slots (`files`), moved in
-batches through rings (`rings`), one ring for each thread and direction. A database that there is
-anyway says what is where (`page_index`). On a mounted 3FS with its client installed the rings are
-USRBIO; elsewhere, on any filesystem, they are made of system calls, and the store says so at level INFO
-when it is opened. Several processes, and with Redis several nodes, may share a store.
+This is how DeepSeek's 3FS is used: a few large files of fixed slots (`files`), moved in batches
+(`transfers`). A SQLite database says what is where (`page_index`). On a mounted 3FS with its client
+installed bytes go through USRBIO, one ring for each thread and direction (`usrbio`); elsewhere, on any
+filesystem, by system calls, and the store says so at level INFO when it is opened. Several processes of
+one host may share a store.
 
 `slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` how
 many slots a file has; both are decided by whoever opens a store first, and another number is refused
 later. `files` is how many files there may be; the store only grows. When all slots are used, the
 objects that were used least recently give way. An object that is larger than a slot is not stored.
-`rings` is the number of threads. `index_name` keeps the stores in one Redis database apart. Manifests
-and marks of writers never give way. A directory that others can put files into is refused unless the
-URI says `trust=group` or `trust=any`, as by `file://`. `read_only=1` is for looking: no read counts as
-use, what is bad is CORRUPT each time, and every write fails.
+`rings` is the number of threads. Manifests and marks of writers never give way. A directory that
+others can put files into is refused unless the URI says `trust=group` or `trust=any`, as by `file://`.
+`read_only=1` is for looking: no read counts as use, what is bad is CORRUPT each time, and every write
+fails.
 
 A write that is OK has survived its process. After a power failure an object may be missing or found
 bad.
@@ -34,22 +34,19 @@ from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..file.trust import Trust, trust_of
 from ..fitting import fitting
-from ..page_index.contract import PageIndex
-from ..page_index.opening import make_index
 from ..seen_names import SeenNames
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import ThreadedBackend
 from ..uri import StoreUri
 from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory
-from .index import IndexCalls
-from .reads import PlacedRead, SlotReads
-from .ring_choice import choose_rings
-from .rings import RingClient
+from .index_calls import IndexCalls
+from .index_file import path_of
+from .page_index import PageIndex
+from .reads import OpenSlots, PlacedRead, SlotReads
 from .sizes import agree_on_sizes, sizes_of
-from .slots import OpenSlots
 from .transfers import Transfers
-from .usrbio_rings import load_client
+from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
 FILES: Final = 4
@@ -72,7 +69,6 @@ _log = logging.getLogger(__name__)
 class ThreeFsBackend(ThreadedBackend):
     """Keeps the contract of `StorageBackend` in slots of large files.
 
-    Where the rings take any memory, bytes go straight between the files and the caller's buffers.
     `slot_bytes` and `file_slots` may be None: as the store has them. `text` names the store in the
     log, as its URI without secrets does.
     """
@@ -90,7 +86,7 @@ class ThreeFsBackend(ThreadedBackend):
         files: int = FILES,
         rings: int = RINGS,
         lease_s: float = LEASE_S,
-        ring_client: RingClient | None = None,
+        transfers: Transfers | None = None,
         trust: Trust = Trust.OWNER,
         read_only: bool = False,
         text: str = "",
@@ -108,13 +104,12 @@ class ThreeFsBackend(ThreadedBackend):
         self._file_slots = file_slots
         self._files = files
         self._lease_s = lease_s
-        self._ring_client = ring_client
         self._trust = trust
         self.read_only = read_only
         self._complaints = Complaints(text or f"3fs://{root}")
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
-        self._transfers: Transfers | None = None
+        self._transfers = transfers
         self._text = f"3fs store {root}, not open"
         self._seen = SeenNames(_NAMES_SEEN_MAX)
 
@@ -250,15 +245,15 @@ class ThreeFsBackend(ThreadedBackend):
         index = self._index
         with made_directory(self._root, self._trust):
             index.open()
-        client = self._ring_client if self._ring_client is not None else choose_rings(self._root)
-        files = self._open_files = SlotFiles(self._root, client)
+        transfers = self._transfers = self._transfers or choose_transfers(self._root)
+        files = self._open_files = SlotFiles(self._root, transfers)
         files.open(index)
         settings = agree_on_sizes(self._root, index, self._slot_bytes, self._file_slots)
         files.use(settings)
         wanted = self._files * settings.file_slots
         slots = index.provide(0 if self.read_only else wanted)
         complaints = self._complaints
-        transfers = self._transfers = Transfers(client, settings.slot_bytes, complaints)
+        transfers.use(settings.slot_bytes, complaints)
         self.slots = OpenSlots(files, self._index_calls, transfers, settings, complaints)
         self._slot_reads = SlotReads(self.slots, read_only=self.read_only)
         self._slot_writes = SlotWrites(
@@ -266,7 +261,7 @@ class ThreeFsBackend(ThreadedBackend):
         )
         self._text = (
             f"3fs store {self._root} with {slots} slots of {settings.slot_bytes} bytes, index "
-            f"{index.text}, {client.text}"
+            f"{index.text}, {transfers.text}"
         )
 
     def _give_back(self) -> None:
@@ -279,20 +274,15 @@ class ThreeFsBackend(ThreadedBackend):
 
 def from_uri(uri: StoreUri) -> ThreeFsBackend:
     """Return the backend of a `3fs://` URI."""
-    uri.only_options(
-        ("index", "index_name", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only")
-    )
+    uri.only_options(("index", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only"))
     root = uri.directory("3fs:///mount/path?index=...")
     index = uri.options.get("index")
     if index is None:
-        raise ConfigError(
-            f"store {uri.text!r} has no index; add ?index=sqlite:///absolute/path, or "
-            "redis://host:port/db if several nodes use it"
-        )
+        raise ConfigError(f"store {uri.text!r} has no index; add ?index=sqlite:///absolute/path")
     slot_bytes, file_slots = sizes_of(uri)
     return ThreeFsBackend(
         root,
-        make_index(index, uri.options.get("index_name", "default"), home=root),
+        PageIndex(path_of(index), home=root),
         slot_bytes=slot_bytes,
         file_slots=file_slots,
         files=uri.number("files", FILES, low=1, high=FILES_MAX),

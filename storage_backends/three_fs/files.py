@@ -23,8 +23,8 @@ from typing import Final
 from ...errors import ConfigError
 from ..file.publish import DIRECTORY_MODE, FILE_MODE
 from ..file.trust import Trust, check_own
-from ..page_index.contract import PageIndex, Settings
-from .rings import RingClient
+from .page_index import PageIndex, Settings
+from .transfers import Transfers
 
 STORE: Final = "store"
 FILES_MAX: Final = 256
@@ -42,9 +42,9 @@ class WrongFileError(OSError):
 class SlotFiles:
     """The files of one store, open for all threads. Methods may block and raise OSError."""
 
-    def __init__(self, root: Path, rings: RingClient) -> None:
+    def __init__(self, root: Path, transfers: Transfers) -> None:
         self._root = root
-        self._rings = rings
+        self._transfers = transfers
         self._root_fd = -1
         self._file_bytes = 0
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class SlotFiles:
         self._file_bytes = settings.slot_bytes * settings.file_slots
 
     def fd(self, place: str, *, create: bool) -> int:
-        """Return the descriptor of a file of slots, for reads and writes, registered with the rings.
+        """Return the descriptor of a file of slots, for reads and writes, registered.
 
         With `create` it is made, or brought to its length if its maker died over that. It stays
         open until `close`. Raises `WrongFileError` for what must not be used.
@@ -91,7 +91,7 @@ class SlotFiles:
             for fd in self._open.values():
                 # Deregistered first, or a ring would take the number for this file still.
                 with suppress(OSError):
-                    self._rings.deregister(fd)
+                    self._transfers.deregister(fd)
                 os.close(fd)
             self._open.clear()
             root_fd, self._root_fd = self._root_fd, -1
@@ -108,7 +108,7 @@ class SlotFiles:
             raise
         try:
             self._check_file(fd, place, create=create)
-            self._rings.register(fd)
+            self._transfers.register(fd)
         except BaseException:
             os.close(fd)
             raise

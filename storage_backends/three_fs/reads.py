@@ -7,6 +7,7 @@ in between, and what was read is not used, right as it may look.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...errors import StorageError
@@ -22,12 +23,12 @@ from ...page_format.object_header import (
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ..base import Read, ReadOutcome, StoredObject
-from ..page_index.contract import Entry, PageIndex
 from ..thread_calls import Stop
-from .files import WrongFileError
-from .index import LateError
-from .slots import OpenSlots
-from .transfers import Extent, Moved
+from .complaints import Complaints
+from .files import SlotFiles, WrongFileError
+from .index_calls import IndexCalls, LateError
+from .page_index import Entry, PageIndex, Settings
+from .transfers import Extent, Moved, Transfers
 
 _READ_TRIES: Final = 8
 """Each try loses only to a writer who has replaced the object meanwhile."""
@@ -38,6 +39,17 @@ _OUTCOMES: Final = {
     Moved.FAILED: ReadOutcome.FAILED,
     Moved.LATE: ReadOutcome.TIMED_OUT,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSlots:
+    """Where the slots are, who has them, what moves their bytes, and whom to tell of trouble."""
+
+    files: SlotFiles
+    index: IndexCalls
+    transfers: Transfers
+    settings: Settings
+    complaints: Complaints
 
 
 class PlacedRead(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Final
 
 from ...errors import ConfigError
 from ...page_format.object_header import HEADER_BYTES
-from ..page_index.contract import PageIndex, Settings
 from ..records.manifest import MANIFEST_BYTES
 from ..uri import StoreUri
+from .page_index import PageIndex, Settings
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES
 SLOT_BYTES_MIN: Final = HEADER_BYTES + MANIFEST_BYTES

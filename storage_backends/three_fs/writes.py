@@ -18,7 +18,11 @@ from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
-from ..page_index.contract import (
+from ..records.catalogue import is_record
+from ..thread_calls import Stop
+from .files import FILES_MAX, place_of
+from .index_calls import LateError
+from .page_index import (
     NOTHING,
     Commit,
     CommitOutcome,
@@ -26,13 +30,8 @@ from ..page_index.contract import (
     PageIndex,
     Reservation,
 )
-from ..records.catalogue import is_record
-from ..thread_calls import Stop
-from .files import FILES_MAX, place_of
-from .index import LateError
-from .reads import PlacedRead, SlotReads, may_be
+from .reads import OpenSlots, PlacedRead, SlotReads, may_be
 from .sizes import slot_bytes_for
-from .slots import OpenSlots
 from .transfers import Extent, Moved
 
 _WRITE_TRIES: Final = 16

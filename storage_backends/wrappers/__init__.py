@@ -1,1 +1,1 @@
-"""Backends that stand before another one: `retry+`, `breaker+`, `limit+`, `metrics+`, `fault+`."""
+"""Backends that stand before another one: `breaker+`, `metrics+`, `fault+`."""

@@ -4,11 +4,8 @@
     fault.<kind>=0.01    how often; the kinds are those of `Fault`
     fault.delay_ms=20    the longest delay
 
-Without any rate, each kind that the backend can do comes at 0.01. Rates are for each key, except that
-of `delay`, which is for each call. A kind that damages stored objects is done to the store at the
-bottom (`damage`): the damage lies below that store's own verification, which has to find it. So no
-fault makes a read OK whose bytes are wrong, whatever stands between. Every store of this package can
-be damaged in every way; with one of another package these options are refused by name.
+Without any rate, each kind comes at 0.01. Rates are for each key, except that of `delay`, which is for
+each call. No fault makes a read OK whose bytes are wrong.
 """
 
 import asyncio
@@ -24,15 +21,11 @@ from typing import Final
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from ..damage.damage import Damage, DamageKind
-from ..damage.stores import damager_of
 from ..uri import StoreUri
-from .base import Wrapper, layers
+from .base import Wrapper
 
 RATE: Final = 0.01
 DELAY_S: Final = 0.02
-_NAMES_KEPT: Final = 256
-"""Names that were seen to exist, whose bytes may be passed off as another's."""
 
 
 class Fault(StrEnum):
@@ -51,17 +44,11 @@ class Fault(StrEnum):
     LIE = "lie"
     """Existence is answered the wrong way round: an index that is out of date."""
     FLIP = "flip"
-    """An object has changed by a bit when it is read; see `DamageKind`, also for the next ones."""
-    TORN = "torn"
-    """The tail of an object is zeros when it is read."""
-    SHORT = "short"
-    """The tail of an object is missing when it is read."""
-    WRONG = "wrong"
-    """Another object lies under the name when it is read."""
+    """A byte of what is read has changed, and the store's check has found that: the key is CORRUPT, and
+    the object is removed."""
 
 
-_DAMAGE: Final = (Fault.FLIP, Fault.TORN, Fault.SHORT, Fault.WRONG)
-_OF_READS: Final = (Fault.ERROR, Fault.TIMEOUT, *_DAMAGE)
+_OF_READS: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.FLIP)
 _OF_WRITES: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LOST)
 _OF_EXISTENCE: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LIE)
 _OF_REMOVALS: Final = (Fault.ERROR, Fault.TIMEOUT)
@@ -110,8 +97,8 @@ class FaultBackend(Wrapper):
     """Injects the faults of a plan. Keeps S1 to S3; what it breaks of the rest is what `Fault` says.
 
     Faults are drawn when a call begins, key by key, so that they depend on the order of calls alone.
-    A call that comes after its deadline, or after `close`, has none. A damage is counted when it is
-    done; there is none where there is no object.
+    A call that comes after its deadline, or after `close`, has none. A flip is counted when it is done;
+    there is none where there is no sound object.
     """
 
     def __init__(
@@ -123,19 +110,10 @@ class FaultBackend(Wrapper):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         super().__init__(backend)
-        store = layers(backend)[-1]
-        self._damager = damager_of(store)
-        asked = [kind for kind in _DAMAGE if plan.rates.get(kind, 0.0) > 0]
-        if asked and self._damager is None:
-            raise ConfigError(
-                f"{', '.join(f'fault.{kind}' for kind in asked)}: {type(store).__name__} cannot "
-                "damage what it stores; leave these faults out"
-            )
         self._plan = plan
         self._clock = clock
         self._sleep = sleep
         self._random = Random(plan.seed)  # noqa: S311 - the faults are to be repeatable.
-        self._names: dict[ObjectName, None] = {}
         self._closed = False
         self._reads: Counter[Fault] = Counter()
         self._writes: Counter[Fault] = Counter()
@@ -162,12 +140,7 @@ class FaultBackend(Wrapper):
         if self._spares(deadline):
             return await self._behind.read(reads, deadline=deadline)
         faults = [self._draw(_OF_READS) for _ in reads]
-        damages = [
-            self._draw_damage(read.name, fault) for read, fault in zip(reads, faults, strict=True)
-        ]
         await self._delay(self._reads, deadline)
-        for damage in damages:
-            await self._damage(damage, deadline)
         outcomes = [
             ReadOutcome.TIMED_OUT if fault is Fault.TIMEOUT else ReadOutcome.FAILED
             for fault in faults
@@ -176,7 +149,17 @@ class FaultBackend(Wrapper):
         answers = await self._behind.read([reads[at] for at in asked], deadline=deadline)
         for at, answer in zip(asked, answers, strict=True):
             outcomes[at] = answer
-            self._remember(reads[at].name, answer is ReadOutcome.OK)
+        flipped = [
+            at
+            for at, fault in enumerate(faults)
+            if fault is Fault.FLIP and outcomes[at] is ReadOutcome.OK
+        ]
+        for at in flipped:
+            _flip(reads[at].buffers)
+            outcomes[at] = ReadOutcome.CORRUPT
+        if flipped:
+            await self._behind.remove([reads[at].name for at in flipped], deadline=deadline)
+            self._reads[Fault.FLIP] += len(flipped)
         await self._hang(faults, deadline)
         self._count(self._reads, faults, (Fault.ERROR, Fault.TIMEOUT))
         return outcomes
@@ -192,7 +175,6 @@ class FaultBackend(Wrapper):
         outcomes = [WriteOutcome.FAILED] * len(writes)
         for at, answer in zip(asked, answers, strict=True):
             outcomes[at] = answer
-            self._remember(writes[at].name, answer in (WriteOutcome.OK, WriteOutcome.PRESENT))
         for at, fault in enumerate(faults):
             if fault is Fault.TIMEOUT:
                 outcomes[at] = WriteOutcome.TIMED_OUT
@@ -213,7 +195,6 @@ class FaultBackend(Wrapper):
         freed = [False] * len(names)
         for at, answer in zip(asked, answers, strict=True):
             freed[at] = answer and faults[at] is None
-            self._remember(names[at], False)
         await self._hang(faults, deadline)
         self._count(self._removals, faults, _OF_REMOVALS)
         return freed
@@ -243,34 +224,8 @@ class FaultBackend(Wrapper):
                 return kind
         return None
 
-    def _draw_damage(self, name: ObjectName, fault: Fault | None) -> Damage | None:
-        if fault not in _DAMAGE:
-            return None
-        others = [each for each in self._names if each != name] if fault is Fault.WRONG else []
-        return Damage(
-            name=name,
-            kind=DamageKind(fault),
-            seed=self._random.getrandbits(32),
-            other=self._random.choice(others) if others else None,
-        )
-
     def _is_carried_out(self, fault: Fault | None) -> bool:
         return fault is None or (fault is Fault.TIMEOUT and self._random.random() < 0.5)
-
-    def _remember(self, name: ObjectName, exists: bool) -> None:
-        self._names.pop(name, None)
-        if exists:
-            self._names[name] = None
-        if len(self._names) > _NAMES_KEPT:
-            del self._names[next(iter(self._names))]
-
-    async def _damage(self, damage: Damage | None, deadline: float) -> None:
-        if (
-            damage is not None
-            and self._damager is not None
-            and await self._damager(damage, deadline)
-        ):
-            self._reads[Fault(damage.kind)] += 1
 
     async def _delay(self, counts: Counter[Fault], deadline: float) -> None:
         if self._random.random() < self._plan.rates.get(Fault.DELAY, 0.0):
@@ -290,6 +245,14 @@ class FaultBackend(Wrapper):
         counts.update(fault for fault in faults if fault is not None and fault in kinds)
 
 
+def _flip(buffers: Sequence[memoryview]) -> None:
+    """Change the first byte of what was read."""
+    for buffer in buffers:
+        if buffer.nbytes:
+            buffer.cast("B")[0] ^= 1
+            return
+
+
 def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
     """Return `backend` with the faults that the URI's options ask for."""
     options = {kind: f"fault.{kind}" for kind in Fault}
@@ -299,16 +262,8 @@ def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
         for kind, option in options.items()
         if option in uri.options
     }
-    only_looks = uri.options.get("read_only") == "1"
     if not rates:
-        damageable = damager_of(layers(backend)[-1]) is not None and not only_looks
-        rates = {kind: RATE for kind in Fault if damageable or kind not in _DAMAGE}
-    asked = [options[kind] for kind in _DAMAGE if rates.get(kind, 0.0) > 0]
-    if asked and only_looks:
-        raise ConfigError(
-            f"store {uri.text!r}: {', '.join(asked)}: with read_only=1 nothing that is stored may be "
-            "damaged; leave these faults or read_only out"
-        )
+        rates = dict.fromkeys(Fault, RATE)
     try:
         plan = FaultPlan(
             seed=uri.number("fault.seed", 0, low=0, high=(1 << 63) - 1),

@@ -16,8 +16,8 @@ from lockstep.launch.interruption import Interrupted
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.registry import open_backend
 from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.storage.calls import opened_at
 
 SMALL = ["--page-bytes", "8192", "--bytes", "65536"]
 
@@ -68,7 +68,8 @@ def opened_store(root: Path) -> list[Path]:
     """Return what a store of files has in it that was opened and holds no page yet."""
 
     async def open_and_close() -> None:
-        await (await open_backend(f"file://{root}")).close()
+        async with opened_at(f"file://{root}"):
+            pass
 
     asyncio.run(open_and_close())
     return sorted(root.rglob("*"))

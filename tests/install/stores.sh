@@ -5,7 +5,6 @@
 set -eu
 
 wanted=""
-command -v redis-server >/dev/null 2>&1 || wanted="$wanted redis-server"
 ldconfig -p | grep -q libibverbs.so.1 || wanted="$wanted libibverbs1"
 command -v promtool >/dev/null 2>&1 || wanted="$wanted prometheus"
 [ -n "$wanted" ] || exit 0

@@ -6,11 +6,10 @@ import pytest
 
 from tests.kit.launch.replays import replay
 from tests.kit.servers.mooncake_master import MooncakeStore, mooncake_store
-from tests.kit.servers.redis_server import RedisServer, redis_server
 from tests.kit.storage.s3 import BucketStore
 from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
-__all__ = ["bucket", "keys", "mooncake_store", "redis_server", "s3_endpoint"]
+__all__ = ["bucket", "keys", "mooncake_store", "s3_endpoint"]
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,24 +17,20 @@ SLOTS = "slot_bytes=139264&file_slots=2048"
 """Small enough for a test's disk, large enough for pages and for the manifest."""
 
 
-@pytest.fixture(params=["file", "3fs-sqlite", "3fs-redis", "mooncake", "s3", "s3-packs"])
+@pytest.fixture(params=["file", "3fs", "mooncake", "s3"])
 def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URI of an empty store of each kind, with the real server where it has one."""
     match request.param:
         case "file":
             return f"file://{tmp_path}/store"
-        case "3fs-sqlite":
+        case "3fs":
             return f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db&{SLOTS}"
-        case "3fs-redis":
-            server: RedisServer = request.getfixturevalue("redis_server")
-            return f"3fs://{tmp_path}/store?index={server.url()}&{SLOTS}"
         case "mooncake":
             store: MooncakeStore = request.getfixturevalue("mooncake_store")
             return f"mooncake://{store.master.address}"
-        case kind:
+        case _:
             objects: BucketStore = request.getfixturevalue("bucket")
-            index = f"&pack=16&index=sqlite://{tmp_path}/index.db"
-            return objects.uri(options=index if kind == "s3-packs" else "")
+            return objects.uri()
 
 
 def test_what_a_group_has_persisted_the_next_one_finds(store_uri: str, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from tests.kit.launch.stores import Run, run_store
 from tests.kit.servers.mooncake_master import begun, mooncake_store, shared
-from tests.kit.servers.redis_server import redis_server
 from tests.kit.storage.files import FileStore, each_kind_of_file
 from tests.kit.storage.layers import VirtualTimeLoop
-from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
+from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
 __all__ = [
     "begun",
@@ -20,8 +19,6 @@ __all__ = [
     "each_kind_of_file",
     "keys",
     "mooncake_store",
-    "packed",
-    "redis_server",
     "s3_endpoint",
     "shared",
 ]

@@ -83,7 +83,7 @@ def bounded(
     if request.param == "3fs":
         store = SlotStore(
             tmp_path,
-            f"sqlite://{tmp_path}/i.db",
+            tmp_path / "i.db",
             slot_bytes=5 * SIZE,
             file_slots=OBJECTS_MAX,
             files=1,

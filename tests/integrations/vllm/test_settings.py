@@ -138,7 +138,7 @@ def test_every_key_is_explained_on_the_page_on_vllm(key: str) -> None:
     assert any(f"`{key}`" in each.split(" | ")[0] for each in rows)
 
 
-@pytest.mark.parametrize("store", ["file:///mnt/kv-{rank}", "retry+memory://"])
+@pytest.mark.parametrize("store", ["file:///mnt/kv-{rank}", "metrics+memory://"])
 def test_a_store_that_may_make_sense_is_taken(store: str) -> None:
     """Nothing is opened yet."""
     assert parse({"host_pages": 1, "store": store}).store == store

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import pytest
 
+from lockstep.errors import StorageError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from tests.kit.storage.calls import (
@@ -22,6 +23,7 @@ from tests.kit.storage.calls import (
     StoreUnderTest,
     found,
     get,
+    listed,
     now,
     object_name,
     opened,
@@ -306,3 +308,22 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
             assert await backend.exists([object_name(1)], deadline=soon()) == [False]
             assert await backend.remove([object_name(1)], deadline=soon()) == [False]
+
+
+class ListingContract:
+    """What stores promise that can list what they have."""
+
+    async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
+        self, store: StoreUnderTest
+    ) -> None:
+        backend = store.backend()
+        await backend.open()
+        await put_many(backend, range(3))
+        listing = aiter(backend.objects())
+        await anext(listing)
+        await backend.close()
+
+        # What is missing in it would be taken for gone.
+        with pytest.raises(StorageError, match="closed while it was listed; open it again"):
+            _ = [each async for each in listing]
+        assert await listed(backend) == []

@@ -1,18 +1,23 @@
-"""Processes that write the same names at once, and which of them each name belongs to afterwards."""
+"""Processes that write the same names to one store, and helpers to start writers and wait for them.
 
+python -m tests.kit.storage.racing <directory> named|unnamed <writer> <names>
+
+A writer prints how often it was the first.
+"""
+
+import asyncio
+import os
 import subprocess
+import sys
+from pathlib import Path
 
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
 from tests.kit.programs import program
-from tests.kit.storage.calls import (
-    StoreUnderTest,
-    get_many,
-    object_name,
-    opened,
-    page,
-    soon,
-    writing,
-)
+from tests.kit.storage.calls import object_name, page, soon, using, writing
+from tests.kit.storage.files import open_without_unnamed_files
+
+PAGE_BYTES = 200_000
 
 
 def start(name: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -27,23 +32,22 @@ def finish(process: "subprocess.Popen[str]") -> str:
     return output
 
 
-async def win(backend: StorageBackend, writer: int, names: int, nbytes: int) -> int:
+async def win(root: Path, writer: int, names: int) -> int:
     """Write so many names, a few at a time, with this writer's page; return how often it was first."""
-    content, won = page(writer, nbytes), 0
-    for start in range(0, names, 4):
-        writes = [writing(object_name(n), content) for n in range(start, min(start + 4, names))]
-        won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
+    content, won = page(writer, PAGE_BYTES), 0
+    async with using(FileBackend(root, threads=2)) as backend:
+        for first in range(0, names, 4):
+            writes = [writing(object_name(n), content) for n in range(first, min(first + 4, names))]
+            won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
     return won
 
 
-def race(name: str, *arguments: object, names: int) -> list[int]:
-    """Let writers 0 and 1 write so many names; return how often each says that it has won."""
-    writers = [start(name, *arguments, writer, names) for writer in range(2)]
-    return [int(finish(writer)) for writer in writers]
+def main() -> None:
+    root, mode, writer, names = sys.argv[1:]
+    if mode == "named":
+        os.open = open_without_unnamed_files
+    sys.stdout.write(f"{asyncio.run(win(Path(root), int(writer), int(names)))}\n")
 
 
-async def wins_found(store: StoreUnderTest, names: int, nbytes: int) -> list[int]:
-    """How many of the names hold the page of writer 0, and how many that of writer 1."""
-    async with opened(store) as backend:
-        read = await get_many(backend, range(names), nbytes)
-    return [read.count((ReadOutcome.OK, page(writer, nbytes))) for writer in range(2)]
+if __name__ == "__main__":
+    main()

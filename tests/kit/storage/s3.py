@@ -3,9 +3,8 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import obstore
@@ -13,13 +12,11 @@ from obstore.store import S3Store
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.page_index.contract import NOTHING, Commit, CommitOutcome, Entry
-from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.s3.backend import S3Backend, from_uri
 from lockstep.storage_backends.s3.objects import path_of
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.servers.moto_server import make_bucket
-from tests.kit.storage.calls import digest_of, using
+from tests.kit.storage.calls import using
 
 _SWELLING = bytes(1 << 20)
 _SWELLINGS = 256
@@ -83,51 +80,6 @@ def existing(name: ObjectName) -> str:
     path = path_of(name)
     assert path is not None
     return path
-
-
-class PackedStore:
-    """A store whose objects lie several to a file, with an index in `index`."""
-
-    def __init__(self, bucket: BucketStore, index: Path, pages_max: int = 8) -> None:
-        self.bucket = bucket
-        self.options = f"&index=sqlite://{index}&pack={pages_max}"
-        self._index = SqlitePageIndex(str(index))
-
-    def backend(self, endpoint: str | None = None) -> S3Backend:
-        return self.bucket.backend(endpoint, self.options)
-
-    def behind_proxy(self) -> AbstractAsyncContextManager[tuple[S3Backend, "Proxy"]]:
-        """As `BucketStore.behind_proxy`."""
-        return self.bucket.behind_proxy(self.options)
-
-    def index(self) -> SqlitePageIndex:
-        """The index, as somebody else would open it."""
-        self._index.open()
-        return self._index
-
-    def entry(self, name: ObjectName) -> Entry:
-        (entry,) = self.index().look_up([digest_of(name)])
-        assert entry is not None
-        return entry
-
-    def put_entry(self, name: ObjectName, entry: Entry) -> None:
-        index = self.index()
-        index.remove([digest_of(name)])
-        (lent,) = index.reserve(1, 60.0)
-        row = entry._replace(key=digest_of(name), generation=lent.generation)
-        assert index.commit([Commit(row, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
-
-    def spoil(self, name: ObjectName, at: int = 0) -> None:
-        entry = self.entry(name)
-        content = bytearray(obstore.get(self.bucket.client, entry.place).bytes())
-        content[entry.offset + HEADER_BYTES + at] ^= 8
-        obstore.put(self.bucket.client, entry.place, bytes(content))
-
-    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        self.put_entry(other, self.entry(name))
-
-    def paths(self) -> list[str]:
-        return self.bucket.paths()
 
 
 class Proxy:

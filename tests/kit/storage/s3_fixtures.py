@@ -1,7 +1,6 @@
 """The fixtures of the tests of `s3://`: one server, keys in the environment, a bucket for each test."""
 
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from tests.kit.servers.moto_server import KEYS, serve
 
 if TYPE_CHECKING:
-    from tests.kit.storage.s3 import BucketStore, PackedStore
+    from tests.kit.storage.s3 import BucketStore
 
 _numbers = count()
 
@@ -33,11 +32,3 @@ def bucket(s3_endpoint: str, keys: None) -> "BucketStore":
     from tests.kit.storage.s3 import BucketStore
 
     return BucketStore(s3_endpoint, f"bucket-{next(_numbers)}")
-
-
-@pytest.fixture
-def packed(bucket: "BucketStore", tmp_path: Path) -> "PackedStore":
-    """Up to eight objects to a file, with an index of this test's own."""
-    from tests.kit.storage.s3 import PackedStore
-
-    return PackedStore(bucket, tmp_path / "pages.db")

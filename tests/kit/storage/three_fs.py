@@ -1,19 +1,19 @@
-"""What the tests of `3fs://` share: a store in a directory, with its index and its kind of rings."""
+"""What the tests of `3fs://` share: a store in a directory, with its index and its transfers."""
 
 import asyncio
-import itertools
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.page_index.contract import (
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from lockstep.storage_backends.three_fs.page_index import (
     NOTHING,
     Commit,
     CommitOutcome,
@@ -21,18 +21,14 @@ from lockstep.storage_backends.page_index.contract import (
     PageIndex,
     Reservation,
 )
-from lockstep.storage_backends.page_index.opening import make_index
-from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
-from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from lockstep.storage_backends.three_fs.rings import RingClient
-from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
+from lockstep.storage_backends.three_fs.transfers import Transfers
+from lockstep.storage_backends.three_fs.usrbio import UsrbioTransfers
 from tests.kit.storage.calls import HEALTHY_S, digest_of, using
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 SLOT_BYTES = (1 << 20) + (512 << 10)
 FILE_SLOTS = 16
 FILES = 64
-_names = itertools.count()
 
 
 class SlotStore:
@@ -41,23 +37,22 @@ class SlotStore:
     def __init__(
         self,
         root: Path,
-        index: str,
+        index: Path,
         *,
         slot_bytes: int = SLOT_BYTES,
         file_slots: int = FILE_SLOTS,
         files: int = FILES,
-        make_rings: Callable[[], RingClient] | None = None,
+        make_transfers: Callable[[], Transfers] | None = None,
     ) -> None:
         self.root = root
         self.index = index
-        self.index_name = f"{os.getpid()}-{next(_names)}"
         self.slot_bytes = slot_bytes
         self.file_slots = file_slots
         self.files = files
-        self._make_rings = make_rings
+        self._make_transfers = make_transfers
 
     def make_index(self) -> PageIndex:
-        return make_index(self.index, self.index_name)
+        return PageIndex(self.index)
 
     def backend(self, index: PageIndex | None = None, *, lease_s: float = 60.0) -> ThreeFsBackend:
         return ThreeFsBackend(
@@ -68,7 +63,7 @@ class SlotStore:
             files=self.files,
             rings=3,
             lease_s=lease_s,
-            ring_client=self._make_rings() if self._make_rings is not None else None,
+            transfers=self._make_transfers() if self._make_transfers is not None else None,
         )
 
     def opened_index(self) -> PageIndex:
@@ -111,40 +106,34 @@ class SlotStore:
 
     def end_leases(self) -> None:
         """Let every lease be over."""
-        if self.index.startswith("sqlite://"):
-            with sqlite3.connect(self.index.removeprefix("sqlite://")) as database:
-                database.execute("UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
-            database.close()
-            return
-        import redis
-
-        client: Any = redis.Redis.from_url(self.index)
-        slots = f"{{lockstep:{self.index_name}}}:slots"
-        for slot, until in client.zrange(slots, 0, -1, withscores=True):
-            if until:
-                client.zadd(slots, {slot: 1})
-        client.close()
+        alter(self.index, "UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
 
     def clean(self) -> None:
         """Remove the files, which are large."""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def small_store(tmp_path: Path, index: str | None = None, **options: Any) -> SlotStore:
+def small_store(tmp_path: Path, index: Path | None = None, **options: Any) -> SlotStore:
     """A store of eight slots for pages of 16 KiB in two files."""
     options = {"slot_bytes": 32 << 10, "file_slots": 4, "files": 2} | options
-    return SlotStore(tmp_path / "store", index or f"sqlite://{tmp_path}/index.db", **options)
+    return SlotStore(tmp_path / "store", index or tmp_path / "index.db", **options)
 
 
-def over_usrbio(stand_in: UsrbioStandIn, mount: str = "/mnt/3fs") -> Callable[[], RingClient]:
-    """Makes rings that go through a stand-in for 3FS's own client."""
-    return lambda: UsrbioRings(stand_in, mount)
+def over_usrbio(stand_in: UsrbioStandIn, mount: str = "/mnt/3fs") -> Callable[[], Transfers]:
+    """Makes transfers through a stand-in for 3FS's own client."""
+    return lambda: UsrbioTransfers(stand_in, mount)
 
 
-class WatchedIndex(SqlitePageIndex):
+def alter(index: Path, *statements: str) -> None:
+    """Do to the file of an index what no store does."""
+    with closing(sqlite3.connect(index)) as database:
+        database.executescript(";".join(statements))
+
+
+class WatchedIndex(PageIndex):
     """Counts questions, lets something happen before the next use is confirmed, and holds calls up."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.questions: list[int] = []
         self.late_answer: Entry | None = None
@@ -212,7 +201,7 @@ class WatchedIndex(SqlitePageIndex):
 
 @asynccontextmanager
 async def watched(store: SlotStore) -> AsyncGenerator[tuple[ThreeFsBackend, WatchedIndex]]:
-    """The store of an SQLite index, open while in here, and the index that it asks."""
-    index = WatchedIndex(store.index.removeprefix("sqlite://"))
+    """The store, open while in here, and the index that it asks."""
+    index = WatchedIndex(store.index)
     async with using(store.backend(index)) as backend:
         yield backend, index

@@ -1,7 +1,6 @@
-"""Processes that write to a `3fs://` store, for tests that kill them or race them.
+"""Processes that write to a `3fs://` store, and are killed at it.
 
-python -m tests.kit.storage.three_fs_writers killed <directory> <index> <index name>
-python -m tests.kit.storage.three_fs_writers racing <directory> <index> <index name> <writer> <names>
+python -m tests.kit.storage.three_fs_writers <directory> <index>
 """
 
 import asyncio
@@ -13,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lockstep.storage_backends.page_index.contract import PageIndex
 from lockstep.storage_backends.three_fs import files as three_fs_files
-from tests.kit.storage.calls import object_name, opened, page, put
-from tests.kit.storage.racing import win
+from lockstep.storage_backends.three_fs.page_index import PageIndex
+from tests.kit.storage.calls import object_name, page, put
 from tests.kit.storage.three_fs import SlotStore
 
 PAGE_BYTES = 100_000
@@ -37,10 +35,8 @@ FIRST_KILLED = 100
 _pwritev = os.pwritev
 
 
-def store_at(root: Path, index: str, name: str) -> SlotStore:
-    store = SlotStore(root, index, slot_bytes=SLOT_BYTES, file_slots=FILE_SLOTS, files=FILES)
-    store.index_name = name
-    return store
+def store_at(root: Path, index: Path) -> SlotStore:
+    return SlotStore(root, index, slot_bytes=SLOT_BYTES, file_slots=FILE_SLOTS, files=FILES)
 
 
 def die(*_: Any) -> Any:
@@ -101,19 +97,9 @@ def kill_in_every_phase(store: SlotStore) -> None:
         assert os.WIFSIGNALED(status), f"the writer that was to be killed {phase} was not"
 
 
-async def race(store: SlotStore, writer: int, names: int) -> None:
-    """Write every name with content that tells who wrote it, and print how often this one won."""
-    async with opened(store) as backend:
-        sys.stdout.write(f"{await win(backend, writer, names, PAGE_BYTES)}\n")
-
-
 def main() -> None:
-    what, root, index, name, *numbers = sys.argv[1:]
-    store = store_at(Path(root), index, name)
-    if what == "killed":
-        kill_in_every_phase(store)
-    else:
-        asyncio.run(race(store, int(numbers[0]), int(numbers[1])))
+    root, index = map(Path, sys.argv[1:])
+    kill_in_every_phase(store_at(root, index))
 
 
 if __name__ == "__main__":

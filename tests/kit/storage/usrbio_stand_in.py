@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from lockstep.storage_backends.three_fs.usrbio_rings import SharedSegment
+from lockstep.storage_backends.three_fs.usrbio import SharedSegment
 
 
 class Slice:

@@ -17,8 +17,6 @@ from lockstep.integrations.vllm import (
     cache_contract,
     contract,
 )
-from lockstep.integrations.vllm.tier import LockstepTier
-from lockstep.integrations.vllm.tier import contract as of_tier
 
 REAL = {
     contract.VllmRequest: "vllm.v1.request:Request",
@@ -50,11 +48,6 @@ REAL = {
     cache_contract.EngineCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
     contract.MultiModalFeature: "vllm.multimodal.inputs:MultiModalFeatureSpec",
     contract.LoraRequest: "vllm.lora.request:LoRARequest",
-    of_tier.OffloadedGroup: "vllm.v1.kv_offload.config:OffloadingGroupConfig",
-    of_tier.OffloadedModel: "vllm.v1.kv_offload.config:OffloadingModelConfig",
-    of_tier.OffloadedCache: "vllm.v1.kv_offload.config:OffloadingCacheConfig",
-    of_tier.OffloadingRanks: "vllm.v1.kv_offload.config:OffloadingParallelConfig",
-    of_tier.OffloadingConfig: "vllm.v1.kv_offload.config:OffloadingConfig",
 }
 
 
@@ -108,9 +101,7 @@ def missing() -> list[str]:
         real = getattr(import_module(module), name)
         lacking = [each for each in sorted(used(protocol)) if not has(real, each)]
         told += [f"{place} has no {each}" for each in lacking]
-    for ours in (LockstepConnector, LockstepTier):
-        told += unlike(ours)
-    return told
+    return told + unlike(LockstepConnector)
 
 
 def main() -> None:

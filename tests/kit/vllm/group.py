@@ -28,33 +28,6 @@ def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]
     }
 
 
-def offloading_connector(
-    store: str, *, host_bytes: int, canonical: bool = False, **tier: Any
-) -> dict[str, Any]:
-    """Return a `kv_transfer_config` of vLLM's offloading with Lockstep's tier below so much memory."""
-    ours = "lockstep.integrations.vllm.tier"
-    return {
-        "kv_connector": "LockstepOffloadingConnector",
-        "kv_connector_module_path": ours,
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec",
-            "spec_module_path": "tests.kit.vllm.tier.cpu_tiering",
-            "cpu_bytes_to_use": host_bytes,
-            "canonical_layout": canonical,
-            "secondary_tiers": [
-                {
-                    "type": "LockstepTier",
-                    "module_path": ours,
-                    "store": store,
-                    "on_reset": "keep",
-                    **tier,
-                }
-            ],
-        },
-    }
-
-
 class Group:
     """Runs plans in a folder of their own, one after the other."""
 

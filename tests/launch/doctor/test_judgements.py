@@ -58,7 +58,7 @@ OWN = frozenset({"127.0.0.1", "10.0.0.2"})
 ETH = Interface("eth0", "10.0.0.2", "")
 
 
-def judged(installed: str, *, name: str = "redis", bounds: str = ">=5.0") -> Finding:
+def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> Finding:
     """The finding of one package of these bounds."""
     package = Package(name, bounds, name, installed, TRIED.get(name, ""))
     (finding,) = judge_packages([package])
@@ -115,10 +115,10 @@ def judged(installed: str, *, name: str = "redis", bounds: str = ">=5.0") -> Fin
         (judge_cuda(Cuda(("H200",) * 2, "12.8", "570.1")), OK, "2 x H200; driver 570.1, torch for"),
         (judge_cuda(Cuda((), "", "570.1")), ADVICE, "a torch that was built without CUDA"),
         (judge_cuda(Cuda((), "12.8", "450.1")), PROBLEM, "torch finds no device"),
-        (judged("5.0"), OK, "5.0; the tests run with 8.1.0"),
-        (judged("8.1"), OK, "8.1; the tests run with 8.1.0"),
-        (judged("8.1.0"), OK, "8.1.0, the release that the tests run with"),
-        (judged("4.9.9"), PROBLEM, "4.9.9, and Lockstep takes >=5.0"),
+        (judged("0.13"), OK, "0.13; the tests run with 0.12.1"),
+        (judged("0.12"), OK, "0.12; the tests run with 0.12.1"),
+        (judged("0.12.1"), OK, "0.12.1, the release that the tests run with"),
+        (judged("0.11.9"), PROBLEM, "0.11.9, and Lockstep takes >=0.12"),
         (judged("2.13.0+cpu", name="torch", bounds="<3,>=2.6"), OK, "the release that the tests"),
         (judged("3.0.1", name="torch", bounds="<3,>=2.6"), PROBLEM, "Lockstep takes <3,>=2.6"),
         (judged("2.10", name="torch", bounds="<3,>=2.6"), OK, "2.10; the tests run with"),
@@ -157,10 +157,10 @@ def test_the_exit_status_tells_problems_from_advice(statuses: list[Status], expe
 
 
 def test_packages_that_are_not_installed_are_one_finding() -> None:
-    missing = [Package(name, ">=1", name, "", "") for name in ("ray", "redis")]
+    missing = [Package(name, ">=1", name, "", "") for name in ("ray", "s3")]
 
     assert judge_packages(missing) == [
-        well("extras", "not installed, and needed only where used: ray, redis")
+        well("extras", "not installed, and needed only where used: ray, s3")
     ]
 
 

@@ -1,4 +1,4 @@
-"""What every test of `lockstep store` starts from: the command, and two directories for stores."""
+"""What every test of `lockstep store` starts from: the command, and a directory for a store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +19,3 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 def kept(tmp_path: Path) -> Kept:
     """The store that most tests look into; nothing is in it yet."""
     return Kept(tmp_path / "kv")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Kept:
-    """The store that `copy` writes to; it is not there yet."""
-    return Kept(tmp_path / "other")

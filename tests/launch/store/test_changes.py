@@ -1,10 +1,9 @@
-"""`lockstep store gc`, `rm` and `copy`: what goes, what stays, what is refused before it begins."""
+"""`lockstep store gc` and `rm`: what goes, what stays, what is refused before it begins."""
 
 import asyncio
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,7 +24,6 @@ from tests.kit.launch.stores import (
     MANIFEST_BYTES,
     MARK_BYTES,
     OBJECT_BYTES,
-    OTHER_LAYOUT,
     Kept,
     manifest_of,
     namespace_of,
@@ -282,75 +280,6 @@ def test_a_terminal_sees_a_bar_and_a_file_does_not(lockstep: Run, kept: Kept) ->
     assert "reading" not in "".join(lockstep("verify", kept.uri)[1:])
 
 
-def test_copy_brings_what_the_other_store_lacks(lockstep: Run, kept: Kept, other: Kept) -> None:
-    kept.fill(pages=range(20)).fill(model="gemma", tp_size=4)
-    other.fill(pages=range(5))
-
-    status, printed, said = lockstep("copy", kept.uri, other.uri)
-
-    assert (status, said) == (0, "")
-    # 40 pages, a manifest and a mark, of which 10 and both are there; 12, 1 and 1 of the other model.
-    assert "copied 44 objects" in printed
-    assert "12 were there already" in printed
-    assert other.contents() == kept.contents()
-    assert (
-        "copied 0 objects, 0 B; 56 were there already" in lockstep("copy", kept.uri, other.uri)[1]
-    )
-
-
-def test_copy_makes_the_store_that_it_writes_to(lockstep: Run, kept: Kept, other: Kept) -> None:
-    kept.fill()
-
-    assert lockstep("copy", "--jobs", "1", kept.uri, other.uri)[0] == 0
-
-    assert other.contents() == kept.contents()
-    assert lockstep("verify", other.uri)[0] == 0
-
-
-def test_copy_refuses_the_same_model_in_another_layout_before_it_begins(
-    lockstep: Run, kept: Kept, other: Kept
-) -> None:
-    kept.fill(model="gemma").fill()
-    other.fill(layout=OTHER_LAYOUT)
-    before = other.contents()
-
-    status, printed, said = lockstep("copy", kept.uri, other.uri)
-
-    assert (status, said.count("\n")) == (2, 1)
-    assert "nothing was copied" in said
-    assert "model 'llama'" in said
-    assert "page_tokens is 8 in the store and 4 here" in said
-    assert "copied 0 objects" not in printed
-    assert other.contents() == before
-
-
-def test_copy_leaves_out_what_is_corrupt_and_says_so(
-    lockstep: Run, kept: Kept, other: Kept
-) -> None:
-    kept.fill()
-    kept.spoil(page_name(1))
-
-    status, printed, _ = lockstep("copy", kept.uri, other.uri)
-
-    assert status == 1
-    assert "copied 7 objects" in printed
-    assert "1 object corrupt in FROM:" in printed
-    assert page_name(1).key in printed
-    assert not other.has(page_name(1))
-
-
-def test_copy_adds_columns_and_never_takes_any_away(lockstep: Run, kept: Kept, other: Kept) -> None:
-    kept.fill(draft=True, pages=[0]).fill(pages=[1])
-    other.fill(pages=[0]).fill(draft=True, pages=[1])
-    fuller = other.path(page_name(1)).read_bytes()
-
-    assert lockstep("copy", kept.uri, other.uri)[0] == 0
-
-    assert other.path(page_name(0)).read_bytes() == kept.path(page_name(0)).read_bytes()
-    assert other.path(page_name(1)).read_bytes() == fuller
-    assert not other.quarantined()
-
-
 def test_a_page_that_gets_a_column_while_it_is_verified_is_not_taken_for_corrupt(
     kept: Kept,
 ) -> None:
@@ -401,85 +330,6 @@ def test_the_full_shape_of_an_object_follows_from_its_layout_and_name(
     assert found == [shard.shape for shard in shards]
 
 
-def test_an_interrupted_copy_goes_on_where_it_was(lockstep: Run, kept: Kept, other: Kept) -> None:
-    kept.fill(pages=range(50))
-    script = (
-        "import os, signal\n"
-        "from lockstep.launch import command\n"
-        "from lockstep.launch.store import copy\n"
-        "count = copy.StoreCopy._count\n"
-        "def noted(self, *arguments):\n"
-        "    count(self, *arguments)\n"
-        "    if self.copied.objects == 20:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "copy.StoreCopy._count = noted\n"
-        "copy.for_each_batch.__kwdefaults__['nbytes_max'] = 10 * 4608\n"
-        "command.main()\n"
-    )
-
-    ended = subprocess.run(
-        [sys.executable, "-c", script, "store", "copy", "--jobs", "1", kept.uri, other.uri],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert (ended.returncode, ended.stderr) == (130, "lockstep: interrupted\n")
-    assert "so far; the same command goes on from here" in ended.stdout
-    there = len(other.objects())
-    assert 20 <= there < 102
-    status, printed, _ = lockstep("copy", kept.uri, other.uri)
-    assert status == 0
-    assert f"copied {102 - there} objects" in printed
-    assert other.contents() == kept.contents()
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "complaint"),
-    [
-        ("KEPT", "KEPT/?threads=2", "FROM and TO are the same store"),
-        ("KEPT", "memory://", "give a store that is shared"),
-        ("memory://", "KEPT", "give a store that is shared"),
-        ("file:///nowhere", "KEPT", "the directory does not exist"),
-        ("KEPT", "ftp://host/kv", "unknown scheme 'ftp'"),
-    ],
-)
-def test_copy_refuses_stores_that_make_no_sense(
-    lockstep: Run, kept: Kept, source: str, target: str, complaint: str
-) -> None:
-    kept.fill()
-
-    status, _, said = lockstep(
-        "copy", *(each.replace("KEPT", kept.uri) for each in (source, target))
-    )
-
-    assert (status, said.count("\n")) == (2, 1), said
-    assert complaint in said
-
-
-@pytest.mark.parametrize(
-    ("target", "complaint"),
-    [
-        ("s3://bucket/kv/?endpoint=http://127.0.0.1:1/&anonymous=1", "FROM and TO are the same"),
-        ("s3://bucket/kv?endpoint=http://127.0.0.1:2&anonymous=1", "cannot be used"),
-        ("s3://bucket/kw?endpoint=http://127.0.0.1:1&anonymous=1", "cannot be used"),
-        (
-            "s3://bucket/kv?endpoint=http://127.0.0.1:1&anonymous=1&pack=2&index=sqlite:///i.db",
-            "cannot be used",
-        ),
-    ],
-)
-def test_stores_in_buckets_are_the_same_only_on_one_server_under_one_index(
-    lockstep: Run, target: str, complaint: str
-) -> None:
-    pytest.importorskip("obstore", reason="needs the extra s3")
-    source = "s3://bucket/kv?endpoint=http://127.0.0.1:1&anonymous=1"
-    status, _, said = lockstep("copy", source, target)
-    assert (status, said.count("\n")) == (2, 1), said
-    assert complaint in said
-
-
 def replay_alone(kept: Kept) -> None:
     """Replay some requests over a store with one rank in this process."""
     replayed(ReplaySettings(ranks=1, requests=6, store=kept.uri))
@@ -498,8 +348,8 @@ def replay_with_two_ranks(kept: Kept) -> None:
         pytest.param(replay_with_two_ranks, 2, marks=[pytest.mark.slow, pytest.mark.distributed]),
     ],
 )
-def test_the_store_of_a_replay_is_told_verified_copied_and_removed(
-    lockstep: Run, kept: Kept, other: Kept, fill: Callable[[Kept], None], ranks: int
+def test_the_store_of_a_replay_is_told_verified_and_removed(
+    lockstep: Run, kept: Kept, fill: Callable[[Kept], None], ranks: int
 ) -> None:
     fill(kept)
 
@@ -507,7 +357,5 @@ def test_the_store_of_a_replay_is_told_verified_copied_and_removed(
     assert "Llama-3-8B scaled" in printed
     assert f"written by groups of TP {ranks}" in printed
     assert lockstep("verify", kept.uri)[0] == 0
-    assert lockstep("copy", kept.uri, other.uri)[0] == 0
-    assert other.contents() == kept.contents()
     assert lockstep("rm", "--model", "Llama-3-8B scaled", "--yes", kept.uri)[0] == 0
     assert kept.objects() == []

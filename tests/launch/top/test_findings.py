@@ -12,8 +12,7 @@ from lockstep.launch.settings import ReplaySettings
 from lockstep.launch.top.findings import Weight, findings
 from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.launch.top.window import Window
-from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import run
+from tests.kit.storage.calls import opened_at, run
 from tests.kit.telemetry.watched_group import SETTINGS, WatchedGroup, watched_group
 
 
@@ -24,10 +23,9 @@ def stack() -> Iterator[ExitStack]:
 
 
 async def lose_half(uri: str) -> None:
-    store = await open_backend(uri)
-    names = [stored.name async for stored in store.objects()]
-    assert all(await store.remove(sorted(names, key=str)[::2], deadline=1e12))
-    await store.close()
+    async with opened_at(uri) as store:
+        names = [stored.name async for stored in store.objects()]
+        assert all(await store.remove(sorted(names, key=str)[::2], deadline=1e12))
 
 
 def watched(stack: ExitStack, **changes: object) -> WatchedGroup:

@@ -307,10 +307,10 @@ def test_to_refuse_a_uri_asks_no_store_and_imports_no_client() -> None:
         "columns = (lockstep.Column(name='k', layers=1, heads=2, elements=2),)",
         "layout = lockstep.PageLayout(page_tokens=4, columns=columns)",
         "config = lockstep.CacheConfig(model='m', layout=layout, device_pages=2, host_pages=2)",
-        "for uri in ('mooncake://127.0.0.1:1', '3fs:///nowhere?index=redis://127.0.0.1:1/0',",
+        "for uri in ('mooncake://127.0.0.1:1', '3fs:///nowhere?index=sqlite:///nowhere/index',",
         "            's3://bucket/x?endpoint=http://127.0.0.1:1', 'file:///proc/nowhere'):",
         "    store_access(config, 0, 1, uri)",
-        "clients = {'mooncake', 'obstore', 'redis', 'hf3fs_fuse'}",
+        "clients = {'mooncake', 'obstore', 'hf3fs_fuse'}",
         "print(sorted(clients.intersection(sys.modules)))",
     )
 

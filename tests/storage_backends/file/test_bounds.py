@@ -1,10 +1,8 @@
 """`file://` stays within its bounds: of time, of calls to the kernel, and of what lies in the way."""
 
-import asyncio
 import errno
 import fcntl
 import os
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file.listing import entries
 from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
-from lockstep.storage_backends.file.unsound import unsound_files
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.storage.calls import (
     KIB,
@@ -221,9 +219,6 @@ async def test_what_cannot_be_read_is_told_and_not_passed_over(
         complaint = f"{broken[level]} cannot be read: {os.strerror(error)}"
         with pytest.raises(StorageError, match=complaint):
             await listed(backend)
-        for put_away in (False, True):
-            with pytest.raises(StorageError, match=complaint):
-                list(unsound_files(store.root, put_away=put_away))
         monkeypatch.undo()
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
@@ -236,8 +231,6 @@ async def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
         monkeypatch.setattr(os, "preadv", failing())
         with pytest.raises(StorageError, match="cannot be read"):
             await listed(backend)
-        with pytest.raises(StorageError, match="cannot be read"):
-            list(unsound_files(store.root, put_away=True))
         monkeypatch.undo()
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
@@ -260,38 +253,12 @@ def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
     for number in range(3000):
         (digits / f"{number:064x}").touch()
 
+    root_fd = os.open(store.root, os.O_RDONLY)
     tracemalloc.start()
-    found = sum(1 for _ in unsound_files(store.root))
+    found = sum(1 for _ in entries(store.root, root_fd, str(digits.relative_to(store.root))))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    os.close(root_fd)
 
     assert found == 3000
     assert peak < 256 * KIB
-
-
-async def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
-    backend = store.backend(threads=1)
-    await backend.open()
-    await put(backend, NAME, page(1))
-    busy, go_on = threading.Event(), threading.Event()
-    files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
-    read = files.read_all
-
-    def held(*arguments: Any) -> list[ReadOutcome]:
-        busy.set()
-        assert go_on.wait(60)
-        outcomes: list[ReadOutcome] = read(*arguments)
-        return outcomes
-
-    files.read_all = held
-    reader = asyncio.create_task(get(backend, NAME))
-    assert await asyncio.to_thread(busy.wait, 60)
-    listing = asyncio.create_task(listed(backend))
-    await asyncio.sleep(0)
-    closing = asyncio.create_task(backend.close())
-    with pytest.raises(StorageError, match="closed before it answered"):
-        await listing
-    go_on.set()
-    await closing
-    # The close has asked it to begin nothing more.
-    assert (await reader)[0] is ReadOutcome.TIMED_OUT

@@ -31,7 +31,7 @@ from tests.kit.storage.calls import (
     soon,
     soon_off_loop,
 )
-from tests.kit.storage.files import FileStore, failing, move_few_bytes_at_a_time
+from tests.kit.storage.files import FileStore, failing
 
 NAME = object_name(1)
 
@@ -199,16 +199,3 @@ async def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
         reads = [reading(NAME, buffer, ObjectShape(parts, (0, 2)))]
         assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
         assert buffer == content[: 16 * KIB] + content[-4 * KIB :]
-
-
-async def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_too(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move_few_bytes_at_a_time(monkeypatch, seed=1)
-
-    async with opened(store) as backend:
-        written = [await put_columns(backend, NAME, present) for present in (0, 0b001, 0b110)]
-        assert written == [WriteOutcome.OK] * 3
-        assert [await get_columns(backend, NAME, asked) for asked in range(EVERY + 1)] == [
-            (ReadOutcome.OK, full_page(asked)) for asked in range(EVERY + 1)
-        ]

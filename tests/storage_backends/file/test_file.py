@@ -183,21 +183,6 @@ async def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
         assert names == {object_name(0), object_name(7)}
 
 
-async def test_a_store_lists_as_many_objects_as_there_are_and_none_after_it_was_closed(
-    store: FileStore,
-) -> None:
-    names = {object_name(number) for number in range(600)}
-
-    async with opened(store) as backend:
-        await backend.write([writing(name, b"x") for name in names], deadline=soon())
-        found = await listed(backend)
-        assert {each.name for each in found} == names
-        assert len(found) == len(names)
-        assert all(each.age_s is not None and 0 <= each.age_s < 3600 for each in found)
-        await backend.close()
-        assert await listed(backend) == []
-
-
 async def test_nothing_that_a_caller_says_gets_into_a_path(store: FileStore) -> None:
     async with opened(store) as backend:
         await put(backend, object_name(1, pool="kv"), page(1))
@@ -215,23 +200,6 @@ async def test_a_store_leaves_no_temporary_file(store: FileStore) -> None:
 
     assert len(store.objects()) == 20
     assert store.temporary() == []
-
-
-async def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(
-    store: FileStore,
-) -> None:
-    import fcntl
-
-    async with opened(store):
-        pass
-    dead, living = (store.root / "temporary" / name for name in ("00", "01"))
-    dead.write_bytes(b"x")
-    with living.open("wb") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        async with opened(store):
-            assert store.temporary() == [living]
-    async with opened(store):
-        assert store.temporary() == []
 
 
 async def test_an_error_of_the_device_is_failed_for_the_key_and_takes_nothing_away(
@@ -366,24 +334,6 @@ async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buf
         assert buffers == [mark, bytearray(SIZE)]
 
 
-async def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hangs(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with using(store.backend(threads=1)) as backend:
-        await put(backend, object_name(1), page(1))
-        gate = Gate(monkeypatch)
-        hanging = asyncio.create_task(get(backend, object_name(1)))
-        await gate.entered()
-        buffer = bytearray(SIZE)
-        reads = [reading(object_name(1), buffer)]
-        outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
-        assert outcome == [ReadOutcome.TIMED_OUT]
-        assert not hanging.done()
-        gate.open()
-        assert await hanging == (ReadOutcome.OK, page(1))
-        assert buffer == bytearray(SIZE)
-
-
 async def test_s2_what_has_not_begun_at_the_deadline_never_begins(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,22 +352,6 @@ async def test_s2_what_has_not_begun_at_the_deadline_never_begins(
         gate.open()
         assert await call == [ReadOutcome.TIMED_OUT] * 2
         assert buffers[1] == bytearray(1 << 20)
-
-
-async def test_closing_while_a_read_runs_waits_for_it(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(store) as backend:
-        await put(backend, object_name(1), page(1))
-        gate = Gate(monkeypatch)
-        call = asyncio.create_task(get(backend, object_name(1)))
-        await gate.entered()
-        closing = asyncio.create_task(backend.close())
-        await turns()
-        assert not closing.done()
-        gate.open()
-        await closing
-        assert (await call)[0] is ReadOutcome.OK
 
 
 async def test_names_that_were_seen_are_answered_without_asking_the_kernel(

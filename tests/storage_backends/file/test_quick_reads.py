@@ -19,7 +19,6 @@ from tests.kit.storage.calls import (
     opened,
     page,
     put_many,
-    reading,
     soon,
     soon_off_loop,
 )
@@ -63,20 +62,6 @@ async def test_what_is_bad_among_many_costs_itself_alone(store: FileStore) -> No
         each for at, each in enumerate(found(MANY)) if at not in bad
     ]
     assert len(store.quarantined()) == 6
-
-
-async def test_reads_of_several_lengths_in_one_call_are_each_their_own(store: FileStore) -> None:
-    async with opened(store) as backend:
-        await put_many(backend, range(4))
-        await put_many(backend, range(4, 8), 8 << 20)
-        buffers = [bytearray(16 << 10 if number < 4 else 8 << 20) for number in range(8)]
-        order = [0, 4, 1, 5, 2, 6, 3, 7]
-        reads = [reading(object_name(number), buffers[number]) for number in order]
-
-        outcomes = await backend.read(reads, deadline=soon())
-
-    assert outcomes == [ReadOutcome.OK] * 8
-    assert buffers == [*(page(n) for n in range(4)), *(page(n, 8 << 20) for n in range(4, 8))]
 
 
 @pytest.mark.parametrize("function", ["open", "preadv"])

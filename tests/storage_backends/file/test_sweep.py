@@ -153,12 +153,6 @@ def test_over_the_quota_the_least_recently_used_go_down_to_the_low_water_mark(
     assert swept.bytes_left == 18 * ROOM <= quota * LOW_WATER
 
 
-def test_below_the_high_water_mark_nothing_goes(store: FileStore) -> None:
-    fill(store, [1e5] * 18)
-
-    assert sweep(store, SweepLimits(quota_bytes=20 * ROOM)).files_removed == 0
-
-
 def test_of_files_of_one_age_no_more_go_than_have_to(store: FileStore) -> None:
     fill(store, [500.0] * 30)
 
@@ -327,19 +321,6 @@ def test_what_was_read_is_as_good_as_new(store: FileStore) -> None:
     assert left(store) == [1]
 
 
-def test_a_name_that_no_file_can_have_does_not_keep_the_others_from_being_marked(
-    store: FileStore,
-) -> None:
-    fill(store, [1e5, 1e5])
-    for number in range(2):
-        make_really_old(store.path(object_name(number)), 1e5)
-    no_name = ObjectName("\ud800", "0", "kv", "all")
-    with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
-        sweeper.used([no_name, object_name(1)])
-        sweeper.turn(wanted=True)
-    assert left(store) == [1]
-
-
 async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_too(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,18 +411,6 @@ def test_a_directory_in_quarantine_goes_with_all_that_is_in_it_when_it_is_old(
     assert [path.name for path in store.quarantined()] == ["01"]
     assert (outside / "precious").exists()
     assert left(store) == [0]
-
-
-def test_over_the_quota_directories_in_quarantine_go_before_any_object(store: FileStore) -> None:
-    fill(store, [10.0] * 10)
-    directory = store.root / "quarantine" / "00"
-    directory.mkdir()
-    (directory / "inside").write_bytes(b"x")
-    make_old(directory, 1.0)
-
-    sweep(store, SweepLimits(quota_bytes=5 * ROOM))
-
-    assert store.quarantined() == []
 
 
 @pytest.mark.parametrize("nbytes", [100, SIZE])

@@ -44,13 +44,6 @@ async def refusal(uri: str) -> str:
     return str(refused.value)
 
 
-async def test_both_with_the_same_secret_understand_each_other() -> None:
-    with serving_keys(1, LAYOUT, secret=SHARED) as group:
-        async with opened_at(f"{group.uri}?secret={SHARED}") as backend:
-            names = [name_of(key) for key in hashed_keys(2)]
-            assert await backend.exists(names, deadline=soon()) == [True, False]
-
-
 @pytest.mark.parametrize(("theirs", "ours"), [(SHARED, "another"), (SHARED, ""), ("", SHARED)])
 async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobody(
     theirs: str, ours: str, caplog: pytest.LogCaptureFixture

@@ -120,12 +120,6 @@ class TestWhatMovesPages:
                 assert await backend.read(reads_of(group)[0], deadline=soon()) == [OK] * COUNT
             assert group.servers[0].sent().by_engine == 0
 
-    async def test_a_byte_that_changes_after_the_first_read_makes_its_page_corrupt(self) -> None:
-        with served() as group:
-            assert await read_all(group) == [OK] * COUNT
-            group.objects[0].page_views(KV_POOL, [1])[0][BYTES - 1] ^= 1
-            assert await read_all(group) == [OK, ReadOutcome.CORRUPT, *[OK] * (COUNT - 2)]
-
     async def test_many_calls_at_once_have_room_of_their_own(self) -> None:
         with served() as group:
             async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:

@@ -1,8 +1,6 @@
-"""`s3://` with `read_only=1`: what is there is read, and nothing in the bucket or its index changes."""
+"""`s3://` with `read_only=1`: what is there is read, and nothing in the bucket changes."""
 
 import logging
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
 
@@ -19,51 +17,36 @@ from tests.kit.storage.calls import (
     soon,
     using,
 )
-from tests.kit.storage.damaging import damaged
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.s3.backend import S3Backend
 from lockstep.storage_backends.s3.requests import S3Requests
-from tests.kit.storage.s3 import BucketStore, PackedStore, Proxy
+from tests.kit.storage.s3 import BucketStore
 
 LOOKING = "&read_only=1"
 
 
-class Kept:
-    """A store with two objects, of which the second is bad, and how it is opened to be looked at."""
+@pytest.fixture
+def kept(bucket: BucketStore) -> BucketStore:
+    """A store with two objects, of which the second is bad."""
 
-    def __init__(self, store: BucketStore | PackedStore) -> None:
-        self.bucket = store if isinstance(store, BucketStore) else store.bucket
-        self.options = "" if isinstance(store, BucketStore) else store.options
-        self._store = store
-
-    async def fill(self) -> None:
-        async with opened(self._store) as backend:
+    async def fill() -> None:
+        async with opened(bucket) as backend:
             assert await put_many(backend, range(2)) == [WriteOutcome.OK] * 2
-        self._store.spoil(object_name(1))
 
-    def looking(self) -> AbstractAsyncContextManager[tuple[S3Backend, Proxy]]:
-        """The store, opened to be looked at, and what records its requests."""
-        return self.bucket.behind_proxy(f"{self.options}{LOOKING}")
-
-    def paths(self) -> list[str]:
-        return self._store.paths()
+    run(fill())
+    bucket.spoil(object_name(1))
+    return bucket
 
 
-@pytest.fixture(params=["bucket", "packed"])
-def kept(request: pytest.FixtureRequest) -> Kept:
-    return Kept(request.getfixturevalue(request.param))
-
-
-async def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Kept) -> None:
-    await kept.fill()
+async def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(
+    kept: BucketStore,
+) -> None:
     before = kept.paths()
     good, bad, _ = names = [object_name(number) for number in range(3)]
-    async with kept.looking() as (backend, proxy):
+    async with kept.behind_proxy(LOOKING) as (backend, proxy):
         each_time = [ReadOutcome.OK, ReadOutcome.CORRUPT]
         assert [await outcomes_of(backend, range(2)) for _ in range(2)] == [each_time] * 2
         assert await get(backend, good) == (ReadOutcome.OK, page(0))
@@ -71,7 +54,6 @@ async def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(ke
         assert {each.name for each in await listed(backend)} == {good, bad}
         assert await put_many(backend, range(3)) == [WriteOutcome.FAILED] * 3
         assert await backend.remove(names, deadline=soon()) == [False, False, True]
-        assert not await damaged(backend, DamageKind.FLIP, 0)
         assert backend.counters().writes_failed == 3
 
     assert set(proxy.requests) <= {"GET", "HEAD"}
@@ -84,20 +66,10 @@ async def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: B
     assert bucket.paths() == []
 
 
-async def test_an_index_that_does_not_exist_is_not_made_by_looking(
-    bucket: BucketStore, tmp_path: Path
+async def test_what_is_bad_is_said_and_stays(
+    kept: BucketStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    index = tmp_path / "no" / "pages.db"
-
-    backend = bucket.backend(options=f"&index=sqlite://{index}{LOOKING}")
-    with pytest.raises(ConfigError, match=f"its index {index} does not exist"):
-        await backend.open()
-    assert not index.parent.exists()
-
-
-async def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
-    await kept.fill()
-    async with kept.looking() as (backend, _):
+    async with kept.behind_proxy(LOOKING) as (backend, _):
         with caplog.at_level(logging.WARNING):
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
     (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
@@ -106,9 +78,8 @@ async def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("command", ["ls", "stat", "verify"])
 def test_the_commands_that_look_put_nothing_and_remove_nothing(
-    lockstep: Run, kept: Kept, monkeypatch: pytest.MonkeyPatch, command: str
+    lockstep: Run, kept: BucketStore, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    run(kept.fill())
     before = kept.paths()
 
     async def refused(*_: object) -> None:
@@ -116,7 +87,7 @@ def test_the_commands_that_look_put_nothing_and_remove_nothing(
 
     for change in ("create", "replace", "delete"):
         monkeypatch.setattr(S3Requests, change, refused)
-    status, printed, said = lockstep(command, kept.bucket.uri(options=kept.options))
+    status, printed, said = lockstep(command, kept.uri())
     assert (status, said) == ((1, said) if command == "verify" else (0, ""))
     assert "object" in printed
     assert kept.paths() == before

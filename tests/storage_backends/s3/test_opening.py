@@ -87,13 +87,6 @@ async def test_wrong_credentials_are_said_to_be_wrong(
     server.close()
 
 
-def test_a_bucket_that_is_not_for_everybody_is_refused_without_credentials(
-    bucket: BucketStore,
-) -> None:
-    said = run(refused_opening(bucket.uri(options="&anonymous=1")))
-    assert "requests without credentials (403 Forbidden" in said
-
-
 async def test_a_server_that_is_silent_is_refused_when_it_is_opened(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

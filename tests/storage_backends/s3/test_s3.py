@@ -21,7 +21,7 @@ from tests.kit.storage.calls import (
     soon,
     writing,
 )
-from tests.kit.storage.contract import StorageContract
+from tests.kit.storage.contract import ListingContract, StorageContract
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
@@ -44,7 +44,7 @@ def store(bucket: BucketStore) -> StoreUnderTest:
     return bucket
 
 
-class TestS3Contract(StorageContract):
+class TestS3Contract(StorageContract, ListingContract):
     """The suite, one object for each page."""
 
     # Still several times the requests that may be in flight.
@@ -241,14 +241,6 @@ async def test_an_object_of_a_wrong_length_is_a_miss_and_is_removed(
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
-async def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: BucketStore) -> None:
-    async with opened(bucket) as backend, opened(bucket) as other:
-        await put(backend, object_name(1), page(1))
-        bucket.overwrite(object_name(1), bucket.content(object_name(1))[:5000])
-        assert await put(other, object_name(1), page(1)) is WriteOutcome.OK
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-
 async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStore) -> None:
     uri = f"s3://{bucket.bucket}{{}}?endpoint={bucket.endpoint}"
     async with (
@@ -276,7 +268,6 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
         ("s3://bucket/a/../b", "'..'"),
         ("s3://bucket/a//b", "an empty part"),
         ("s3://bucket/\ud800", "half a character"),
-        ("s3://bucket/x?index=sqlite:///\ud800&pack=2", "half a character"),
         ("s3://bucket/x?endpoint=host:9000", "must be a URL"),
         ("s3://bucket/x?endpoint=ftp://host", "must be a URL"),
         ("s3://bucket/x?endpoint=http://", "must be a URL"),
@@ -287,9 +278,6 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
         ("s3://bucket/x?concurrency=many", "concurrency"),
         ("s3://bucket/x?anonymous=yes", "anonymous"),
         ("s3://bucket/x?threads=4", "unknown option 'threads'"),
-        ("s3://bucket/x?pack=8", "index="),
-        ("s3://bucket/x?pack=0&index=sqlite:///a", "pack"),
-        ("s3://bucket/x?index=postgres://host/db", "sqlite:///"),
     ],
 )
 def test_a_uri_that_makes_no_sense_is_refused_with_the_remedy(uri: str, says: str) -> None:

@@ -1,16 +1,23 @@
-"""`3fs://` keeps the promises of every backend, with each index and each kind of rings."""
+"""`3fs://` keeps the promises of every backend, with each kind of transfers."""
+
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
-from tests.kit.storage.by_name import make_store
-from tests.kit.storage.calls import StoreUnderTest
-from tests.kit.storage.contract import StorageContract
+from tests.kit.storage.contract import ListingContract, StorageContract
+from tests.kit.storage.three_fs import SlotStore, over_usrbio
+from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
-@pytest.fixture(params=["3fs-sqlite", "3fs-redis", "3fs-usrbio"])
-def store(request: pytest.FixtureRequest) -> StoreUnderTest:
-    return make_store(request.param, request)
+@pytest.fixture(params=["preadv", "usrbio"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SlotStore]:
+    root = tmp_path / "store"
+    over = over_usrbio(UsrbioStandIn(), str(root)) if request.param == "usrbio" else None
+    store = SlotStore(root, tmp_path / "index.db", make_transfers=over)
+    yield store
+    store.clean()
 
 
-class TestThreeFs(StorageContract):
-    pass
+class TestThreeFs(StorageContract, ListingContract):
+    """The suite."""

@@ -25,8 +25,7 @@ from tests.kit.storage.calls import (
     wrongly_served,
 )
 from tests.kit.storage.files import failing
-from tests.kit.storage.index_entries import alter
-from tests.kit.storage.three_fs import over_usrbio, small_store
+from tests.kit.storage.three_fs import alter, over_usrbio, small_store
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
@@ -117,7 +116,7 @@ async def test_a_listing_that_a_ring_does_not_answer_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(tmp_path, make_rings=over_usrbio(stand_in))
+    store = small_store(tmp_path, make_transfers=over_usrbio(stand_in))
     monkeypatch.setattr(three_fs, "_LIST_TIMEOUT_S", 0.2)
 
     async with opened(store) as backend:

@@ -25,7 +25,7 @@ from tests.kit.storage.calls import (
     put_many,
     soon,
 )
-from tests.kit.storage.racing import finish, race, start, wins_found
+from tests.kit.storage.racing import finish, start
 from tests.kit.storage.three_fs import SlotStore, WatchedIndex, small_store, watched
 from tests.kit.storage.three_fs_writers import FIRST_KILLED, PAGE_BYTES, PHASES, store_at
 
@@ -50,16 +50,16 @@ def meanwhile(store: SlotStore, index: WatchedIndex, scenario: Callable[[Any], A
 
 
 async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_come_back(
-    tmp_path: Path, index: str
+    tmp_path: Path,
 ) -> None:
-    store = store_at(tmp_path / "store", index, "killed")
+    store = store_at(tmp_path / "store", tmp_path / "index.db")
     killed = range(FIRST_KILLED, FIRST_KILLED + len(PHASES))
     standing = [1, FIRST_KILLED + PHASES.index("after committing")]
     new = range(202, 216)
 
     async with opened(store) as backend:
         assert await put_many(backend, [1], PAGE_BYTES) == [WriteOutcome.OK]
-    finish(start(PROGRAM, "killed", store.root, index, "killed"))
+    finish(start(PROGRAM, store.root, store.index))
     async with opened(store) as backend:
         assert await get_many(backend, standing, PAGE_BYTES) == found(standing, PAGE_BYTES)
         gone = await outcomes_of(backend, [each for each in killed if each not in standing])
@@ -73,17 +73,6 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
         names = [object_name(each) for each in standing]
         assert await backend.exists(names, deadline=soon()) == [True, True]
         assert len(await listed(backend)) == 16
-
-
-async def test_of_two_processes_that_write_a_name_exactly_one_wins(
-    tmp_path: Path, index: str
-) -> None:
-    store = store_at(tmp_path / "store", index, "racing")
-
-    wins = race(PROGRAM, "racing", store.root, index, "racing", names=12)
-
-    assert sum(wins) == 12
-    assert await wins_found(store, 12, PAGE_BYTES) == wins
 
 
 async def test_a_reader_that_meets_the_wrong_generation_has_a_miss(tmp_path: Path) -> None:
@@ -122,9 +111,9 @@ async def test_a_reader_follows_an_object_that_was_replaced_under_its_hands(tmp_
 
 
 async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss(
-    tmp_path: Path, index: str
+    tmp_path: Path,
 ) -> None:
-    store = small_store(tmp_path, index)
+    store = small_store(tmp_path)
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
@@ -138,36 +127,16 @@ async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
-async def test_when_all_slots_are_used_the_least_recently_used_objects_give_way(
-    tmp_path: Path, index: str
-) -> None:
-    kept = [0, 3, *range(8, 14)]
-
-    async with opened(small_store(tmp_path, index)) as backend:
-        for number in range(8):
-            await put(backend, object_name(number), page(number))
-        assert await outcomes_of(backend, (0, 3)) == [ReadOutcome.OK] * 2
-        written = [await put(backend, object_name(n), page(n)) for n in range(8, 14)]
-        assert written == [WriteOutcome.OK] * 6
-        assert await outcomes_of(backend, range(14)) == [
-            ReadOutcome.OK if number in kept else ReadOutcome.MISSING for number in range(14)
-        ]
-        assert await get_many(backend, kept) == found(kept)
-        assert len(await listed(backend)) == 8
-
-
 async def test_a_batch_of_more_objects_than_there_are_slots_is_written_all_the_same(
-    tmp_path: Path, index: str
+    tmp_path: Path,
 ) -> None:
-    async with opened(small_store(tmp_path, index)) as backend:
+    async with opened(small_store(tmp_path)) as backend:
         assert await put_many(backend, range(50)) == [WriteOutcome.OK] * 50
         assert len(await listed(backend)) == 8
 
 
-async def test_while_all_slots_are_being_written_by_others_a_write_fails(
-    tmp_path: Path, index: str
-) -> None:
-    store = small_store(tmp_path, index)
+async def test_while_all_slots_are_being_written_by_others_a_write_fails(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
 
     async with opened(store) as backend:
         others = store.opened_index()

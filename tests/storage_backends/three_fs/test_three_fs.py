@@ -19,7 +19,6 @@ from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from tests.kit.launch.stores import LAYOUT
-from tests.kit.servers.redis_server import RedisServer
 from tests.kit.storage.calls import (
     get,
     object_name,
@@ -35,7 +34,6 @@ from tests.kit.storage.calls import (
     using,
     writing,
 )
-from tests.kit.storage.files import Gate, modes_in
 from tests.kit.storage.three_fs import over_usrbio, small_store, watched
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
@@ -113,11 +111,10 @@ def test_no_advice_is_less_than_what_a_manifest_needs_and_to_follow_it_helps(
 
 @pytest.mark.parametrize("other", [{"slot_bytes": 64 << 10}, {"file_slots": 5}], ids=str)
 async def test_a_store_with_other_sizes_is_refused_by_name(
-    tmp_path: Path, index: str, other: dict[str, int]
+    tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    store = small_store(tmp_path, index)
-    again = small_store(tmp_path, index, **other)
-    again.index_name = store.index_name
+    store = small_store(tmp_path)
+    again = small_store(tmp_path, **other)
     (name,) = other
 
     async with opened(store) as backend:
@@ -129,10 +126,9 @@ async def test_a_store_with_other_sizes_is_refused_by_name(
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
-async def test_an_index_of_another_directory_is_refused(tmp_path: Path, index: str) -> None:
-    store = small_store(tmp_path, index)
-    elsewhere = small_store(tmp_path / "not-mounted", index)
-    elsewhere.index_name = store.index_name
+async def test_an_index_of_another_directory_is_refused(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    elsewhere = small_store(tmp_path / "not-mounted", store.index)
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
@@ -144,7 +140,7 @@ async def test_an_index_of_another_directory_is_refused(tmp_path: Path, index: s
 
 async def test_a_new_index_begins_the_store_of_a_directory_anew(tmp_path: Path) -> None:
     store = small_store(tmp_path)
-    anew = small_store(tmp_path, f"sqlite://{tmp_path}/new.db")
+    anew = small_store(tmp_path, tmp_path / "new.db")
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
@@ -152,24 +148,6 @@ async def test_a_new_index_begins_the_store_of_a_directory_anew(tmp_path: Path) 
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
         assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
         assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-
-async def test_a_redis_that_dies_costs_failures_and_one_that_lost_everything_misses(
-    tmp_path: Path,
-) -> None:
-    with RedisServer() as server:
-        store = small_store(tmp_path, server.url())
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            server.kill()
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-            assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
-            assert await backend.exists([object_name(3)], deadline=soon()) == [False]
-            assert await backend.remove([object_name(3)], deadline=soon()) == [False]
-            server.start()
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
 def bend_to_link(path: Path) -> None:
@@ -216,16 +194,6 @@ async def test_a_file_that_is_cut_while_it_is_open_costs_misses(tmp_path: Path) 
         assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
 
 
-async def test_files_and_directories_are_the_user_s_own(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-
-    async with opened(store) as backend:
-        await put(backend, object_name(0), page(0))
-    assert sorted(each.name for each in store.root.iterdir()) == ["slots-000000", "store"]
-    assert modes_in(store.root) == {("directory", 0o700), ("file", 0o600)}
-    assert (store.root / "slots-000000").stat().st_size == 4 * (32 << 10)
-
-
 async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_uses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,7 +204,7 @@ async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_use
         await backend.open()
     text = backend.describe()
     assert "8 slots of 32768 bytes" in text
-    assert "rings over preadv and pwritev, because" in text
+    assert "preadv and pwritev, because" in text
     assert f"sqlite://{tmp_path}/index.db" in text
     assert [each for each in caplog.messages if each == f"opened {text}"]
     await backend.close()
@@ -246,7 +214,7 @@ async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buf
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(tmp_path, make_rings=over_usrbio(stand_in))
+    store = small_store(tmp_path, make_transfers=over_usrbio(stand_in))
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
@@ -267,7 +235,7 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(tmp_path, file_slots=1, files=1, make_rings=over_usrbio(stand_in))
+    store = small_store(tmp_path, file_slots=1, files=1, make_transfers=over_usrbio(stand_in))
 
     async with opened(store) as backend:
         stand_in.gate.clear()
@@ -279,25 +247,6 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
         store.end_leases()
         assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
         assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-
-async def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = small_store(tmp_path)
-    async with opened(store) as backend:
-        await put(backend, object_name(1), page(1))
-        gate = Gate(monkeypatch)
-        buffer = bytearray(16 << 10)
-        call = asyncio.create_task(backend.read([reading(object_name(1), buffer)], deadline=soon()))
-        await gate.entered()
-        call.cancel()
-        # However long it is held: nothing that happens makes it return sooner.
-        done, _ = await asyncio.wait([call], timeout=0.1)
-        assert not done
-        gate.open()
-        with suppress(asyncio.CancelledError):
-            await call
 
 
 @pytest.mark.parametrize(
@@ -318,8 +267,8 @@ def test_a_uri_that_makes_no_sense_is_refused_by_name(uri: str, message: str) ->
         make_backend(uri)
 
 
-async def test_a_store_is_opened_by_its_uri(tmp_path: Path, index: str) -> None:
-    uri = f"3fs://{tmp_path}/store?index={index.replace('?', '%3F')}&index_name=by-uri"
+async def test_a_store_is_opened_by_its_uri(tmp_path: Path) -> None:
+    uri = f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db"
     uri += "&slot_bytes=32768&file_slots=4&files=1&rings=2"
 
     async with opened_at(uri) as backend:

@@ -1,7 +1,6 @@
 """`3fs://` with indexes that do not answer, stores that are full, and stores only looked at."""
 
 import asyncio
-import errno
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Coroutine
@@ -14,13 +13,11 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.page_index import sqlite as page_index_sqlite
 from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.three_fs import files as three_fs_files
+from lockstep.storage_backends.three_fs import page_index
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Kept, Run
-from tests.kit.servers.redis_server import RedisServer
+from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Run
 from tests.kit.storage.calls import (
     get,
     listed,
@@ -36,7 +33,6 @@ from tests.kit.storage.calls import (
     soon,
     writing,
 )
-from tests.kit.storage.files import failing
 from tests.kit.storage.three_fs import small_store, watched
 
 A_WHILE_S = 15.0
@@ -124,25 +120,11 @@ async def test_slots_that_come_too_late_for_their_writer_are_given_back(
         assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
 
 
-async def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> None:
-    with RedisServer() as server:
-        async with opened(small_store(tmp_path, server.url())) as backend:
-            await put(backend, object_name(1), page(1))
-            with server.standing_still():
-                brief = time.monotonic() + 0.3
-                reads = [reading(object_name(1), bytearray(16 << 10))]
-                assert await backend.read(reads, deadline=brief) == [ReadOutcome.TIMED_OUT]
-                brief = time.monotonic() + 0.3
-                writes = [writing(object_name(2), page(2))]
-                assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-
 async def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the write's time.
-    monkeypatch.setattr(page_index_sqlite, "_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(page_index, "_TIMEOUT_S", 0.6)
 
     async with opened(small_store(tmp_path)) as backend:
         await put(backend, object_name(1), page(1))
@@ -157,22 +139,13 @@ async def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadli
         assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
 
 
-@pytest.mark.parametrize(
-    ("index", "told"),
-    [
-        ("redis://127.0.0.1:1/0", "cannot be used"),
-        ("sqlite://{}/nodir/index.db", r"there is no directory .*/nodir; make it"),
-    ],
-)
 @pytest.mark.parametrize("there", ["", "above/store"])
-def test_an_open_that_fails_leaves_nothing_behind(
-    tmp_path: Path, index: str, told: str, there: str
-) -> None:
+def test_an_open_that_fails_leaves_nothing_behind(tmp_path: Path, there: str) -> None:
     (tmp_path / there).mkdir(parents=True, exist_ok=True)
     before = list(tmp_path.rglob("*"))
 
-    uri = f"3fs://{tmp_path}/above/store?index={index.format(tmp_path)}"
-    with pytest.raises(ConfigError, match=told):
+    uri = f"3fs://{tmp_path}/above/store?index=sqlite://{tmp_path}/nodir/index.db"
+    with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; make it"):
         run(make_backend(uri).open())
 
     assert list(tmp_path.rglob("*")) == before
@@ -211,30 +184,6 @@ async def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path:
     assert (root / "index" / "pages.db").is_file()
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (errno.ENOSPC, "No space left on device; pages are not stored: give the store more room"),
-        (errno.EROFS, "Read-only file system; mount its filesystem for writing"),
-        (errno.EIO, "Input/output error; look at the device"),
-    ],
-)
-async def test_writes_that_fail_are_named_once_with_what_the_system_said(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: int,
-    told: str,
-) -> None:
-    async with opened_at(small_uri(tmp_path)) as backend:
-        monkeypatch.setattr(three_fs_files, "allocate", failing(error))
-        assert await put_each(backend, range(5)) == {WriteOutcome.FAILED}
-
-    (warning,) = caplog.messages
-    assert warning.startswith(f"store {small_uri(tmp_path)}: slots-000000 cannot be written: ")
-    assert told in warning
-
-
 async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,10 +196,8 @@ async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     assert f"store {uri}: it is read-only, and nothing is written" in warning
 
 
-async def test_a_full_store_keeps_its_records_until_they_are_removed(
-    tmp_path: Path, index: str
-) -> None:
-    store = small_store(tmp_path, index)
+async def test_a_full_store_keeps_its_records_until_they_are_removed(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
     mark = ObjectName("ab" * 32, "ab" * 32, "sharding", "stage0of1.tp2")
 
     async with opened(store) as backend:
@@ -276,21 +223,9 @@ def small_uri(tmp_path: Path) -> str:
     return f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db&{sizes}"
 
 
-def test_a_copy_into_a_store_that_is_too_small_is_incomplete(lockstep: Run, tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kv").fill(pages=range(10))
-
-    status, printed, _ = lockstep("copy", kept.uri, small_uri(tmp_path))
-
-    # 20 pages, a manifest and a mark into 8 slots, of which the records keep theirs.
-    assert status == 3
-    assert "14 objects written to TO and gone from it again" in printed
-    status, printed, _ = lockstep("copy", Kept(tmp_path / "few").fill().uri, small_uri(tmp_path))
-    assert status == 0
-
-
 def test_a_store_that_is_only_looked_at_stays_as_it_was(tmp_path: Path, lockstep: Run) -> None:
     store = small_store(tmp_path)
-    uri = f"3fs://{store.root}?index={store.index}"
+    uri = f"3fs://{store.root}?index=sqlite://{store.index}"
 
     async def scenario() -> None:
         async with opened(store) as backend:

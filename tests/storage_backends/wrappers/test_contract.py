@@ -1,8 +1,4 @@
-"""Every wrapper keeps the promises of the store behind it, whichever store that is.
-
-A wrapper does not know its store: what it breaks shows in memory. All of them together before every
-other store show that they need nothing which only memory has.
-"""
+"""Every wrapper keeps the promises of the store behind it, alone and behind the others."""
 
 from dataclasses import dataclass
 
@@ -11,40 +7,26 @@ import pytest
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.registry import WrapBackend
-from lockstep.storage_backends.wrappers import breaker, fault, limit, metrics, retry
-from tests.kit.storage.by_name import (
-    STORES,
-    make_store,
-)
-from tests.kit.storage.calls import StoreUnderTest
+from lockstep.storage_backends.wrappers import breaker, fault, metrics
 from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.layers import wrapped
+from tests.kit.storage.memory import MemoryStore
 
-WRAPPERS: dict[str, list[tuple[WrapBackend, str]]] = {
-    "breaker": [(breaker.wrap, "?breaker.calls=3")],
-    "fault": [(fault.wrap, "?fault.delay=0.5&fault.delay_ms=1")],
-    "limit": [(limit.wrap, "?limit.calls=2&limit.bytes=1000000")],
-    "metrics": [(metrics.wrap, "")],
-    "retry": [(retry.wrap, "?retry.base_ms=1")],
-    "all": [
-        (retry.wrap, "?retry.base_ms=1"),
-        (fault.wrap, "?fault.delay=0.5&fault.delay_ms=1"),
-        (breaker.wrap, ""),
-        (limit.wrap, "?limit.calls=4"),
-        (metrics.wrap, ""),
-    ],
-}
+Wrapping = tuple[WrapBackend, str]
+BREAKER: Wrapping = (breaker.wrap, "?breaker.calls=3")
+FAULT: Wrapping = (fault.wrap, "?fault.delay=0.5&fault.delay_ms=1")
+METRICS: Wrapping = (metrics.wrap, "")
 
 
 @dataclass
 class WrappedStore:
-    """A store whose backends stand behind wrappers."""
+    """A store in memory whose backends stand behind wrappers."""
 
-    store: StoreUnderTest
-    wrappers: list[tuple[WrapBackend, str]]
+    store: MemoryStore
+    wrappers: list[Wrapping]
 
     def backend(self) -> StorageBackend:
-        backend = self.store.backend()
+        backend: StorageBackend = self.store.backend()
         for wrap, options in self.wrappers:
             backend = wrapped(wrap, options, backend)
         return backend
@@ -57,20 +39,11 @@ class WrappedStore:
 
 
 @pytest.fixture(
-    params=[
-        *(pytest.param((wrapper, "memory"), id=f"{wrapper}-memory") for wrapper in WRAPPERS),
-        *(
-            pytest.param(
-                ("all", store), id=f"all-{store}", marks=() if store == "file" else pytest.mark.slow
-            )
-            for store in STORES
-            if store != "memory"
-        ),
-    ]
+    params=[[BREAKER], [FAULT], [METRICS], [FAULT, BREAKER, METRICS]],
+    ids=["breaker", "fault", "metrics", "all"],
 )
-def store(request: pytest.FixtureRequest) -> StoreUnderTest:
-    wrapper, name = request.param
-    return WrappedStore(make_store(name, request), WRAPPERS[wrapper])
+def store(request: pytest.FixtureRequest) -> WrappedStore:
+    return WrappedStore(MemoryStore(), request.param)
 
 
 class TestWrapperContract(StorageContract):

@@ -10,9 +10,7 @@ from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.wrappers.base import layers
 from lockstep.storage_backends.wrappers.breaker import BreakerBackend
 from lockstep.storage_backends.wrappers.fault import FaultBackend
-from lockstep.storage_backends.wrappers.limit import LimitBackend
 from lockstep.storage_backends.wrappers.metrics import MetricsBackend
-from lockstep.storage_backends.wrappers.retry import RetryBackend
 
 
 def kinds(uri: str) -> list[type[StorageBackend]]:
@@ -20,49 +18,41 @@ def kinds(uri: str) -> list[type[StorageBackend]]:
 
 
 def test_wrappers_stand_before_the_store_in_the_order_of_their_names() -> None:
-    assert kinds("fault+retry+file:///x?retry.attempts=3&fault.seed=7") == [
+    assert kinds("fault+breaker+file:///x?breaker.calls=3&fault.seed=7") == [
         FaultBackend,
-        RetryBackend,
+        BreakerBackend,
         FileBackend,
     ]
-    assert kinds("metrics+breaker+retry+limit+memory://") == [
+    assert kinds("metrics+breaker+fault+memory://") == [
         MetricsBackend,
         BreakerBackend,
-        RetryBackend,
-        LimitBackend,
+        FaultBackend,
         MemoryBackend,
     ]
 
 
 def test_options_of_wrappers_and_of_the_store_stand_side_by_side() -> None:
     make_backend(
-        "breaker+retry+limit+fault+file:///x?threads=2&breaker.calls=2&breaker.cool_down_s=0.5"
-        "&retry.attempts=2&retry.base_ms=1&retry.cap_ms=9&retry.seed=1&limit.calls=3"
-        "&limit.bytes=99&fault.seed=1&fault.delay_ms=3&fault.flip=0.25&fault.lost=1&durability=data"
+        "breaker+fault+file:///x?threads=2&breaker.calls=2&breaker.cool_down_s=0.5&fault.seed=1"
+        "&fault.delay_ms=3&fault.flip=0.25&fault.lost=1&durability=data"
     )
 
 
 @pytest.mark.parametrize(
     ("uri", "complaint"),
     [
-        ("slow+memory://", "unknown wrapper 'slow'; known: breaker, fault, limit, metrics, retry"),
-        ("retry+retry+memory://", "wrapper 'retry' is named twice"),
-        ("memory://?retry.attempts=3", "unknown option 'retry.attempts'"),
-        ("memory://?retry.attempts=3", "it needs retry+ before the scheme"),
-        ("fault+memory://?retry.attempts=3", "it needs retry+ before the scheme"),
-        ("retry+memory://?attempts=3", "unknown option 'attempts'; memory:// knows: none"),
-        (
-            "retry+memory://?retry.atempts=3",
-            "unknown option 'retry.atempts'; retry+ knows: retry.a",
-        ),
-        ("retry+memory://?retry.attempts=0", "retry.attempts is 0, must be from 1 to 20"),
-        ("retry+memory://?retry.base_ms=1.5", "retry.base_ms is '1.5', must be a whole number"),
+        ("slow+memory://", "unknown wrapper 'slow'; known: breaker, fault, metrics"),
+        ("fault+fault+memory://", "wrapper 'fault' is named twice"),
+        ("memory://?breaker.calls=3", "unknown option 'breaker.calls'"),
+        ("memory://?breaker.calls=3", "it needs breaker+ before the scheme"),
+        ("fault+memory://?breaker.calls=3", "it needs breaker+ before the scheme"),
+        ("breaker+memory://?calls=3", "unknown option 'calls'; memory:// knows: none"),
+        ("breaker+memory://?breaker.calls=0", "breaker.calls is 0, must be from 1 to 1000"),
+        ("breaker+memory://?breaker.calls=1.5", "breaker.calls is '1.5', must be a whole number"),
         ("breaker+memory://?breaker.call=3", "unknown option 'breaker.call'; breaker+ knows:"),
         ("breaker+memory://?breaker.cool_down_s=x", "cool_down_s is 'x', must be a number such as"),
         ("breaker+memory://?breaker.cool_down_s=0", "must be from 0.001 to 3600"),
         ("breaker+memory://?breaker.cool_down_s=nan", "must be a number such as"),
-        ("limit+memory://?limit.bytes=0", "limit.bytes is 0, must be from 1 to"),
-        ("limit+memory://?limit.nbytes=1", "unknown option 'limit.nbytes'; limit+ knows:"),
         ("metrics+memory://?metrics.x=1", "unknown option 'metrics.x'; metrics+ knows: none"),
         ("fault+memory://?fault.flips=0.1", "unknown option 'fault.flips'; fault+ knows: fault."),
         ("fault+memory://?fault.flip=2", "fault.flip is 2, must be from 0 to 1"),

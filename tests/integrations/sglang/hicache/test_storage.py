@@ -327,7 +327,7 @@ def test_what_comes_too_late_is_a_miss(opens: Opens) -> None:
 def test_no_fault_of_a_store_brings_other_bytes(opens: Opens, tmp_path: Path) -> None:
     ours, theirs = filled(PageFirst()), PageFirst()
     uri = f"fault+file://{tmp_path}/store?fault.seed=3&" + "&".join(
-        f"fault.{kind}=0.15" for kind in ("error", "lost", "lie", "flip", "torn", "short", "wrong")
+        f"fault.{kind}=0.15" for kind in ("error", "lost", "lie", "flip")
     )
     calls = opens(uri, ours)
     keys = keys_of(160)

@@ -97,7 +97,7 @@ def test_what_a_prompt_asks_for_counts_whole_though_a_part_of_it_hits() -> None:
     [
         (None, ELSEWHERE),
         ("file:///kv", "disk"),
-        ("retry+3fs:///kv?index=sqlite:///i", "disk"),
+        ("metrics+3fs:///kv?index=sqlite:///i", "disk"),
         ("peer://host:1", "p2p"),
         ("memory://", ELSEWHERE),
     ],

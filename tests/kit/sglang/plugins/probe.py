@@ -56,7 +56,7 @@ COLLECTIVES = (
 
 STORE_FAULTS = (
     "fault.seed=1&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
-    "&fault.flip=0.03&fault.torn=0.02&fault.short=0.02&fault.wrong=0.02"
+    "&fault.flip=0.09"
 )
 """How often each goes wrong."""
 

@@ -18,13 +18,9 @@ from lockstep.ranks.disaggregation.groups.directory import (
 )
 from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
 from lockstep.ranks.disaggregation.groups.ray_directory import RayDirectory
-from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
 from lockstep.ranks.disaggregation.groups.router import Role
 from tests.kit.launch.ray_clusters import TwoNodes
 from tests.kit.launch.replays import needs_ray
-from tests.kit.servers.redis_server import RedisServer, redis_server
-
-__all__ = ["redis_server"]
 
 LONG_S = 600.0
 SHORT_S = 0.1
@@ -47,7 +43,7 @@ Connect = Callable[[], GroupDirectory]
 ON_RAY = pytest.param("ray", marks=[pytest.mark.distributed, pytest.mark.slow, needs_ray])
 
 
-@pytest.fixture(params=["in process", "sqlite", "redis", ON_RAY])
+@pytest.fixture(params=["in process", "sqlite", ON_RAY])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect]:
     opened: list[GroupDirectory] = []
     number = next(_numbers)
@@ -58,15 +54,11 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect
     def in_a_file() -> GroupDirectory:
         return EmbeddedDirectory(str(tmp_path / "groups.db"))
 
-    def in_redis() -> GroupDirectory:
-        server: RedisServer = request.getfixturevalue("redis_server")
-        return RedisDirectory(server.url(), f"test-{number}")
-
     def on_ray() -> GroupDirectory:
         request.getfixturevalue("two_nodes")
         return RayDirectory(f"test-{number}")
 
-    kinds = {"in process": in_process, "sqlite": in_a_file, "redis": in_redis, "ray": on_ray}
+    kinds = {"in process": in_process, "sqlite": in_a_file, "ray": on_ray}
     make = kinds[request.param]
 
     def one_more() -> GroupDirectory:
@@ -205,22 +197,6 @@ def test_a_directory_that_is_closed_says_so(connect: Connect) -> None:
         directory.groups()
 
 
-def test_a_server_that_has_forgotten_all_gets_its_groups_back() -> None:
-    with RedisServer() as server:
-        directory = RedisDirectory(server.url())
-        directory.open()
-        lease = directory.register(PREFILL, LONG_S)
-        server.kill()
-        with pytest.raises(StorageError, match="does not answer"):
-            directory.groups()
-        server.start()
-
-        assert directory.groups().members == ()
-        assert not directory.renew(lease, LONG_S)
-        assert directory.register(PREFILL, LONG_S).life > lease.life
-        directory.close()
-
-
 @needs_ray
 def test_a_directory_on_ray_needs_a_process_that_is_connected() -> None:
     with pytest.raises(ConfigError, match="this process is not connected to it"):
@@ -247,13 +223,6 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"groups\.db cannot be opened"):
         EmbeddedDirectory(str(tmp_path / "groups.db")).open()
-
-
-def test_a_server_that_is_not_there_is_refused_without_its_password() -> None:
-    with pytest.raises(ConfigError, match="cannot be used") as raised:
-        RedisDirectory("redis://user:secret@127.0.0.1:1/0").open()
-
-    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The file of a SQLite page index: where it may be made, and why it does not work when it does not."""
+"""The file of a page index: how a URI names it, where it may be made, and why it does not work."""
 
 import errno
 import os
@@ -6,8 +6,11 @@ import sqlite3
 import time
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
+from ...errors import ConfigError
 from ..file.publish import DIRECTORY_MODE, FILE_MODE
+from ..uri import without_secrets
 
 _ROOM_MIN_BYTES: Final = 1 << 20
 """SQLite writes a few pages and a shared file beside them; where less is free, that is the cause."""
@@ -15,6 +18,25 @@ _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _LOCKED_AGAIN_S: Final = 0.01
 _PRIMARY: Final = 0xFF
 """The part of SQLite's error codes that says what kind of error it is."""
+
+
+def path_of(text: str) -> Path:
+    """Return the path in `sqlite:///absolute/path`. Raises `ConfigError` for anything else."""
+    scheme, separator, _ = text.partition("://")
+    if scheme != "sqlite" or not separator:
+        raise ConfigError(
+            f"index {without_secrets(text)!r} is not known; write sqlite:///absolute/path"
+        )
+    try:
+        parts = urlsplit(text)
+        path = "" if parts.netloc or parts.query else unquote(parts.path, errors="strict")
+    except ValueError:
+        path = ""
+    if not path.strip("/"):
+        raise ConfigError(f"index {without_secrets(text)!r}: write sqlite:///absolute/path")
+    if "\0" in path:
+        raise ConfigError(f"index {without_secrets(text)!r}: the path has a NUL character")
+    return Path(path)
 
 
 def make_file(path: Path, home: Path | None) -> None:

@@ -1,15 +1,22 @@
-"""The promises of a page index, held by every database."""
+"""The promises of a page index, and what keeps it answering: damaged files, busy files, full disks."""
 
-import itertools
+import os
+import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends.page_index.contract import (
+from lockstep.storage_backends.three_fs import page_index
+from lockstep.storage_backends.three_fs.index_file import path_of, use_wal
+from lockstep.storage_backends.three_fs.page_index import (
     NOTHING,
     Commit,
     CommitOutcome,
@@ -18,27 +25,21 @@ from lockstep.storage_backends.page_index.contract import (
     Reservation,
     Settings,
 )
-from lockstep.storage_backends.page_index.opening import make_index
-from tests.kit.servers.redis_server import RedisServer
-from tests.kit.storage.index_entries import LONG_S, alter, entry, key
+from tests.kit.storage.three_fs import alter
 
-_numbers = itertools.count()
-
+LONG_S = 3600.0
+"""A lease that does not end while a test runs."""
+PATIENCE_S = 60.0
 Connect = Callable[[], PageIndex]
 """Opens one more connection to the index under test, as another process would."""
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect]:
+@pytest.fixture
+def connect(tmp_path: Path) -> Generator[Connect]:
     opened: list[PageIndex] = []
-    if request.param == "sqlite":
-        text = f"sqlite://{tmp_path}/pages.db"
-    else:
-        text = request.getfixturevalue("redis_server").url()
-    name = f"test-{next(_numbers)}"
 
     def one_more() -> PageIndex:
-        index = make_index(text, name)
+        index = PageIndex(tmp_path / "pages.db")
         index.open()
         opened.append(index)
         return index
@@ -46,6 +47,15 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect
     yield one_more
     for index in opened:
         index.close()
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def entry(number: int, lent: Reservation, present: int = 0) -> Entry:
+    """What a writer says of a page that it has put into a slot."""
+    return Entry(key(number), f"file {number}", lent.slot << 20, 1 << 14, present, lent.generation)
 
 
 def commit(
@@ -196,19 +206,6 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     assert index.reserve(1, LONG_S) == []
 
 
-def test_an_index_full_of_what_is_kept_lends_nothing(connect: Connect) -> None:
-    index = connect()
-    index.provide(2)
-    kept = [put(index, number, kept=True) for number in range(2)]
-    index.confirm([key(0), key(1)])
-    index.close()
-    index = connect()
-    assert index.reserve(1, LONG_S) == []
-    assert index.look_up([key(0), key(1)]) == kept
-    index.drop(kept[:1])
-    assert len(index.reserve(2, LONG_S)) == 1
-
-
 def test_what_is_lent_out_is_never_evicted(connect: Connect) -> None:
     index = connect()
     index.provide(3)
@@ -291,12 +288,6 @@ def test_batches_of_thousands_keep_their_order(connect: Connect) -> None:
     assert index.look_up(keys) == [None] * len(keys)
 
 
-def test_an_empty_batch_is_nothing(connect: Connect) -> None:
-    index = connect()
-    assert (index.look_up([]), index.confirm([]), index.commit([])) == ([], [], [])
-    assert index.reserve(3, LONG_S) == []
-
-
 def test_a_closed_index_says_so(connect: Connect) -> None:
     index = connect()
     index.close()
@@ -320,7 +311,7 @@ def test_use_that_one_process_noted_counts_for_the_others_at_the_latest_when_it_
 
 
 def test_a_sqlite_index_is_the_user_s_own_file(tmp_path: Path) -> None:
-    index = make_index(f"sqlite://{tmp_path}/below/pages.db", "", home=tmp_path)
+    index = PageIndex(tmp_path / "below" / "pages.db", home=tmp_path)
     index.open()
     index.close()
     assert stat.S_IMODE((tmp_path / "below" / "pages.db").stat().st_mode) == 0o600
@@ -331,9 +322,8 @@ def test_a_sqlite_index_is_the_user_s_own_file(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_named_and_not_made(
     tmp_path: Path, home: str | None
 ) -> None:
-    index = make_index(
-        f"sqlite://{tmp_path}/store/../nodir/pages.db",
-        "",
+    index = PageIndex(
+        tmp_path / "store" / ".." / "nodir" / "pages.db",
         home=None if home is None else tmp_path / home,
     )
     with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; make it, or mend"):
@@ -344,46 +334,175 @@ def test_a_directory_that_is_not_there_is_named_and_not_made(
 def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "pages.db").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match=r"pages\.db cannot be used"):
-        make_index(f"sqlite://{tmp_path}/pages.db", "").open()
+        PageIndex(tmp_path / "pages.db").open()
 
 
 def test_an_index_in_another_format_is_refused(tmp_path: Path) -> None:
-    index = make_index(f"sqlite://{tmp_path}/pages.db", "")
+    index = PageIndex(tmp_path / "pages.db")
     index.open()
     index.close()
     alter(tmp_path / "pages.db", "UPDATE settings SET value = 99 WHERE name = 'format'")
     with pytest.raises(ConfigError, match="format 99"):
-        make_index(f"sqlite://{tmp_path}/pages.db", "").open()
+        PageIndex(tmp_path / "pages.db").open()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "pages.db", "sqlite://host/path", "sqlite:///", "mysql://host/db", "redis"]
+    ("text", "said"),
+    [
+        *((each, "write sqlite:///absolute/path") for each in ("", "pages.db", "mysql://host/db")),
+        *((f"sqlite://{each}", "write sqlite:///absolute/path") for each in ("host/x", "/", "[x")),
+        ("sqlite:///%00", "a NUL character"),
+    ],
 )
-def test_an_index_that_cannot_be_named_so_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="write sqlite:///absolute/path"):
-        make_index(text, "")
+def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        path_of(text)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_redis_server_that_is_not_there_is_refused_and_its_password_is_not_told() -> None:
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
-        make_index("redis://user:secret@127.0.0.1:1/0", "x").open()
-    assert "secret" not in str(caught.value)
+@pytest.fixture
+def full(tmp_path: Path) -> Generator[PageIndex]:
+    """With entries 0 to 3 in all of its slots."""
+    opened = PageIndex(tmp_path / "pages.db")
+    opened.open()
+    opened.provide(4)
+    for number, lent in enumerate(opened.reserve(4, LONG_S)):
+        wish = Commit(entry(number, lent), lent.slot, NOTHING)
+        assert opened.commit([wish]) == [CommitOutcome.DONE]
+    yield opened
+    opened.close()
 
 
-def test_a_redis_server_that_dies_costs_errors_and_one_that_has_lost_all_is_an_empty_index() -> (
-    None
-):
-    with RedisServer() as server:
-        index = make_index(server.url(), "x")
-        index.open()
-        index.provide(2)
-        old = put(index, 1)
-        server.kill()
-        with pytest.raises(StorageError, match="does not answer"):
-            index.look_up([key(1)])
-        server.start()
-        assert index.look_up([key(1)]) == [None]
-        assert index.reserve(1, LONG_S) == []
-        index.provide(2)
-        assert put(index, 1).generation > old.generation
-        index.close()
+@contextmanager
+def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reservation]]]:
+    """Another process writes for as long as this lasts, and a thread of ours waits to write."""
+    lock = sqlite3.connect(path, isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(full.reserve, 1, LONG_S)
+            give_up = time.monotonic() + PATIENCE_S
+            while not full._writing.lock.locked():  # pyright: ignore[reportPrivateUsage]
+                assert time.monotonic() < give_up
+            try:
+                yield waiting
+                assert not waiting.done()
+            finally:
+                lock.execute("ROLLBACK")
+            waiting.result(PATIENCE_S)
+    finally:
+        lock.close()
+
+
+def test_a_reader_does_not_wait_behind_a_writer_whom_another_process_holds_up(
+    full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each use is to go into the file at once, which the other process keeps it from.
+    monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
+    with writer_held_up(full, tmp_path / "pages.db"):
+        found = [
+            found
+            for number in range(4)
+            for found in (*full.look_up([key(number)]), *full.confirm([key(number)]))
+        ]
+        assert len(found) == 8
+        assert None not in found
+        assert [len(some) for some in full.entries()] == [4]
+
+
+def test_a_use_that_could_not_be_told_while_another_wrote_counts_all_the_same(
+    full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
+    lock = sqlite3.connect(tmp_path / "pages.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    full.confirm([key(0)])
+    lock.execute("ROLLBACK")
+    lock.close()
+    full.reserve(3, LONG_S)
+    assert [each is not None for each in full.look_up([key(number) for number in range(4)])] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_uses_that_cannot_be_told_take_no_memory_without_end(
+    full: PageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_index, "USES_KEPT_MAX", 8)
+    uses = page_index._Uses(  # pyright: ignore[reportPrivateUsage]
+        time.time
+    )
+    assert [uses.note([key(number)]) for number in range(8)] == [False] * 7 + [True]
+    for number in range(100):
+        uses.note([key(number)])
+    assert len(uses.pop_all()) <= 16
+    assert not uses
+
+
+def test_a_full_disk_is_named(full: PageIndex, tmp_path: Path) -> None:
+    database: Any = full._writing.database  # pyright: ignore[reportPrivateUsage]
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    full.provide(1 << 20)
+    with pytest.raises(StorageError) as raised:
+        full.reserve(1 << 16, LONG_S)
+    assert f"the filesystem of {tmp_path} is full" in str(raised.value)
+    assert "make room on it" in str(raised.value)
+    database.execute("PRAGMA max_page_count = 1000000")
+    assert len(full.reserve(8, LONG_S)) == 8
+
+
+@pytest.mark.parametrize(("left", "is_full"), [(0, True), (1 << 30, False)])
+def test_an_input_or_output_error_is_one_of_a_full_disk_only_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, is_full: bool
+) -> None:
+    real_statvfs = os.statvfs
+
+    def statvfs(path: Any) -> os.statvfs_result:
+        fields = list(real_statvfs(path))
+        fields[1], fields[4] = 4096, left // 4096
+        return os.statvfs_result(fields)
+
+    def connect(*_: Any, **__: Any) -> sqlite3.Connection:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+        raise error
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(ConfigError, match="disk I/O error") as raised:
+        PageIndex(tmp_path / "pages.db").open()
+    assert (f"the filesystem of {tmp_path} is full" in str(raised.value)) is is_full
+    assert ("on a local filesystem" in str(raised.value)) is not is_full
+
+
+def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:
+    """SQLite says at once that it is locked where two connections change the journal's mode."""
+    path = tmp_path / "full.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE there (x)")
+    other.execute("BEGIN IMMEDIATE")
+    ours = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    ends = threading.Timer(0.05, other.execute, ["COMMIT"])
+    ends.start()
+
+    assert use_wal(ours, 60.0) == "wal"
+    ends.join()
+    other.close()
+    ours.close()
+
+
+def test_a_database_that_stays_locked_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "full.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE there (x)")
+    other.execute("BEGIN EXCLUSIVE")
+    ours = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        use_wal(ours, 0.02)
+    ours.close()
+    other.close()

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from ...errors import StorageError
 from ..daemon_threads import DaemonThreads
-from ..page_index.contract import Commit, CommitOutcome, Entry, PageIndex, Reservation, Used
 from ..thread_calls import Stop
+from .page_index import Commit, CommitOutcome, Entry, PageIndex, Reservation, Used
 
 Result = TypeVar("Result")
 

@@ -1,34 +1,50 @@
-"""A page index in one SQLite file: for one process, or several of one host.
+"""The page index of `3fs://`: where each object's bytes lie, kept in one SQLite file.
+
+An index maps keys (digests of object names) to places, and lends out slots: numbered pieces of a
+store of fixed size. It says nothing about bytes, so what is found through it is verified all the same.
+
+I1  A write has two phases. `reserve` lends slots that nobody else has, each under a generation that
+    was never used before, until a deadline; `commit` then gives a key its place, at once for all
+    readers. What is reserved and not committed is seen by nobody.
+I2  A slot whose lease is over is lent out again, under a new generation. A late `commit` under the
+    old one is refused (LOST). So a dead writer costs its slots for the length of a lease.
+I3  Writers of one key do not wait for each other: each writes into a slot of its own, and the first
+    that commits wins. The others are told what stands (STANDS), and their slots are free.
+I4  A commit may replace an entry, if that still has the generation that the writer has seen. The
+    slot of the old entry is free then.
+I5  When all slots are used, `reserve` takes those of the entries that were used least recently.
+    `confirm`, `commit` and `use` count as use; to look up does not. Recency need not be exact, but
+    where `use` says that one entry continues another, that other one does not give way before it. An
+    entry that is to be kept never gives way: it stays until it is dropped, removed or replaced.
+I6  Whoever has read a place asks `confirm` afterwards: an entry of another generation, or none, says
+    that the slot may have been lent out in between.
 
 The file is in WAL mode, and reads have a connection of their own, so readers never wait for a
-writer; writers take turns. It must be on a local filesystem: WAL needs memory that all processes share.
-What a power failure takes are the last commits, and what it leaves of their slots is found out by
-checksums.
+writer; writers take turns. One process or several of one host may use it. It must be on a local
+filesystem: WAL needs memory that all processes share. What a power failure takes are the last commits,
+and what it leaves of their slots is found out by checksums.
 """
 
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ...errors import ConfigError, StorageError
-from .contract import (
-    NOTHING,
-    SLOTS_MAX,
-    Commit,
-    CommitOutcome,
-    Entry,
-    Reservation,
-    Settings,
-    Used,
-    is_sane,
-)
-from .sqlite_file import make_file, use_wal, why_no_answer, why_not_opened
-from .uses import Uses
+from .index_file import make_file, use_wal, why_no_answer, why_not_opened
 
+NOTHING: Final = 0
+"""In place of a generation: of an entry that is not there."""
+SLOTS_MAX: Final = 1 << 40
+LENGTH_MAX: Final = 1 << 50
+PLACE_CHARACTERS_MAX: Final = 1024
+USES_KEPT_MAX: Final = 4096
+USES_KEPT_S: Final = 5.0
 _TIMEOUT_S: Final = 5.0
 """How long a call waits for another thread or process."""
 _KEYS_AT_A_TIME: Final = 500
@@ -54,6 +70,115 @@ those with a number of `fresh` or more were never used. Times are in microsecond
 that is not what this module wrote may hold anything; nothing of it is believed."""
 
 
+class Entry(NamedTuple):
+    """What an index knows of one object."""
+
+    key: bytes
+    place: str
+    """Which file or object of the store its bytes are in."""
+    offset: int
+    """Where they begin there."""
+    length: int
+    """How long the payload is, in bytes."""
+    present: int
+    """The presence bits of its optional columns, an unsigned number of 64 bits."""
+    generation: int
+    """The generation of the slot when it was written; no other entry ever had it."""
+
+
+class Reservation(NamedTuple):
+    """A slot that was lent out."""
+
+    slot: int
+    generation: int
+
+
+class Commit(NamedTuple):
+    """A wish that a key gets a place, which was written into a reserved slot."""
+
+    entry: Entry
+    """Its generation is that of the reservation."""
+    slot: int
+    replaces: int
+    """The generation of the entry that is to give way, or `NOTHING` if there may be none."""
+    kept: bool = False
+    """Whether it stays, however long it is not used."""
+
+
+class CommitOutcome(IntEnum):
+    """What became of a commit."""
+
+    DONE = 0
+    """The key has this place now."""
+    STANDS = 1
+    """There is another entry than the one to be replaced, or none. The slot is free."""
+    LOST = 2
+    """The lease was over and the slot has another generation."""
+
+
+class Used(NamedTuple):
+    """An entry, and how long it was not used."""
+
+    entry: Entry
+    age_s: float | None
+    """None for one that is kept, whose uses nobody notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What everybody who uses an index must agree on; decided by who comes first."""
+
+    slot_bytes: int
+    file_slots: int
+
+
+class _Uses:
+    """Keys with the time of their last use, in microseconds since 1970. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._times: dict[bytes, int] = {}
+        self._since_s = 0.0
+        self._last = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._times)
+
+    def now(self) -> int:
+        """Return the time; never the same twice, so that what was used can be put in order."""
+        with self._lock:
+            return self._next()
+
+    def note(self, keys: Iterable[bytes]) -> bool:
+        """Note that these are used now, and say whether it is time to write them into the index."""
+        with self._lock:
+            if not self._times:
+                self._since_s = time.monotonic()
+            elif len(self._times) >= 2 * USES_KEPT_MAX:
+                # They could not be written. To lose some only makes recency less exact.
+                self._times.clear()
+            for key in keys:
+                self._times[key] = self._next()
+            old = bool(self._times) and time.monotonic() >= self._since_s + USES_KEPT_S
+            return old or len(self._times) >= USES_KEPT_MAX
+
+    def pop_all(self) -> list[tuple[int, bytes]]:
+        """Return the times and keys that were noted, and forget them."""
+        with self._lock:
+            times, self._times = self._times, {}
+        return [(used, key) for key, used in times.items()]
+
+    def forget(self, key: bytes) -> None:
+        """Forget the uses of a key, whose entry says when it was used."""
+        with self._lock:
+            self._times.pop(key, None)
+
+    def _next(self) -> int:
+        self._last = max(self._last + 1, int(self._clock() * 1e6))
+        return self._last
+
+
 class _Connection:
     """A connection to the database, for one thread at a time."""
 
@@ -68,8 +193,11 @@ class _Connection:
                 database.close()
 
 
-class SqlitePageIndex:
-    """Keeps the contract of `PageIndex`.
+class PageIndex:
+    """One index in one file. Safe from several threads.
+
+    Every call is on a batch, blocks, and is bounded in time by the timeout of the database. Calls raise
+    `StorageError` if the database does not answer properly.
 
     Reads write nothing: what was used is noted here, and goes into the file with the next
     reservation, and every few seconds if nobody else writes. `home` is the directory of the store, in
@@ -77,15 +205,15 @@ class SqlitePageIndex:
     """
 
     def __init__(
-        self, path: str, *, home: Path | None = None, clock: Callable[[], float] = time.time
+        self, path: Path, *, home: Path | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.text = f"sqlite://{path}"
-        self._path = Path(path)
+        self._path = path
         self._home = home
         self._clock = clock
         self._writing = _Connection()
         self._reading = _Connection()
-        self._uses = Uses(clock)
+        self._uses = _Uses(clock)
 
     def open(self) -> None:
         """Open the file, made with mode 0600 if it is new."""
@@ -101,12 +229,12 @@ class SqlitePageIndex:
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
-        """Return the index's own name."""
+        """Return the index's own name: the `proposal` of whoever asked first."""
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
     def agree(self, settings: Settings) -> Settings:
-        """Return the settings that the index was begun with."""
+        """Return the settings that the index was begun with; `settings`, if there were none."""
         with self._change() as database:
             return Settings(
                 slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
@@ -145,7 +273,10 @@ class SqlitePageIndex:
         return entries
 
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
-        """Let entries count as used, at times that fall from one to the next."""
+        """Let entries count as used, each of which continues the one before it.
+
+        Now, or where the first one is number `distance` after the entry `after`, when that was.
+        """
         with self._change() as database:
             self._note_uses(database)
             query = "SELECT used FROM entries WHERE key = ? AND used < ?"
@@ -180,31 +311,35 @@ class SqlitePageIndex:
             return lent
 
     def commit(self, commits: Sequence[Commit]) -> list[CommitOutcome]:
-        """Give keys their places."""
+        """Give keys their places, one after the other. To commit again what was done is DONE."""
         with self._change() as database:
             return [self._commit(database, each) for each in commits]
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Give slots back."""
+        """Give slots back that nothing writes into any more. Those lent out again stay."""
         with self._change() as database:
             database.executemany(
                 "UPDATE slots SET lent_until = 0 WHERE slot = ? AND generation = ?", reservations
             )
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Forget entries of these generations."""
+        """Forget entries that turned out to be wrong, as far as their generation still stands."""
         with self._change() as database:
             for entry in entries:
                 _forget(database, "key = ? AND generation = ?", (entry.key, entry.generation))
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget the entries of these keys."""
+        """Forget the entries of these keys, whatever they are."""
         with self._change() as database:
             for key in keys:
                 _forget(database, "key = ?", (key,))
 
     def entries(self) -> Iterator[list[Used]]:
-        """Yield all entries in the order of their keys."""
+        """Yield all entries in the order of their keys, a few hundred at a time.
+
+        An entry that changes meanwhile may be told as it was, as it is, twice or not at all. Ages are
+        as of the beginning.
+        """
         after, now = b"", int(self._clock() * 1e6)
         while True:
             with self._use(self._reading) as database:
@@ -377,4 +512,15 @@ def _entry(row: tuple[Any, ...]) -> Entry | None:
     if not all(isinstance(each, int) for each in numbers):
         return None
     entry = Entry(key, place, offset, length, present & ((1 << 64) - 1), generation)
-    return entry if is_sane(entry) else None
+    return entry if _is_sane(entry) else None
+
+
+def _is_sane(entry: Entry) -> bool:
+    """Say whether an entry that came out of a database can be one at all."""
+    return (
+        0 <= entry.offset <= LENGTH_MAX
+        and 0 <= entry.length <= LENGTH_MAX
+        and 0 <= entry.present < 1 << 64
+        and entry.generation > NOTHING
+        and len(entry.place) <= PLACE_CHARACTERS_MAX
+    )

@@ -1,1 +1,0 @@
-"""Where each object's bytes lie, kept by an existing database."""

@@ -1,0 +1,411 @@
+"""Transfers through the rings of 3FS itself: USRBIO, by the client that a cluster installs.
+
+The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is on no
+package index, so it is imported only where it is there. Operations are on shared memory that the
+3FS daemon of the node has mapped too, so payloads are copied between it and the caller's buffers: what
+a ring that does not answer may still do later, it does there and not in anybody's buffer.
+
+What its interface leaves to its user is kept here: slices of the shared memory are of step one and
+lie in one block (block_size is 0, so that all of it is one); a descriptor is deregistered before it
+is closed, or I/O would go to the file that it was; a wait for more than was submitted would hang,
+so none asks for that; and what was submitted cannot be called back, so a ring that was given up is
+used again only once everything in it has ended.
+"""
+
+import errno
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from ..addresses import address_of
+from ..thread_calls import Stop
+from .complaints import Complaints
+from .transfers import Extent, Moved, Preadv, Transfers
+
+ENTRIES: Final = 128
+"""Operations in a ring at a time; more than one object can need (see `PARTS_MAX`)."""
+_STAGING_BYTES: Final = 16 << 20
+"""Memory of a ring, or room for one slot if that is more."""
+_POLL_S: Final = 0.05
+"""How long a wait goes on before it looks whether it was asked to stop."""
+_DRAIN_S: Final = 1.0
+"""How long closing waits for a ring that does not answer."""
+
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
+_TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
+"""What a wait raises when its time is over and nothing has ended."""
+
+
+class SharedSegment:
+    """Shared memory by a name, as the client wants it: it asks for `name` and `buf` and no more.
+
+    The class of the standard library complains when it is forgotten while there is still a view of
+    it; here the memory just stays for as long as the last view.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.name = f"lockstep-{secrets.token_hex(16)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(_SHARED / self.name, flags, 0o600)
+        try:
+            os.ftruncate(fd, nbytes)
+            self.buf = memoryview(mmap.mmap(fd, nbytes))
+        except BaseException:
+            self.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+    def unlink(self) -> None:
+        """Take the name away; the memory goes when nobody has it mapped. Idempotent."""
+        with suppress(FileNotFoundError):
+            (_SHARED / self.name).unlink()
+
+
+class UsrbioClient(Protocol):
+    """What this module uses of `hf3fs_fuse.io`."""
+
+    def make_iovec(
+        self, shm: "SharedSegment", hf3fs_mount_point: str, block_size: int = 0, numa: int = -1
+    ) -> Any: ...
+
+    def make_ioring(
+        self, hf3fs_mount_point: str, entries: int, for_read: bool = True, io_depth: int = 0
+    ) -> Any: ...
+
+    def register_fd(self, fd: int) -> None: ...
+
+    def deregister_fd(self, fd: int) -> None: ...
+
+    def extract_mount_point(self, path: str) -> str | None: ...
+
+
+def load_client() -> UsrbioClient | None:
+    """Return the client, or None where it is not installed or cannot be loaded."""
+    try:
+        return cast(UsrbioClient, import_module("hf3fs_fuse.io"))
+    except (ImportError, OSError):
+        return None
+
+
+def find_mount(client: UsrbioClient, directory: Path) -> str | None:
+    """Return the mount point of the 3FS that `directory` is on, or None if it is on none."""
+    try:
+        return client.extract_mount_point(str(directory))
+    except OSError:
+        return None
+
+
+def choose_transfers(directory: Path) -> Transfers:
+    """Return USRBIO if its client is installed and `directory` is on a mounted 3FS; else `Preadv`."""
+    client = load_client()
+    if client is None:
+        return Preadv("the USRBIO client (hf3fs_py_usrbio) is not installed")
+    mount = find_mount(client, directory)
+    if mount is None:
+        return Preadv(f"{directory} is not on a mounted 3FS")
+    return UsrbioTransfers(client, mount)
+
+
+class UsrbioTransfers:
+    """Keeps the contract of `Transfers`. Each thread has a ring for reads and one for writes."""
+
+    lets_go = False
+    objects_at_a_time = ENTRIES
+
+    def __init__(self, client: UsrbioClient, mount: str) -> None:
+        self.text = f"USRBIO rings on {mount}"
+        self._client = client
+        self._mount = mount
+        self._memory_bytes = 0
+        self._complaints = Complaints(f"3fs on {mount}")
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._registered: set[int] = set()
+        self._rings: list[UsrbioRing] = []
+
+    def use(self, slot_bytes: int, complaints: Complaints) -> None:
+        """See `Transfers`."""
+        self._memory_bytes = -(-_STAGING_BYTES // slot_bytes) * slot_bytes
+        self._complaints = complaints
+
+    def register(self, fd: int) -> None:
+        """See `Transfers`."""
+        with self._lock:
+            self._client.register_fd(fd)
+            self._registered.add(fd)
+
+    def deregister(self, fd: int) -> None:
+        """See `Transfers`."""
+        with self._lock:
+            if fd in self._registered:
+                self._registered.remove(fd)
+                self._client.deregister_fd(fd)
+
+    def move(
+        self,
+        objects: Sequence[Sequence[Extent]],
+        stop: Stop,
+        deadline: float,
+        *,
+        reads: bool,
+        arrived: Callable[[int], None] | None = None,
+    ) -> list[Moved]:
+        """See `Transfers`."""
+        moved = [Moved.LATE] * len(objects)
+        try:
+            ring = self._ring(reads=reads)
+        except OSError as error:
+            self._complaints.say(f"no ring: {error}", "no ring could be made: %s", error)
+            return [Moved.FAILED] * len(objects)
+        for wave in _waves(objects, ring):
+            if stop.due() or not ring.drain(deadline):
+                break
+            try:
+                one = _Wave(ring, objects, wave, moved, arrived, reads=reads)
+                one.run(stop, deadline)
+                for number in one.failures:
+                    kind = "reads" if reads else "writes"
+                    self._complaints.say_failed(f"{kind} of slots fail", number)
+            except OSError as error:
+                self._complaints.say(
+                    f"ring: {error}", "a ring failed and is not used any more: %s", error
+                )
+                # It may still do what it was given, so the objects of this wave stay LATE.
+                self._discard(ring, reads=reads)
+                break
+        return moved
+
+    def close(self) -> None:
+        """See `Transfers`."""
+        with self._lock:
+            rings, self._rings = self._rings, []
+        for ring in rings:
+            # The files are deregistered next, and nothing should be under way on them then.
+            ring.drain(time.monotonic() + _DRAIN_S)
+            ring.close()
+
+    def _ring(self, *, reads: bool) -> "UsrbioRing":
+        name = "reading" if reads else "writing"
+        ring: UsrbioRing | None = getattr(self._own, name, None)
+        if ring is None:
+            ring = self._make_ring(reads=reads)
+            setattr(self._own, name, ring)
+            with self._lock:
+                self._rings.append(ring)
+        return ring
+
+    def _make_ring(self, *, reads: bool) -> "UsrbioRing":
+        """Return a new ring with shared memory of its own. Raises OSError."""
+        shared = SharedSegment(self._memory_bytes)
+        try:
+            iovec = self._client.make_iovec(shared, self._mount)
+            ring = self._client.make_ioring(self._mount, ENTRIES, for_read=reads, io_depth=0)
+        except BaseException:
+            shared.unlink()
+            raise
+        return UsrbioRing(shared, iovec, ring, reads=reads)
+
+    def _discard(self, ring: "UsrbioRing", *, reads: bool) -> None:
+        delattr(self._own, "reading" if reads else "writing")
+        with self._lock:
+            self._rings.remove(ring)
+        with suppress(OSError):
+            ring.drain(time.monotonic())
+            ring.close()
+
+
+class Completion(NamedTuple):
+    """The end of one operation."""
+
+    token: int
+    """What `prepare` was given."""
+    result: int
+    """Bytes that were moved, or a negative errno. Fewer than asked for: the file's end, or a hole."""
+
+
+class UsrbioRing:
+    """Many reads, or many writes, prepared, submitted and waited for together by one thread.
+
+    An operation may begin as soon as it is prepared, and surely does once it is submitted. Ends come in
+    any order.
+    """
+
+    def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
+        self.memory = shared.buf
+        """What lies there is the caller's between operations."""
+        self._shared: SharedSegment | None = shared
+        self._iovec: Any = iovec
+        self._ring: Any = ring
+        self._reads = reads
+        self._address = address_of(self.memory)
+        self._prepared = 0
+        self._submitted = 0
+
+    @property
+    def pending(self) -> int:
+        """How many operations were prepared and have not come back from `wait`."""
+        return self._prepared + self._submitted
+
+    def prepare(self, view: memoryview, fd: int, offset: int, token: int) -> None:
+        """Add one operation between a part of `memory` and a registered file from `offset`.
+
+        The part belongs to the ring until the operation has ended. Raises OSError.
+        """
+        if self.pending >= ENTRIES:
+            raise OSError(errno.EAGAIN, f"the ring has {ENTRIES} operations already")
+        start = address_of(view) - self._address
+        end = start + len(view)
+        if not 0 <= start < end <= len(self.memory):
+            raise OSError(errno.EINVAL, "an operation must be on the ring's own memory")
+        self._ring.prepare(self._iovec[start:end], self._reads, fd, offset, userdata=token)
+        self._prepared += 1
+
+    def submit(self) -> None:
+        """Tell the daemon that there is something to do."""
+        self._ring.submit()
+        self._submitted += self._prepared
+        self._prepared = 0
+
+    def wait(self, least: int, deadline: float) -> list[Completion]:
+        """Return what has ended, as soon as that are `least`, or what there is at the deadline.
+
+        Raises OSError where the ring itself fails.
+        """
+        # Without a submit, what was prepared need not ever end.
+        least = min(least, self._submitted)
+        if not least:
+            return []
+        left_s = max(0.0, deadline - time.monotonic())
+        try:
+            done = self._ring.wait(
+                max_results=self.pending, min_results=least, timeout=timedelta(seconds=left_s)
+            )
+        except OSError as error:
+            if error.errno in _TIMED_OUT or time.monotonic() >= deadline:
+                return []
+            raise
+        ended = [Completion(int(each.userdata), int(each.result)) for each in done]
+        # What was only prepared may have begun, and ended, as well.
+        early = max(0, len(ended) - self._submitted)
+        self._submitted -= len(ended) - early
+        self._prepared -= early
+        return ended
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until all operations have ended; say whether they have by the deadline.
+
+        Only then may the ring be used again.
+        """
+        try:
+            if self._prepared:
+                self.submit()
+            while self.pending and time.monotonic() < deadline:
+                self.wait(self.pending, deadline)
+        except OSError:
+            return False
+        return not self.pending
+
+    def close(self) -> None:
+        """Give the memory back; the daemon keeps its own hold on it while it needs that. Idempotent."""
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        self.memory = memoryview(b"")
+        # The client takes away its link to the memory, and then the ring, when they are forgotten.
+        with suppress(OSError):
+            self._ring = None
+            self._iovec = None
+        shared.unlink()
+
+
+class _Wave:
+    """Some of the objects, all in the ring at once. `moved` is where their ends are noted."""
+
+    def __init__(
+        self,
+        ring: UsrbioRing,
+        objects: Sequence[Sequence[Extent]],
+        wave: range,
+        moved: list[Moved],
+        arrived: Callable[[int], None] | None,
+        *,
+        reads: bool,
+    ) -> None:
+        self._ring = ring
+        self._arrived = arrived
+        self._reads = reads
+        self._moved = moved
+        self._extents = [(at, extent) for at in wave for extent in objects[at]]
+        self._staged: list[memoryview] = []
+        self._left = {at: len(objects[at]) for at in wave}
+        self._worst = dict.fromkeys(wave, Moved.WHOLE)
+        self.failures: set[int] = set()
+        """The errnos of operations that failed."""
+
+    def run(self, stop: Stop, deadline: float) -> None:
+        """Move the extents of all objects. Raises OSError where the ring fails."""
+        ring, at = self._ring, 0
+        try:
+            for token, (_, extent) in enumerate(self._extents):
+                staged = ring.memory[at : at + extent.nbytes]
+                at += extent.nbytes
+                if not self._reads:
+                    _copy(extent.views, staged, into=True)
+                self._staged.append(staged)
+                ring.prepare(staged, extent.fd, extent.offset, token)
+            ring.submit()
+            while ring.pending and not stop.due() and time.monotonic() < deadline:
+                for token, result in ring.wait(1, min(deadline, time.monotonic() + _POLL_S)):
+                    self._note(token, result)
+        finally:
+            ring.drain(0.0)
+
+    def _note(self, token: int, result: int) -> None:
+        at, extent = self._extents[token]
+        if result < 0:
+            self._worst[at] = Moved.FAILED
+            self.failures.add(-result)
+        elif result != extent.nbytes:
+            self._worst[at] = max(self._worst[at], Moved.SHORT)
+        elif self._reads:
+            _copy(extent.views, self._staged[token], into=False)
+        self._left[at] -= 1
+        if not self._left[at]:
+            self._moved[at] = self._worst[at]
+            if self._arrived is not None and self._worst[at] is Moved.WHOLE:
+                self._arrived(at)
+
+
+def _waves(objects: Sequence[Sequence[Extent]], ring: UsrbioRing) -> Iterator[range]:
+    """Cut neighbouring objects into waves that fit into the ring and its memory."""
+    start = operations = nbytes = 0
+    for at, extents in enumerate(objects):
+        more = sum(each.nbytes for each in extents)
+        full = operations + len(extents) > ENTRIES or nbytes + more > len(ring.memory)
+        if full and at > start:
+            yield range(start, at)
+            start, operations, nbytes = at, 0, 0
+        operations += len(extents)
+        nbytes += more
+    if start < len(objects):
+        yield range(start, len(objects))
+
+
+def _copy(views: Sequence[memoryview], staged: memoryview, *, into: bool) -> None:
+    at = 0
+    for view in views:
+        part = staged[at : at + len(view)]
+        if into:
+            part[:] = view
+        else:
+            view[:] = part
+        at += len(view)

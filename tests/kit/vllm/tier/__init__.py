@@ -1,1 +1,0 @@
-"""What the tests of the tier of vLLM's own offloading share."""

@@ -1,3 +1,0 @@
-from .base import KVConnectorBase_V1, SupportsHMA
-
-class OffloadingConnector(KVConnectorBase_V1, SupportsHMA): ...

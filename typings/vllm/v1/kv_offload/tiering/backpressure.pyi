@@ -1,2 +1,0 @@
-class BackpressureDetector:
-    store_latency_ema: float

@@ -1,3 +1,0 @@
-class SecondaryTierFactory:
-    @classmethod
-    def register_tier(cls, tier_type: str, module_path: str, class_name: str) -> None: ...

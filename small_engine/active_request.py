@@ -5,7 +5,7 @@ import numpy as np
 from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
 from .limits import EngineLimits
-from .request import Requested, TokenIds, output_tokens
+from .request import TokenIds, WorkloadRequest, output_tokens
 
 NEVER = 1 << 62
 """The turn of a request that was not admitted yet: it comes after all others."""
@@ -14,7 +14,7 @@ NEVER = 1 << 62
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(self, request: Requested, limits: EngineLimits) -> None:
+    def __init__(self, request: WorkloadRequest, limits: EngineLimits) -> None:
         self.namespace = request.namespace
         """Requests of different namespaces share nothing."""
         most, page_tokens = limits.output_tokens_max, limits.page_tokens
@@ -40,7 +40,7 @@ class ActiveRequest:
         self.was_aside = False
         """Whether it has left the device for others, and has not begun again since."""
         self.whole = 0
-        """The length that is to be had with its tail, from another group or out of storage."""
+        """The length that is to be had with its tail out of storage."""
         self.reached = 0
         """The length that it had when it left the device, if its prompt was computed by then: the
         tokens before are known, and need not be generated again."""

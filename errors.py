@@ -12,7 +12,7 @@
         RankUnhealthy                       a rank cannot go on, as it said or as all have seen
         WireError                           what one process of the group told another makes no sense
       StorageError                        treat it as a miss: storage never stops the group
-      MessageError                        go without what another group has said, or was to hear
+      MessageError                        go without what another process has said, or was to hear
 
 A missing page is an outcome and not an error. Messages name the thing, what was expected, what was
 found, and the remedy where there is one.
@@ -74,4 +74,4 @@ class StorageError(LockstepError):
 
 
 class MessageError(LockstepError):
-    """A message between groups was lost, or makes no sense. The caller does without it."""
+    """A message from another process makes no sense, or an inbox has no room for it."""

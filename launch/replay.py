@@ -107,7 +107,7 @@ class _Rank:
         if replayed is not None:
             status = conclude(replayed.report, path=settings.report, table=settings.table)
             if settings.timeline is not None:
-                write_timeline(settings.timeline, {"": replayed.timelines}, told=settings.table)
+                write_timeline(settings.timeline, replayed.timelines, told=settings.table)
             leave(status)
 
     def _stop_on_signals(self) -> None:

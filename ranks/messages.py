@@ -12,8 +12,7 @@ from typing import Protocol
 from ..errors import UsageError
 
 CONTROL_MAGIC = b"LKOP\x01"
-"""How a message begins that asks the cache itself for something. Only rank 0's own process sends such
-ones: its inbox refuses them from others."""
+"""How a message begins that asks the cache itself for something."""
 CarryOut = Callable[[int, bytes], bool]
 """Carries out message number so and so, if it is a request to the cache itself; says whether it was."""
 

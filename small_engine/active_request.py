@@ -5,7 +5,7 @@ import numpy as np
 from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
 from .limits import EngineLimits
-from .request import Requested, TokenIds, output_tokens
+from .request import TokenIds, WorkloadRequest, output_tokens
 
 NEVER = 1 << 62
 """The turn of a request that was not admitted yet: it comes after all others."""
@@ -14,7 +14,7 @@ NEVER = 1 << 62
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(self, request: Requested, limits: EngineLimits) -> None:
+    def __init__(self, request: WorkloadRequest, limits: EngineLimits) -> None:
         self.namespace = request.namespace
         """Requests of different namespaces share nothing."""
         most, page_tokens = limits.output_tokens_max, limits.page_tokens

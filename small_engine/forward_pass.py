@@ -5,10 +5,9 @@ What it writes is a function of the tokens alone (`contents`), so that whatever 
 for a prefix can be compared with what belongs there.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +38,11 @@ class TokenSpan:
     stop: int
 
 
-class Forward(Protocol):
-    """What an engine's model does with the pages of its requests."""
-
-    def compute(self, spans: Sequence[TokenSpan]) -> None:
-        """Compute tokens of different requests, each of which has pages for its own."""
-        ...
-
-    def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
-        """Give the page that is not full yet its contents, for a request that is to be moved."""
-        ...
-
-    def verify(
-        self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
-    ) -> dict[str, ComparedPages]:
-        """Compare what the token at position `computed` needs; return it by pool."""
-        ...
-
-
 class ForwardPass:
     """Computes and checks the pages of one rank's cache."""
 
-    def __init__(self, cache: "Cache", token_us: float = 0.0) -> None:
-        """A token takes `token_us` microseconds at least; see `EngineLimits`."""
+    def __init__(self, cache: "Cache") -> None:
         config = cache.config
-        self._token_s = 1e-6 * token_us
         self._cache = cache
         self._page_tokens = config.layout.page_tokens
         self._contents = {
@@ -84,9 +63,6 @@ class ForwardPass:
         """
         if not spans:
             return
-        until_s = time.perf_counter() + self._token_s * sum(
-            each.stop - each.start for each in spans
-        )
         for pool in (KV_POOL, *self._windows):
             completed = [self._completed(pool, span) for span in spans]
             pages = np.concatenate([pages for pages, _ in completed])
@@ -96,8 +72,6 @@ class ForwardPass:
             self._fill(
                 pool, np.concatenate(slots), [each.tokens.state_key(each.stop) for each in spans]
             )
-        if self._token_s:
-            time.sleep(max(0.0, until_s - time.perf_counter()))
 
     def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
         """Give the page that is not full yet its contents, which `compute` leaves out.

@@ -6,7 +6,6 @@ or above it: no output is ever taken for a prompt.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,40 +49,6 @@ def output_tokens(request: int, tokens: int) -> TokenIds:
     return _scrambled(index, positions) | np.int32(OUTPUT_TOKENS_FROM)
 
 
-class Requested(Protocol):
-    """A request as an engine is given it, whoever gives it."""
-
-    @property
-    def index(self) -> int:
-        """Its place in the workload, from 0."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The name that the cache and the reports have for it."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """The namespace within the cache: requests of different ones share nothing."""
-        ...
-
-    @property
-    def prompt_length(self) -> int:
-        """How many tokens its prompt has."""
-        ...
-
-    @property
-    def output_length(self) -> int:
-        """How many tokens it generates."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> TokenIds:
-        """The prompt's token ids."""
-        ...
-
-
 @dataclass(frozen=True)
 class WorkloadRequest:
     """One request of a workload.
@@ -97,10 +62,8 @@ class WorkloadRequest:
     prompt_length: int
     output_length: int
     hash_ids: tuple[int, ...]
-    arrived_ms: int | None = None
-    """When it arrived, counted from some moment; None where nobody has said so."""
     namespace: str = ""
-    """The namespace within the cache; see `Requested`."""
+    """The namespace within the cache: requests of different ones share nothing."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from ..ranks.replica.answers import Admission, Wait
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest, turn_of
 from .counts import ReplayCounts
-from .forward_pass import Forward
+from .forward_pass import ForwardPass
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -51,7 +51,7 @@ class _Retracted:
 class Retractions:
     """The requests of one rank's engine that are off the device for others."""
 
-    def __init__(self, cache: "Cache", forward: Forward, counts: ReplayCounts) -> None:
+    def __init__(self, cache: "Cache", forward: ForwardPass, counts: ReplayCounts) -> None:
         self._cache = cache
         self._forward = forward
         self._counts = counts

@@ -34,9 +34,9 @@ from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest, turn_of
 from .chunks import Chunks
 from .counts import ReplayCounts
-from .forward_pass import Forward, ForwardPass, TokenSpan
+from .forward_pass import ForwardPass, TokenSpan
 from .limits import EngineLimits
-from .request import Requested, WorkloadRequest
+from .request import WorkloadRequest
 from .retractions import Retractions
 
 if TYPE_CHECKING:
@@ -57,16 +57,12 @@ class Scheduler:
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
-        forward: Forward | None = None,
     ) -> None:
-        """`on_done` is told how many requests have left; `stopped` is asked once in every step.
-
-        `forward` is the model, a `ForwardPass` by default.
-        """
+        """`on_done` is told how many requests have left; `stopped` is asked once in every step."""
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
-        self._forward: Forward = forward or ForwardPass(cache, limits.token_us)
+        self._forward = ForwardPass(cache)
         self.retractions = Retractions(cache, self._forward, self.counts)
         """Read by whoever wants to know who is aside."""
         self._chunks = Chunks.of(cache.config)
@@ -90,13 +86,13 @@ class Scheduler:
         Raises `InternalError` if no request moves for `idle_steps_max` steps.
         """
         while not self._stopped():
-            moved = self.turn()
+            moved = self._turn()
             if self._exhausted and not self.in_system:
                 return True
             self._cache.step(idle_s=0.0 if moved else self._limits.idle_s)
         return False
 
-    def turn(self) -> bool:
+    def _turn(self) -> bool:
         """Do all of one step but its round; say whether anything has moved. See `run`."""
         moved = self._arrivals()
         moved |= self._ended_loads()
@@ -105,17 +101,15 @@ class Scheduler:
         self._short = []
         moved |= self._decode()
         moved |= self._prefill()
-        moved |= self._departures()
         moved |= self._make_room(moved)
-        # A group that serves others waits for requests as long as none comes.
-        self._idle_steps = 0 if moved or not self.in_system else self._idle_steps + 1
+        self._idle_steps = 0 if moved else self._idle_steps + 1
         self.counts.idle_steps += not moved
         if self._idle_steps > self._limits.idle_steps_max:
             raise InternalError(self._what_is_stuck())
         return moved
 
     def abort(self, name: str) -> None:
-        """Let go of a request wherever it stands; of one that is not here, too.
+        """Let go of a request wherever it stands.
 
         Every rank does so in the same step.
         """
@@ -155,7 +149,7 @@ class Scheduler:
                 self._waiting.append(active)
         return moved
 
-    def _active(self, request: Requested) -> ActiveRequest | None:
+    def _active(self, request: WorkloadRequest) -> ActiveRequest | None:
         """Return a request that has come, or None if it can never fit and is refused."""
         active = ActiveRequest(request, self._limits)
         pages = -(-active.total // self._limits.page_tokens)
@@ -309,10 +303,6 @@ class Scheduler:
         else:
             self._publish(active)
             insort(self._decoding, active, key=turn_of)
-
-    def _departures(self) -> bool:
-        """Let requests go to other groups; here none do."""
-        return False
 
     def _reserve(self, active: ActiveRequest, tokens: int) -> bool:
         """Have device pages for the first `tokens` tokens; False if there is no room for them now."""

@@ -3,8 +3,8 @@
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}
 
 Lengths are in tokens; `hash_ids` has one id for each block of 512 prompt tokens, the last of which
-may be partial. A timestamp counts milliseconds; one that is no whole number from 0 on is ignored, and
-so are fields that are not named here. The file may be compressed with gzip, whatever its name.
+may be partial. The timestamp and other fields are ignored. The file may be compressed with gzip,
+whatever its name.
 """
 
 import gzip
@@ -100,15 +100,7 @@ def _parse(line: str, index: int, where: str) -> WorkloadRequest:
         prompt_length=prompt_length,
         output_length=output_length,
         hash_ids=hash_ids[:blocks],
-        arrived_ms=_timestamp(fields),
     )
-
-
-def _timestamp(fields: dict[str, object]) -> int | None:
-    value = fields.get("timestamp")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        return None
-    return value
 
 
 def _whole_number(fields: dict[str, object], name: str, minimum: int, where: str) -> int:

@@ -73,16 +73,6 @@ def require_long_enough(what: str, secret: bytes) -> None:
         )
 
 
-def require_secret(host: str, secret: bytes) -> None:
-    """Raise `ConfigError` for a secret that is too short, or none where a host is not this machine."""
-    require_long_enough("messages", secret)
-    if not secret and not is_loopback(host):
-        raise ConfigError(
-            f"{host} is not this machine alone, and messages have no secret; give all groups and"
-            " routers the same one, or use 127.0.0.1"
-        )
-
-
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can be meant by a host. A name other than `localhost` is not."""
     bare = host.strip("[]")

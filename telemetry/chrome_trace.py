@@ -7,7 +7,7 @@ step of the rank that voted last.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -20,8 +20,6 @@ from .lives import lives
 
 Timed = TypeVar("Timed", PagesCopied, StoreCalled)
 TraceEvent = dict[str, Any]
-Groups = Mapping[str, Sequence[RankEvents]]
-"""The ranks of each group, by the group's name, which is empty where there is only one."""
 
 _TIDS: Final = 1000
 """So many threads a rank may have; more share the last one's number."""
@@ -31,9 +29,9 @@ _WAYS: Final = {
 }
 
 
-def trace_text(groups: Groups) -> str:
+def trace_text(ranks: Sequence[RankEvents]) -> str:
     """Return the timelines of all ranks as one JSON object, an event a line."""
-    drawn = _drawn(groups, align([ranks for ranks in groups.values() if ranks]))
+    drawn = _drawn(ranks)
     head = {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -63,12 +61,11 @@ class _Drawn:
     """One rank in the file."""
 
     pid: int
-    group: str
     kept: RankEvents
     clock: Alignment
     origin_s: float
     votes: dict[int, _LastVote]
-    """By round; the same for all ranks of the group."""
+    """By round; the same for all ranks."""
     events: list[TraceEvent] = field(default_factory=list[TraceEvent])
     tids: int = 0
 
@@ -108,7 +105,6 @@ class _Drawn:
         error_s = self.clock.error_s
         return {
             "pid": self.pid,
-            "group": self.group,
             "rank": self.kept.rank,
             "events": len(self.kept.events),
             "events_left_out": self.kept.left_out,
@@ -117,28 +113,24 @@ class _Drawn:
         }
 
 
-def _drawn(groups: Groups, clocks: Mapping[str, Alignment]) -> list[_Drawn]:
+def _drawn(ranks: Sequence[RankEvents]) -> list[_Drawn]:
     """Return all ranks, drawn but for what leads from one to another."""
-    drawn: list[_Drawn] = []
+    clocks = align(ranks)
     origin_s = min(
         (
-            clocks[rank.clock].on_reference(_began_s(each))
-            for ranks in groups.values()
+            clocks[rank.clock].on_reference(_began_s(event))
             for rank in ranks
-            for each in rank.events
+            for event in rank.events
         ),
         default=0.0,
     )
-    for name, ranks in groups.items():
-        votes: dict[int, _LastVote] = {}
-        group = [
-            _Drawn(len(drawn) + at, name, rank, clocks[rank.clock], origin_s, votes)
-            for at, rank in enumerate(ranks)
-        ]
-        votes |= _last_votes(group)
-        for each in group:
-            _draw(each)
-        drawn += group
+    votes: dict[int, _LastVote] = {}
+    drawn = [
+        _Drawn(pid, rank, clocks[rank.clock], origin_s, votes) for pid, rank in enumerate(ranks)
+    ]
+    votes |= _last_votes(drawn)
+    for each in drawn:
+        _draw(each)
     return drawn
 
 
@@ -168,7 +160,7 @@ def _last_votes(group: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 def _draw(rank: _Drawn) -> None:
     name = f"rank {rank.kept.rank}"
-    rank.tell("process_name", {"name": f"{rank.group} {name}".strip()})
+    rank.tell("process_name", {"name": name})
     rank.tell("process_sort_index", {"sort_index": rank.pid})
     engine, rounds = rank.thread("engine"), rank.thread("rounds")
     copies: dict[str, list[PagesCopied]] = {}
@@ -256,7 +248,7 @@ def _draw_call(rank: _Drawn, tid: int, event: StoreCalled) -> None:
 def _arrows(drawn: Sequence[_Drawn]) -> Iterator[TraceEvent]:
     """Yield an arrow from each wait for a round to the last vote, where that came after it began."""
     number = 0
-    voters = {(each.group, each.kept.rank): each for each in drawn}
+    voters = {each.kept.rank: each for each in drawn}
     for each in drawn:
         for event in each.kept.events:
             if not isinstance(event, RoundHeld):
@@ -267,7 +259,7 @@ def _arrows(drawn: Sequence[_Drawn]) -> Iterator[TraceEvent]:
                 continue
             number += 1
             arrow = {"name": "waits for", "cat": "round", "id": number}
-            voter = voters[each.group, last.rank]
+            voter = voters[last.rank]
             # Perfetto lets an arrow begin at whichever of its slices began first, which is the wait.
             yield arrow | _at(each, awaited_ns) | {"ph": "s"}
             yield arrow | _at(voter, max(last.at_ns, awaited_ns + 1)) | {"ph": "f", "bp": "e"}

@@ -48,33 +48,23 @@ class Alignment:
 SAME: Final = Alignment("the same clock")
 
 
-def align(groups: Sequence[Sequence[RankEvents]]) -> dict[str, Alignment]:
-    """Return how to read each clock on that of the first rank of the first group, by its name.
+def align(ranks: Sequence[RankEvents]) -> dict[str, Alignment]:
+    """Return how to read each clock on that of the first rank, by its name.
 
-    A clock that no round compares with a known one is read by the wall clocks of the hosts.
+    A clock that no round compares with it is read by the wall clocks of the hosts.
     """
-    if not groups:
-        return {}
-    reference = groups[0][0]
-    known = {reference.clock: SAME}
-    for group in groups:
-        first = group[0]
-        if first.clock not in known:
-            ahead_s = reference.wall_s - first.wall_s
-            known[first.clock] = Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
-        for other in group[1:]:
-            if other.clock not in known:
-                known[other.clock] = _by_rounds(first, known[first.clock], other, reference)
+    known: dict[str, Alignment] = {}
+    for each in ranks:
+        if each.clock not in known:
+            known[each.clock] = _by_rounds(ranks[0], each) if known else SAME
     return known
 
 
-def _by_rounds(
-    first: RankEvents, of_first: Alignment, other: RankEvents, reference: RankEvents
-) -> Alignment:
+def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
     """Return how to read another rank's clock by the rounds that it had with the first."""
-    compared = sorted(_compared(first, of_first, other))
+    compared = sorted(_compared(first, other))
     if not compared:
-        ahead_s = reference.wall_s - other.wall_s
+        ahead_s = first.wall_s - other.wall_s
         return Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
     began_s, took_s = compared[0][0], compared[-1][0] - compared[0][0]
     # What is left over belongs to the last one: few rounds would say little.
@@ -86,25 +76,19 @@ def _by_rounds(
             best[window] = each
     chosen = list(best.values())
     moments = tuple((at_s, ahead_s) for at_s, ahead_s, _ in chosen)
-    error_s = None
-    if of_first.error_s is not None:
-        ends = (began_s, *(at_s for at_s, _ in moments), began_s + took_s)
-        apart_s = max(later - earlier for earlier, later in pairwise(ends))
-        width_s = max(width_s for _, _, width_s in chosen)
-        error_s = of_first.error_s + width_s / 2 + DRIFT_MAX * apart_s
-    return Alignment("the rounds", moments, error_s)
+    ends = (began_s, *(at_s for at_s, _ in moments), began_s + took_s)
+    apart_s = max(later - earlier for earlier, later in pairwise(ends))
+    width_s = max(width_s for _, _, width_s in chosen)
+    return Alignment("the rounds", moments, width_s / 2 + DRIFT_MAX * apart_s)
 
 
-def _compared(
-    first: RankEvents, of_first: Alignment, other: RankEvents
-) -> Iterator[tuple[float, float, float]]:
+def _compared(first: RankEvents, other: RankEvents) -> Iterator[tuple[float, float, float]]:
     """Yield for each round a time of the other's clock, how far it was ahead, within what width."""
     rounds = _rounds(first)
     for number, (voted_s, ended_s) in _rounds(other).items():
         if number in rounds:
             mine = rounds[number]
-            at_least = voted_s - of_first.on_reference(mine[1])
-            at_most = ended_s - of_first.on_reference(mine[0])
+            at_least, at_most = voted_s - mine[1], ended_s - mine[0]
             yield (voted_s + ended_s) / 2, (at_least + at_most) / 2, at_most - at_least
 
 

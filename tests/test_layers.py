@@ -20,7 +20,6 @@ ORDER = (
 """Each line imports only the lines before it."""
 LINE = {name: line for line, names in enumerate(ORDER) for name in names.split()}
 LOADERS = [
-    "ranks/disaggregation/groups/ray_directory.py",
     "storage_backends/registry.py",
     "storage_backends/three_fs/usrbio.py",
 ]

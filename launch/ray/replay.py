@@ -35,7 +35,7 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
     assert report is not None
     status = conclude(report, path=settings.report, table=settings.table)
     if settings.timeline is not None:
-        write_timeline(settings.timeline, {"": outcomes[0].timelines}, told=settings.table)
+        write_timeline(settings.timeline, outcomes[0].timelines, told=settings.table)
     if report["interrupted"]:
         raise Interrupted
     return status

@@ -12,7 +12,7 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="A report, as --report of replay, demo, serve-sim or bench writes it.",
+            help="A report, as --report of replay, demo or bench writes it.",
             metavar="RUN.json",
         ),
     ],

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Final, cast
 
-from ...errors import LockstepError, UsageError
-from ..disaggregation.refusal import Refused
+from ...errors import LockstepError, MessageError, UsageError
 from .group_control import GroupControl
 from .requests import Answer, Attach, ControlRequest, Detach, Flush, request_of
 
@@ -61,8 +60,8 @@ class Answering:
         try:
             self._submit(message).result(self._agreed_s)
             return answer.result(self._agreed_s + longer_s)
-        except Refused as refused:
-            raise UsageError(f"the group's inbox refuses it: {refused}") from refused
+        except MessageError as error:
+            raise UsageError(f"the group's inbox refuses it: {error}") from error
         except TimeoutError:
             raise LockstepError(
                 "the ranks have not agreed on it yet: the engine takes no steps now, or a rank hangs."

@@ -1,7 +1,5 @@
 """How a group comes to take requests: by an inbox that all ranks have, and a socket of rank 0."""
 
-import platform
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,20 +8,17 @@ from ...coordinator.bootstrap import agree_that_all_are_ready
 from ...coordinator.collective import Collective
 from ...errors import ConfigError
 from ..config import CacheConfig
-from ..disaggregation.messages.inbox import InboxSettings, OpenInbox, open_inbox
-from ..disaggregation.messages.leading_inbox import LeadingInbox
 from ..executor.base import Executor
 from ..messages import Inbox
 from ..outside import Control
 from ..rank_cache import RankCache
 from .answering import Answering
 from .group_control import GroupControl
+from .inbox import OpenInbox, open_inbox
+from .leading_inbox import LeadingInbox
 from .port import ControlPort
 
 CacheT = TypeVar("CacheT", bound=RankCache)
-
-SECRET_BYTES = 32
-_LOOPBACK = "127.0.0.1"
 
 
 class OpenControl:
@@ -94,11 +89,10 @@ def open_control(
     """Return this rank's part in taking requests; rank 0 listens at the socket.
 
     Collective: every rank calls it at the same point. They come by `inbox` where there is one, which
-    must then be of `open_inbox`, and else by one of their own, whose secret rank 0 draws and no one but
-    the ranks has. Raises the same `ConfigError` on every rank where rank 0 cannot listen, or another
-    cannot reach it.
+    must then be of `open_inbox`, and else by one of their own. Raises the same `ConfigError` on every
+    rank where rank 0 cannot listen, or another cannot reach it.
     """
-    own = None if inbox is not None else _inbox_for_control(settings, collective, timeout_s)
+    own = None if inbox is not None else open_inbox(collective, timeout_s, host=settings.host)
     taken = own or inbox
     assert taken is not None
     opened = OpenControl(settings, taken, own=own)
@@ -111,12 +105,3 @@ def open_control(
         opened.close()
         raise
     return opened
-
-
-def _inbox_for_control(settings: Control, collective: Collective, timeout_s: float) -> OpenInbox:
-    hosts = [each.decode() for each in collective.gather(platform.node().encode(), timeout_s)]
-    host = settings.host or (_LOOPBACK if len(set(hosts)) == 1 else hosts[0])
-    drawn = secrets.token_bytes(SECRET_BYTES) if collective.rank == 0 else b""
-    secret = collective.gather(drawn, timeout_s)[0]
-    address = f"[{host}]:0" if ":" in host else f"{host}:0"
-    return open_inbox(InboxSettings(address=address, secret=secret), collective, timeout_s)

@@ -1,1 +1,1 @@
-"""What groups that prefill and groups that decode have to do with each other."""
+"""What a group that prefills and one that decodes need of each other: pages, and small tensors."""

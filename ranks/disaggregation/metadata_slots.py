@@ -15,12 +15,11 @@ from typing import Any, cast
 import msgpack
 import torch
 
-from ...errors import ConfigError, StaleHandle, UsageError
-from .manifest import OPAQUE_BYTES_MAX
-from .refusal import Refusal, Refused
+from ...errors import ConfigError, MessageError, StaleHandle, UsageError
 
 VERSION = 1
 SLOTS_MAX = 1 << 20
+PACKED_BYTES_MAX = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +111,23 @@ class MetadataSlots:
         heappush(self._free, handle.slot)
 
     def packed(self, handle: SlotHandle) -> bytes:
-        """Return all fields of a slot as bytes, for the opaque part of a manifest.
+        """Return all fields of a slot as bytes, for a message to another group.
 
-        Raises `UsageError` where they are more than a manifest may have.
+        Raises `UsageError` if they are more than `PACKED_BYTES_MAX`.
         """
         fields = [
             [each.name, _name(each.dtype), each.shape, _as_bytes(self._row(handle, each.name))]
             for each in self._fields.values()
         ]
         data: bytes = msgpack.packb([VERSION, fields])
-        if len(data) > OPAQUE_BYTES_MAX:
-            raise UsageError(f"a slot of {len(data)} bytes, must be at most {OPAQUE_BYTES_MAX}")
+        if len(data) > PACKED_BYTES_MAX:
+            raise UsageError(f"a slot of {len(data)} bytes, must be at most {PACKED_BYTES_MAX}")
         return data
 
     def unpack(self, handle: SlotHandle, data: bytes) -> None:
         """Write all fields of a slot from what `packed` returned, by a rank of any group.
 
-        Raises `Refused`, and nothing is written, for other bytes or another layout.
+        Raises `MessageError`, and nothing is written, for other bytes or another layout.
         """
         self._require_current(handle)
         contents = self._contents(data)
@@ -136,26 +135,21 @@ class MetadataSlots:
             self.write(handle, name, tensor)
 
     def _contents(self, data: bytes) -> dict[str, torch.Tensor]:
-        if len(data) > OPAQUE_BYTES_MAX:
-            raise Refused(
-                Refusal.TOO_LARGE,
-                f"a slot of {len(data)} bytes, must be at most {OPAQUE_BYTES_MAX}",
-            )
+        if len(data) > PACKED_BYTES_MAX:
+            raise MessageError(f"a slot of {len(data)} bytes, must be at most {PACKED_BYTES_MAX}")
         try:
             version, fields = _pair(msgpack.unpackb(data))
         except (TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
-            raise Refused(Refusal.MALFORMED, f"{len(data)} bytes are no slot: {error}") from error
+            raise MessageError(f"{len(data)} bytes are no slot: {error}") from error
         if version != VERSION:
-            raise Refused(Refusal.VERSION, f"a slot of version {version!r}, must be {VERSION}")
+            raise MessageError(f"a slot of version {version!r}, must be {VERSION}")
         declared = [[each.name, _name(each.dtype), [*each.shape]] for each in self._fields.values()]
         if [each[:3] for each in fields] != declared:
-            raise Refused(
-                Refusal.LAYOUT, f"the slot's fields are others than here, where they are {declared}"
-            )
+            raise MessageError(f"the slot's fields are others than here, where they are {declared}")
         contents: dict[str, torch.Tensor] = {}
         for field, (*_, raw) in zip(self._fields.values(), fields, strict=True):
             if type(raw) is not bytes or len(raw) != field.bytes:
-                raise Refused(Refusal.MALFORMED, f"field {field.name!r} is not {field.bytes} bytes")
+                raise MessageError(f"field {field.name!r} is not {field.bytes} bytes")
             whole = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
             contents[field.name] = whole.view(field.dtype).reshape(field.shape)
         return contents

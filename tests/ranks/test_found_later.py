@@ -19,7 +19,6 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
-from lockstep.ranks.messages import Backlog
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
 from tests.kit.ranks.lending_engine import LendingEngine
@@ -65,7 +64,7 @@ def opened(owner: type, config: CacheConfig) -> Generator[Cache]:
     """Give the cache of a group of one rank, or an engine that stands for it."""
     member = InProcessGroup(1).member(0)
     start = owner.start if issubclass(owner, LendingEngine) else Cache.open
-    with closing(cast("Callable[..., Cache]", start)(config, member, inbox=Backlog())) as cache:
+    with closing(cast("Callable[..., Cache]", start)(config, member)) as cache:
         yield cache
 
 

@@ -8,10 +8,8 @@ import pytest
 
 from lockstep.launch.settings import ReplaySettings
 from lockstep.small_engine.counts import ReplayCounts
-from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.request import WorkloadRequest
-from lockstep.small_engine.scheduler import Scheduler
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays_in_process import opened, replayed, scheduler
 
@@ -286,28 +284,4 @@ def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
     assert not run.run()
 
     assert cache.stats().steps == 2
-    cache.close()
-
-
-class Unasked(Scheduler):
-    """The engine of a group to which others send requests, before the first one comes."""
-
-    def _arrivals(self) -> bool:
-        return False
-
-
-def test_a_group_to_which_no_request_has_come_is_not_stuck() -> None:
-    cache = opened(ROOMY)
-    answers = iter([*[False] * 10, True])
-    limits = EngineLimits(
-        concurrency=1,
-        page_tokens=PAGE,
-        device_pages=ROOMY.device_pages,
-        prefill_tokens=PAGE,
-        output_tokens_max=1,
-        idle_steps_max=3,
-    )
-
-    assert not Unasked(cache, iter(()), limits, stopped=lambda: next(answers)).run()
-
     cache.close()

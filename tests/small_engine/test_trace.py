@@ -41,7 +41,7 @@ def test_a_line_becomes_a_request_and_blank_lines_and_other_fields_are_skipped(
     path = write_lines(tmp_path, json.dumps(GOOD), "", changed(extra=[1], timestamp="?"))
 
     assert list(read_trace(path)) == [
-        WorkloadRequest(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8), arrived_ms=0),
+        WorkloadRequest(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8)),
         WorkloadRequest(index=1, prompt_length=700, output_length=3, hash_ids=(7, 8)),
     ]
 

@@ -14,7 +14,7 @@ from lockstep.storage_backends.host_port import (
     split_address,
     split_host,
 )
-from tests.kit.disaggregation.inboxes import SECRET, run
+from tests.kit.ranks.inboxes import SECRET, run
 
 MAGIC = b"LOCKTEST"
 ADDRESS, PLACE = "prefill:7001", "10.0.0.4:7001"

@@ -20,7 +20,7 @@ def rank(number: int, *events: TimedEvent, clock: str = "a", wall_s: float = 0.0
 
 
 def drawn(*ranks: RankEvents) -> TraceFile:
-    return TraceFile(trace_text({"": ranks}))
+    return TraceFile(trace_text(ranks))
 
 
 def call(began_s: float, ended_s: float) -> StoreCalled:
@@ -104,18 +104,6 @@ def test_what_is_written_for_a_request_that_has_left_is_no_part_of_its_life() ->
     assert are_nested(life)
 
 
-def test_ranks_of_several_groups_are_processes_that_say_whose_they_are() -> None:
-    step = StepHalf(1, True, 1.0, 2.0)
-
-    text = trace_text({"prefill-0": [rank(0, step), rank(1, step)], "decode-0": [rank(0, step)]})
-
-    assert TraceFile(text).processes == {
-        0: "prefill-0 rank 0",
-        1: "prefill-0 rank 1",
-        2: "decode-0 rank 0",
-    }
-
-
 def test_a_rank_on_another_clock_says_how_it_was_read() -> None:
     here = rank(0, StepHalf(1, True, 5.0, 6.0))
     there = rank(1, StepHalf(1, True, 105.5, 106.5), clock="b", wall_s=-100.0)
@@ -131,4 +119,4 @@ def test_a_rank_on_another_clock_says_how_it_was_read() -> None:
 
 
 def test_a_trace_of_nobody_is_a_trace() -> None:
-    assert TraceFile(trace_text({})).slices == []
+    assert TraceFile(trace_text([])).slices == []

@@ -7,8 +7,8 @@ from typing import Any
 
 from lockstep import Cache, CacheConfig, Column, Control, PageLayout, ask
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.disaggregation.messages.inbox import InboxSettings, OpenInbox, open_inbox
-from lockstep.ranks.disaggregation.messages.leading_inbox import LeadingInbox
+from lockstep.ranks.control.inbox import OpenInbox, open_inbox
+from lockstep.ranks.control.leading_inbox import LeadingInbox
 from lockstep.ranks.replica.requests import LoadState
 
 PAGE_TOKENS = 4
@@ -61,7 +61,7 @@ class AskedGroup:
         member = group.member(rank)
         inbox: OpenInbox | None = None
         try:
-            inbox = open_inbox(InboxSettings(), member, OPENS_S)
+            inbox = open_inbox(member, OPENS_S)
             cache = Cache.open(self._config, member, inbox=inbox)
         except BaseException as error:
             if inbox is not None:

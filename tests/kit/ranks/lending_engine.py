@@ -19,7 +19,6 @@ from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.host_cache import HostCache, PagesByPool
 from lockstep.ranks.member import Flushed
-from lockstep.ranks.messages import Inbox
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Admission, Wait
@@ -86,12 +85,12 @@ class LendingEngine(HostCache):
     """Whether an insert that ends with a page lends the state: the test leaves it as it is."""
 
     @classmethod
-    def start(cls, config: CacheConfig, member: Collective, *, inbox: Inbox) -> "LendingEngine":
+    def start(cls, config: CacheConfig, member: Collective) -> "LendingEngine":
         """Begin with the device pages that `config` would give a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
         none = tuple(replace(each, device_pages=0) for each in config.components)
         without = replace(config, device_pages=0, components=none)
-        made = cls.open(without, device.lent(), member, inbox=inbox)
+        made = cls.open(without, device.lent(), member)
         assert isinstance(made, LendingEngine)
         made._device, made._tables, made._leaving = device, {}, {}
         made._waiting, made._ended = {}, set()

@@ -1,6 +1,5 @@
 """A group of ranks with real caches in threads of this process, whose model writes known bytes."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
@@ -10,7 +9,6 @@ import numpy as np
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.messages import Backlog
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
@@ -31,24 +29,13 @@ class ServedGroup:
         """Where it `lends`, an engine owns the device pages, and stands for the cache."""
         self._threads = ThreadPoolExecutor(ranks)
         members = InProcessGroup(ranks)
-        self._inboxes = [Backlog() for _ in range(ranks)]
-        self._posted = 0
-        self._lock = threading.Lock()
         start = cast("Callable[..., Cache]", LendingEngine.start) if lends else Cache.open
         opening = [
-            self._threads.submit(start, config, members.member(rank), inbox=inbox)
-            for rank, inbox in enumerate(self._inboxes)
+            self._threads.submit(start, config, members.member(rank)) for rank in range(ranks)
         ]
         self.caches = [each.result() for each in opening]
         self.forwards = [ForwardPass(cache) for cache in self.caches]
         self._page_tokens = config.layout.page_tokens
-
-    def post(self, message: bytes) -> None:
-        """Let a message reach every rank, at moments of their own; any thread may call it."""
-        with self._lock:
-            self._posted += 1
-            for inbox in self._inboxes:
-                inbox.note(self._posted, message)
 
     def begin(self, program: Callable[[Cache, ForwardPass], T]) -> "list[Future[T]]":
         """Run a program on every rank, in its thread; return at once."""

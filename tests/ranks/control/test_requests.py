@@ -9,8 +9,7 @@ import pytest
 from lockstep import LockstepError, UsageError
 from lockstep.ranks.control.answering import Answering
 from lockstep.ranks.control.group_control import GroupControl
-from lockstep.ranks.control.requests import KINDS, Attach, Pin, Unpin, pack, request_of, unpack
-from tests.kit.disaggregation.inboxes import Inboxes
+from lockstep.ranks.control.requests import KINDS, Attach, Pin, pack, request_of, unpack
 from tests.kit.ranks.in_turn import RanksInTurn
 
 WRONG: list[tuple[object, str]] = [
@@ -54,14 +53,6 @@ def test_a_request_survives_its_way_as_a_message() -> None:
 
 def test_requests_have_names_of_their_own() -> None:
     assert {name: kind.ask for name, kind in KINDS.items()} == {name: name for name in KINDS}
-
-
-def test_a_group_that_is_not_this_process_cannot_ask_for_anything() -> None:
-    with Inboxes(secret=b"0123456789abcdef") as inboxes:
-        (refused, number) = inboxes.say((1, pack(b"ticket", Unpin(name="p"))), (2, b"arrival"))
-
-    assert "only rank 0's own process" in str(refused)
-    assert number == 1
 
 
 class Asked:

@@ -6,14 +6,11 @@ from contextlib import ExitStack
 import pytest
 
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.disaggregation.control import Control, Withdrawn
-from lockstep.ranks.disaggregation.departures import Departures, GoesOn
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import HOST
 from lockstep.small_engine.contents import KeyedTokens
-from tests.kit.ranks.handoffs import terms_of
 from tests.kit.ranks.lending_engine import lending
 from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair
 from tests.kit.ranks.served_group import ServedGroup, keyed
@@ -151,34 +148,6 @@ def test_an_offer_whose_time_is_over_is_lost_when_its_request_resumes(stack: Exi
 
     assert pair.prefill.ask(resumed) == "saved, lost"
     assert pair.prefill.admit(NAME, TOKENS, reserve=LENGTH) <= LENGTH - LENGTH % PAGE_TOKENS
-
-
-def test_an_offer_that_can_never_be_whole_is_withdrawn_when_its_time_is_over(
-    stack: ExitStack,
-) -> None:
-    """The engine has given up a page of the window that others need, before it was retracted."""
-    pair, ids = Pair(stack, "hybrid-all", (2, 1), store=None, lends=LENT), TOKENS.ids
-    computed(pair)
-    sent: list[Control] = []
-    departures = [
-        Departures(
-            each, terms_of(each), lambda _, said: sent.append(said), directly=True, ttl_s=0.2
-        )
-        for each in pair.prefill.caches
-    ]
-
-    def leave(cache: Cache) -> bool:
-        needed = lending(cache).needed_from(LENGTH)["window"]
-        lending(cache).leave_behind(NAME, "window", needed // PAGE_TOKENS)
-        departures[cache.rank].begin(NAME, "elsewhere")
-        return cache.retract(NAME, ids)
-
-    assert pair.prefill.ask(leave)
-    pair.prefill.until(lambda cache: cache.load_state(NAME) is LoadState.SAVED)
-    pair.prefill.ask(lambda cache: departures[cache.rank].saved(NAME, ids, GoesOn(first_token=1)))
-    pair.prefill.until(lambda cache: departures[cache.rank].step() == [NAME])
-
-    assert sent[-2:] == [Withdrawn(request=NAME)] * 2
 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2)], ids=str)

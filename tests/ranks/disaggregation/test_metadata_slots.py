@@ -1,5 +1,6 @@
 """Metadata slots: a request reads what it has written itself, as it wrote it, or an error by name."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,10 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.errors import ConfigError, StaleHandle, UsageError
-from lockstep.ranks.disaggregation.manifest import OPAQUE_BYTES_MAX
-from lockstep.ranks.disaggregation.metadata_slots import MetadataSlots, SlotField, SlotHandle
-from lockstep.ranks.disaggregation.refusal import Refusal, Refused
+from lockstep.errors import ConfigError, MessageError, StaleHandle, UsageError
+from lockstep.ranks.disaggregation.metadata_slots import (
+    PACKED_BYTES_MAX,
+    MetadataSlots,
+    SlotField,
+    SlotHandle,
+)
 
 IDS = SlotField("output_ids", torch.int32, (4,))
 LOGPROBS = SlotField("logprobs", torch.float32, (2, 3))
@@ -262,15 +266,22 @@ def test_a_slot_s_bytes_are_the_same_on_every_rank() -> None:
     assert bytes_of(7) == bytes_of(7) != bytes_of(8)
 
 
-def refused(slots: MetadataSlots, data: bytes) -> Refusal:
-    """Return by which name bytes are refused; the slot is as it was."""
+def refused(slots: MetadataSlots, data: bytes) -> str:
+    """Return why bytes are refused; the slot is as it was."""
     handle = taken(slots)
     write_all(slots, handle, 3)
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(MessageError) as raised:
         slots.unpack(handle, data)
     assert numbers(slots, handle) == {3.0}
     slots.free(handle)
-    return raised.value.refusal
+    return str(raised.value)
+
+
+LAYOUT, NO_SLOT, VERSION = (
+    "the slot's fields are others than here",
+    "bytes are no slot",
+    "of version",
+)
 
 
 def test_bytes_of_another_layout_are_refused_and_nothing_is_written() -> None:
@@ -286,36 +297,37 @@ def test_bytes_of_another_layout_are_refused_and_nothing_is_written() -> None:
         slots = MetadataSlots(fields, 1)
         return slots.packed(taken(slots))
 
-    assert {refused(slots_of(), packed(fields)) for fields in others} == {Refusal.LAYOUT}
+    said = {refused(slots_of(), packed(fields)) for fields in others}
+    assert [each[: len(LAYOUT)] for each in said] == [LAYOUT]
 
 
 def test_bytes_that_are_cut_off_anywhere_are_refused() -> None:
     slots = slots_of()
     data = slots.packed(taken(slots))
 
-    outcomes = {refused(slots, data[:length]) for length in range(len(data))}
+    said = [refused(slots, data[:length]) for length in range(len(data))]
 
-    assert outcomes == {Refusal.MALFORMED}
+    assert [each for each in said if NO_SLOT not in each] == []
 
 
 @given(st.binary(max_size=100))
 def test_other_bytes_are_refused_by_name(data: bytes) -> None:
-    assert refused(slots_of(), data) in {Refusal.MALFORMED, Refusal.VERSION}
+    assert re.search(f"{NO_SLOT}|{VERSION}", refused(slots_of(), data))
 
 
-OTHER_FORMS: tuple[tuple[list[Any], Refusal], ...] = (
-    ([2, []], Refusal.VERSION),
-    ([1, []], Refusal.LAYOUT),
-    ([1, {}], Refusal.MALFORMED),
-    ([1, [[1]]], Refusal.MALFORMED),
-    ([1, [["output_ids", "int32", [4], 5]]], Refusal.LAYOUT),
-    (["1", []], Refusal.VERSION),
+OTHER_FORMS: tuple[tuple[list[Any], str], ...] = (
+    ([2, []], VERSION),
+    ([1, []], LAYOUT),
+    ([1, {}], NO_SLOT),
+    ([1, [[1]]], NO_SLOT),
+    ([1, [["output_ids", "int32", [4], 5]]], LAYOUT),
+    (["1", []], VERSION),
 )
 
 
-@pytest.mark.parametrize(("parts", "refusal"), OTHER_FORMS, ids=str)
-def test_bytes_of_another_form_are_refused(parts: list[Any], refusal: Refusal) -> None:
-    assert refused(slots_of(), msgpack.packb(parts)) is refusal
+@pytest.mark.parametrize(("parts", "why"), OTHER_FORMS, ids=str)
+def test_bytes_of_another_form_are_refused(parts: list[Any], why: str) -> None:
+    assert why in refused(slots_of(), msgpack.packb(parts))
 
 
 def test_a_field_of_another_length_is_refused() -> None:
@@ -323,16 +335,16 @@ def test_a_field_of_another_length_is_refused() -> None:
     handle = taken(slots)
     data = msgpack.packb([1, [["output_ids", "int32", [4], bytes(15)]]])
 
-    with pytest.raises(Refused, match="field 'output_ids' is not 16 bytes"):
+    with pytest.raises(MessageError, match="field 'output_ids' is not 16 bytes"):
         slots.unpack(handle, data)
 
 
-def test_a_slot_that_no_manifest_has_room_for_is_not_packed() -> None:
+def test_a_slot_that_is_too_large_is_not_packed() -> None:
     """Rule R10."""
-    slots = MetadataSlots((replace(IDS, shape=(OPAQUE_BYTES_MAX // 4,)),), 1)
+    slots = MetadataSlots((replace(IDS, shape=(PACKED_BYTES_MAX // 4,)),), 1)
     handle = taken(slots)
 
     with pytest.raises(UsageError, match="must be at most 262144"):
         slots.packed(handle)
-    with pytest.raises(Refused, match="must be at most 262144"):
-        slots.unpack(handle, bytes(OPAQUE_BYTES_MAX + 1))
+    with pytest.raises(MessageError, match="must be at most 262144"):
+        slots.unpack(handle, bytes(PACKED_BYTES_MAX + 1))

@@ -14,7 +14,7 @@ from lockstep.ranks.executor import sources
 from lockstep.ranks.outside import Peers
 from lockstep.ranks.replica.answers import Admission
 from lockstep.storage_backends.handshake import UNPROVEN_S
-from tests.kit.disaggregation.relay import Relay
+from tests.kit.ranks.relay import Relay
 
 SECRET = "sixteen random bytes"  # noqa: S105 - of these tests alone.
 PROMPT = np.arange(1, 65, dtype=np.int32)

@@ -19,11 +19,11 @@ from lockstep.storage_backends.host_port import split_address
 from lockstep.storage_backends.peer import group as peer_group
 from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
 from lockstep.storage_backends.registry import make_backend
-from tests.kit.disaggregation.tampering import Alter, Passed, Tampering, Way, tampering, unaltered
 from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
 from tests.kit.ranks.page_servers import ServedGroup, objects_of, serving_keys
 from tests.kit.servers.ports import free_port
 from tests.kit.storage.calls import opened_at, soon
+from tests.kit.storage.tampering import Alter, Passed, Tampering, Way, tampering, unaltered
 
 SECRET = "sixteen random bytes"  # noqa: S105 - known to the groups of these tests.
 OPTIONS = f"?secret={quote(SECRET)}"

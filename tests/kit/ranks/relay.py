@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from lockstep.ranks.disaggregation.messages.loop_thread import LoopThread
+from lockstep.ranks.control.loop_thread import LoopThread
 from lockstep.storage_backends.host_port import split_address
 
 PATIENCE_S = 30.0
@@ -26,10 +26,6 @@ class Relay:
         self._server = self._loop.start(self._listen()).result(PATIENCE_S)
         port: int = self._server.sockets[0].getsockname()[1]
         self.address = f"127.0.0.1:{port}"
-
-    def refuse_first(self, count: int) -> None:
-        """Cut the next connections before anything is said."""
-        self._cuts = [0] * count + self._cuts
 
     def cut(self) -> None:
         """Cut all connections that there are."""
@@ -66,9 +62,6 @@ class Relay:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = [self._cuts.pop(0)] if self._cuts else [1 << 60]
         self.connections += 1
-        if not left[0]:
-            writer.transport.abort()
-            return
         host, port = split_address(self._target)
         try:
             their_reader, their_writer = await asyncio.open_connection(host, port)

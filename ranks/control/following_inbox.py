@@ -4,10 +4,9 @@ import asyncio
 import logging
 import threading
 
-from ....errors import ConfigError
-from ....storage_backends.host_port import require_secret, split_address
-from ...messages import Backlog
-from ..refusal import Refusal, Refused
+from ...errors import ConfigError, MessageError
+from ...storage_backends.host_port import split_address
+from ..messages import Backlog
 from .frames import Connection, Kind
 from .loop_thread import LoopThread
 from .numbering import InboxBounds
@@ -23,27 +22,23 @@ class FollowingInbox:
     """Follows rank 0 from the moment that it is made, on a thread of its own. Thread-safe.
 
     A connection that is lost is made again, and goes on from the number that this rank has. It gives up
-    only where rank 0 refuses it (another secret, another start of the group): no more messages reach
-    this rank then, none becomes a command on any, and the log says why.
+    only if rank 0 refuses it, as one of another start of the group: no more messages reach this rank
+    then, none becomes a command on any, and the log says why.
     """
 
     def __init__(
-        self, address: str, *, secret: bytes, bounds: InboxBounds, life: bytes, rank: int
+        self, address: str, *, secret: bytes, rank: int, bounds: InboxBounds | None = None
     ) -> None:
-        """`address` and `life` are those of rank 0's inbox."""
-        host, _ = split_address(address)
-        require_secret(host, secret)
-        self.address = address
-        """Where senders reach the group's inbox."""
+        """`address` and `secret` are those of rank 0's inbox."""
+        self._address = address
         self._secret = secret
-        self._bounds = bounds
-        self._life = life
+        self._bounds = bounds or InboxBounds()
         self._rank = rank
         self._backlog = Backlog()
         self._decided = threading.Event()
         """Set once rank 0 was reached, or has refused this rank."""
-        self._trouble: str = f"rank {rank} has not reached rank 0 at {address}"
-        self._refused: Refused | None = None
+        self._trouble = f"rank {rank} has not reached rank 0 at {address}"
+        self._refused = False
         self._loop = LoopThread("lockstep-inbox")
         self._loop.start(self._follow())
 
@@ -51,11 +46,6 @@ class FollowingInbox:
     def count(self) -> int:
         """See `Inbox`."""
         return self._backlog.count
-
-    @property
-    def refused(self) -> Refused | None:
-        """Why rank 0 hands nothing on to this rank any more; None while it does."""
-        return self._refused
 
     def read(self, number: int) -> bytes:
         """See `Inbox`."""
@@ -66,12 +56,12 @@ class FollowingInbox:
         self._backlog.let_go(through)
 
     def wait(self, count: int, timeout_s: float) -> bool:
-        """See `OpenInbox`."""
+        """See `Inbox`."""
         return self._backlog.wait(count, timeout_s)
 
     def require_connected(self, timeout_s: float) -> None:
         """Wait until rank 0 was reached; raises `ConfigError` if it is not, or refuses this rank."""
-        if not self._decided.wait(timeout_s) or self._refused is not None:
+        if not self._decided.wait(timeout_s) or self._refused:
             raise ConfigError(self._trouble)
 
     def close(self) -> None:
@@ -85,35 +75,31 @@ class FollowingInbox:
             before = self._backlog.count
             try:
                 await self._receive()
-            except Refused as refused:
-                self._say(f"rank 0 at {self.address} refuses rank {self._rank}: {refused}")
-                if refused.refusal is not Refusal.FULL:
-                    self._refused = refused
-                    break
+            except MessageError as error:
+                self._trouble = f"rank 0 at {self._address} refuses rank {self._rank}: {error}"
+                self._refused = True
+                break
             except (OSError, EOFError, TimeoutError) as error:
                 what = str(error) or type(error).__name__
-                self._say(f"rank {self._rank} does not reach rank 0 at {self.address}: {what}")
+                self._trouble = (
+                    f"rank {self._rank} does not reach rank 0 at {self._address}: {what}"
+                )
             failures = 0 if self._backlog.count > before else failures + 1
             await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
         log.error("%s; no message becomes a command any more", self._trouble)
         self._decided.set()
 
-    def _say(self, trouble: str) -> None:
-        self._trouble = trouble
-
     async def _receive(self) -> None:
-        host, port = split_address(self.address)
+        host, port = split_address(self._address)
         async with asyncio.timeout(_CONNECTS_S):
             connection = await Connection.to(
                 host, port, bytes_max=self._bounds.message_bytes, secret=self._secret
             )
         try:
-            await connection.receive(Kind.BOUND)
-            await connection.send(Kind.FOLLOW, self._life, self._rank, self._backlog.count)
-            await connection.send(Kind.HAVE, self._backlog.count)
+            await connection.send(Kind.FOLLOW, self._rank, self._backlog.count)
             self._decided.set()
             while True:
-                _, (number, content) = await connection.receive(Kind.MESSAGE)
+                number, content = await connection.receive(Kind.MESSAGE)
                 self._backlog.note(number, content)
                 await connection.send(Kind.HAVE, self._backlog.count)
         finally:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lockstep.ranks.disaggregation.messages.loop_thread import LoopThread
+from lockstep.ranks.control.loop_thread import LoopThread
 
 PATIENCE_S = 30.0
 

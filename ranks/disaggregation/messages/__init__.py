@@ -1,1 +1,0 @@
-"""How control messages reach every rank of a group, outside of any collective."""

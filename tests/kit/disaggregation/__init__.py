@@ -1,1 +1,0 @@
-"""What tests of messages between groups share: a relay that cuts connections, and groups of inboxes."""

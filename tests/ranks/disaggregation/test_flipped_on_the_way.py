@@ -6,15 +6,12 @@ from contextlib import ExitStack
 import pytest
 
 from lockstep.ranks.outside import Peers
-from lockstep.ranks.replica.extent import Extent
-from lockstep.small_engine.contents import KeyedTokens
 from tests.kit.ranks.flipping_wire import FAR, wires
-from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair
+from tests.kit.ranks.pair import PAGE_TOKENS, Pair
 from tests.kit.ranks.served_group import keyed
 
 TOKENS = keyed(3, 12 * PAGE_TOKENS + 7, PAGE_TOKENS)
-LENGTH = len(TOKENS.ids)
-CHUNKS = ((0, 6 * PAGE_TOKENS), (6 * PAGE_TOKENS, LENGTH))
+WHOLE = 12 * PAGE_TOKENS
 
 
 @pytest.fixture
@@ -27,18 +24,13 @@ def stack() -> Iterator[ExitStack]:
 def test_a_request_goes_on_with_right_bytes_while_one_rank_sends_flipped_ones(
     stack: ExitStack, ranks: tuple[int, int]
 ) -> None:
-    pair = Pair(stack, "llama", ranks, store=None, peers=Peers(reached_at=FAR))
+    pair = Pair(stack, "llama", ranks, peers=Peers(reached_at=FAR))
     ports = [int(each.serving_uri.rpartition(":")[2]) for each in pair.prefill.caches]
     wire = stack.enter_context(wires(ports, flips_at=ranks[0] - 1, every=997, first=4096))
-    pair.prefill.admit(NAME, KeyedTokens(TOKENS.ids[:0], PAGE_TOKENS), reserve=LENGTH)
-    for start, stop in CHUNKS:
-        pair.prefill.compute(NAME, TOKENS, start, stop)
-        pair.offered(TOKENS, stop)
+    pair.compute(TOKENS, WHOLE // 2, WHOLE)
 
-    pair.prefetched(TOKENS, LENGTH, Extent.PAGES)
-    cached = pair.decode.admit(NAME, TOKENS, reserve=LENGTH)
-    pair.decode.compute(NAME, TOKENS, cached, LENGTH)
+    cached = pair.goes_on(TOKENS)
 
-    assert cached < LENGTH - LENGTH % PAGE_TOKENS
-    assert pair.decode.wrong_pages(NAME, TOKENS, LENGTH) == 0
+    assert cached < WHOLE
+    assert pair.wrong_pages(TOKENS, cached) == 0
     assert wire.flipped > 0

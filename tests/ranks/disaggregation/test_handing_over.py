@@ -1,20 +1,17 @@
-"""Requests that one group computes and another goes on with: real caches, bytes and sockets."""
+"""Prompts that one group computes and another goes on with: real caches, bytes and sockets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from lockstep.errors import UsageError
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.replica.extent import Extent
-from lockstep.ranks.replica.requests import LoadState
-from lockstep.small_engine.contents import KeyedTokens
+from lockstep.ranks.replica.tree.node import HOST
 from lockstep.small_engine.profiles import PROFILES
-from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair, config_of, hand_over
+from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair, config_of
 from tests.kit.ranks.served_group import ServedGroup, keyed
 
 OWNED, LENT = (False, False), (True, True)
@@ -26,6 +23,8 @@ LENDS = {
 }
 """Whose engines own their device pages: that which computes, and that which goes on."""
 BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
+HALF, WHOLE = 4 * PAGE_TOKENS, 8 * PAGE_TOKENS
+TOKENS = keyed(1, WHOLE + 7, PAGE_TOKENS)
 
 
 @pytest.fixture
@@ -34,101 +33,142 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize("store", [None, "memory://handing-over"], ids=["directly", "by a store"])
+def unused(cache: Cache) -> list[bool]:
+    """Say of each pool on the host whether only the tree has pages, and may let go of them."""
+    residence = cache.inspection.prefixes.residence
+    return [
+        pool.free + residence.tree_pages[HOST][index] == pool.capacity
+        and not residence.holds.kept_pages[HOST][index]
+        for index, pool in enumerate(residence.pools[HOST])
+    ]
+
+
+def free_again(group: ServedGroup) -> list[bool]:
+    """Let go of the request and wait; say what `unused` says."""
+    group.ask(lambda cache: cache.abort(NAME))
+    group.until(lambda cache: not cache.inspection.in_flight)
+    group.ask(lambda cache: cache.inspection.check())
+    return group.ask(unused)
+
+
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2), (4, 2)], ids=str)
 @BOTH_ENDS
-def test_a_request_goes_on_at_any_tp_size_with_all_that_it_had(
-    stack: ExitStack, ranks: tuple[int, int], store: str | None, lends: tuple[bool, bool]
+def test_a_prompt_goes_on_at_any_tp_size_with_all_its_whole_pages(
+    stack: ExitStack, ranks: tuple[int, int], lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, "hybrid-all", ranks, store=store, lends=lends)
-    tokens = keyed(1, 5 * PAGE_TOKENS + 7, PAGE_TOKENS)
-    assert hand_over(pair, tokens, (2 * PAGE_TOKENS, 4 * PAGE_TOKENS)) == len(tokens.ids)
-    assert pair.decode.wrong_pages(NAME, tokens, len(tokens.ids)) == 0
+    pair = Pair(stack, "hybrid-all", ranks, lends=lends)
+    pair.compute(TOKENS, HALF, WHOLE)
+
+    cached = pair.goes_on(TOKENS)
+
+    assert cached == WHOLE
+    assert pair.wrong_pages(TOKENS, cached) == 0
+    assert free_again(pair.prefill) == free_again(pair.decode) == [True] * 3
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "hybrid-all"])
-@pytest.mark.parametrize("rest", [0, 3], ids=["at a page", "within a page"])
-@BOTH_ENDS
-def test_every_kind_of_model_is_handed_over_whole(
-    stack: ExitStack, profile: str, rest: int, lends: tuple[bool, bool]
-) -> None:
-    pair = Pair(stack, profile, (2, 1), store=None, lends=lends)
-    tokens = keyed(2, 4 * PAGE_TOKENS + rest, PAGE_TOKENS)
-    assert hand_over(pair, tokens, (2 * PAGE_TOKENS,)) == len(tokens.ids)
-    assert pair.decode.wrong_pages(NAME, tokens, len(tokens.ids)) == 0
-
-
-@pytest.mark.parametrize("store", [None, "memory://at-once"], ids=["directly", "by a store"])
-@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
-def test_a_request_of_which_nothing_was_brought_before_is_handed_over_whole(
-    stack: ExitStack, profile: str, store: str | None, lends: tuple[bool, bool]
+def test_every_kind_of_model_is_handed_over(
+    stack: ExitStack, profile: str, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, profile, (2, 1), store=store, lends=lends)
-    # Longer than the window of gpt-oss, of which the last pages alone are brought.
-    tokens = keyed(8, 11 * PAGE_TOKENS + 3, PAGE_TOKENS)
-    length = len(tokens.ids)
-    pair.prefill.admit(NAME, KeyedTokens(tokens.ids[:0], PAGE_TOKENS), reserve=length)
-    for start, stop in pairwise((0, 3 * PAGE_TOKENS, 7 * PAGE_TOKENS, length)):
-        pair.prefill.compute(NAME, tokens, start, stop)
-        pair.offered(tokens, stop)
-    pair.save(tokens)
-    pair.prefetched(tokens, length, Extent.ALL)
-    assert pair.decode.admit(NAME, tokens, reserve=length + PAGE_TOKENS) == length
-    assert pair.decode.wrong_pages(NAME, tokens, length) == 0
+    pair = Pair(stack, profile, (2, 1), lends=lends)
+    pair.compute(TOKENS, HALF, WHOLE)
+
+    cached = pair.goes_on(TOKENS)
+
+    assert cached == WHOLE
+    assert pair.wrong_pages(TOKENS, cached) == 0
 
 
 @pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
-def test_what_was_served_is_free_again_when_the_request_leaves(
+def test_what_another_group_does_not_serve_yet_is_computed(
     stack: ExitStack, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, "hybrid-all", (2, 2), store=None, lends=lends)
-    tokens = keyed(3, 3 * PAGE_TOKENS + 5, PAGE_TOKENS)
-    hand_over(pair, tokens, (PAGE_TOKENS,))
-    pair.prefill.ask(lambda cache: cache.release(NAME))
-    pair.prefill.until(lambda cache: not cache.inspection.in_flight)
-    pair.prefill.ask(lambda cache: cache.inspection.check())
-    assert pair.prefill.kept() == [[0, 0, 0], [0, 0, 0]]
+    pair = Pair(stack, "llama", (2, 2), lends=lends)
+    pair.compute(TOKENS, HALF)
 
+    cached = pair.goes_on(TOKENS)
 
-@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
-def test_a_request_that_another_group_has_not_offered_whole_computes_the_rest(
-    stack: ExitStack, lends: tuple[bool, bool]
-) -> None:
-    pair = Pair(stack, "llama", (2, 2), store=None, lends=lends)
-    tokens = keyed(4, 4 * PAGE_TOKENS + 5, PAGE_TOKENS)
-    pair.prefill.admit(NAME, KeyedTokens(tokens.ids[:0], PAGE_TOKENS), reserve=len(tokens.ids))
-    pair.prefill.compute(NAME, tokens, 0, 2 * PAGE_TOKENS)
-    pair.offered(tokens, 2 * PAGE_TOKENS)
-    pair.prefetched(tokens, len(tokens.ids), Extent.ALL)
-    cached = pair.decode.admit(NAME, tokens, reserve=len(tokens.ids))
-    assert cached == 2 * PAGE_TOKENS
-    pair.decode.compute(NAME, tokens, cached, len(tokens.ids))
-    assert pair.decode.wrong_pages(NAME, tokens, len(tokens.ids)) == 0
+    assert cached == HALF
+    assert pair.wrong_pages(TOKENS, cached) == 0
 
 
 def test_a_group_that_has_ended_costs_its_readers_nothing_but_what_it_had(
     stack: ExitStack,
 ) -> None:
-    pair = Pair(stack, "llama", (2, 2), store=None)
-    tokens = keyed(5, 2 * PAGE_TOKENS + 5, PAGE_TOKENS)
+    pair = Pair(stack, "llama", (2, 2))
     pair.prefill.close()
-    pair.prefetched(tokens, len(tokens.ids), Extent.ALL)
-    assert pair.decode.admit(NAME, tokens, reserve=len(tokens.ids)) == 0
+
+    assert pair.goes_on(TOKENS) == 0
+
+
+def test_a_group_of_other_weights_finds_nothing_to_read(stack: ExitStack) -> None:
+    pair = Pair(stack, "llama", (1, 1))
+    pair.compute(TOKENS, WHOLE)
+    other = replace(config_of("llama"), weights_version="1")
+    pair.decode = stack.enter_context(closing(ServedGroup(other, 1)))
+
+    assert pair.goes_on(TOKENS) == 0
+
+
+@pytest.mark.parametrize("pool", ["kv", "window", "state"])
+def test_a_page_that_is_flipped_where_it_was_computed_is_never_computed_with(
+    stack: ExitStack, pool: str
+) -> None:
+    pair = Pair(stack, "hybrid-all", (2, 2), lends=LENT)
+    pair.compute(TOKENS, HALF, WHOLE)
+    assert pair.goes_on(TOKENS) == WHOLE
+    flip(pair.prefill, pool, rank=1)
+    pair.decode = stack.enter_context(closing(ServedGroup(config_of("hybrid-all"), 2)))
+
+    cached = pair.goes_on(TOKENS)
+
+    assert cached < WHOLE
+    assert pair.wrong_pages(TOKENS, cached) == 0
+
+
+def flip(group: ServedGroup, pool: str, rank: int) -> None:
+    """Change a byte in each host page of a pool on one rank."""
+    executor = group.caches[rank].inspection.executor
+    assert isinstance(executor, RankExecutor)
+    executor.host_pools[pool].bytes_tensor[:, 0] ^= 1
+
+
+def prefetching(pair: Pair) -> None:
+    pair.decode.ask(lambda c: c.prefetch(NAME, TOKENS.ids, source=pair.source))
+
+
+def loading(pair: Pair) -> None:
+    pair.prefetched(TOKENS)
+    pair.decode.ask(lambda c: c.load_back(NAME, TOKENS.ids, reserve_tokens=len(TOKENS.ids)))
+
+
+@pytest.mark.parametrize("lends", [LENT, (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("stage", [prefetching, loading])
+def test_a_request_that_is_aborted_while_it_is_handed_over_leaves_nothing_behind(
+    stack: ExitStack, lends: tuple[bool, bool], stage: Callable[[Pair], None]
+) -> None:
+    pair = Pair(stack, "hybrid-all", (2, 1), lends=lends)
+    pair.compute(TOKENS, HALF, WHOLE)
+
+    stage(pair)
+
+    assert free_again(pair.decode) == free_again(pair.prefill) == [True] * 3
 
 
 @pytest.mark.parametrize(
-    ("source", "store", "said"),
+    ("source", "peers", "said"),
     [
-        ("peer://there:1", "memory://no-peers", "set `peers` when the cache is opened"),
-        ("peer://there:1?secret=hush", None, "the secret is that of `peers`"),
-        ("peer://me:hush@there:1", None, "the secret is that of `peers`"),
+        ("peer://there:1", False, "set `peers` when the cache is opened"),
+        ("peer://there:1?secret=hush", True, "the secret is that of `peers`"),
+        ("peer://me:hush@there:1", True, "the secret is that of `peers`"),
     ],
 )
 def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(
-    stack: ExitStack, source: str, store: str | None, said: str
+    stack: ExitStack, source: str, peers: bool, said: str
 ) -> None:
-    group = stack.enter_context(closing(ServedGroup(config_of("llama", store=store), 1)))
+    config = config_of("llama") if peers else replace(config_of("llama"), peers=None)
+    group = stack.enter_context(closing(ServedGroup(config, 1)))
 
     def refused(cache: Cache) -> str:
         with pytest.raises(UsageError) as caught:
@@ -139,38 +179,3 @@ def test_a_source_that_cannot_be_or_tells_a_secret_is_refused_by_name(
     assert said in told
     assert "hush" not in told
     assert not group.ask(lambda cache: cache.inspection.in_flight)
-
-
-def test_a_group_of_other_weights_finds_nothing_to_read(stack: ExitStack) -> None:
-    pair = Pair(stack, "llama", (1, 1), store=None)
-    tokens = keyed(6, 2 * PAGE_TOKENS + 5, PAGE_TOKENS)
-    hand_over(pair, tokens, (PAGE_TOKENS,))
-    other = replace(config_of("llama", store=None), weights_version="1")
-    pair.decode = stack.enter_context(closing(ServedGroup(other, 1)))
-    pair.prefetched(tokens, len(tokens.ids), Extent.ALL)
-    assert pair.decode.admit(NAME, tokens, reserve=len(tokens.ids)) == 0
-
-
-@pytest.mark.parametrize("store", [None, "memory://broken-seal"], ids=["directly", "by a store"])
-@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
-def test_a_tail_that_is_not_what_was_saved_is_handed_to_nobody(
-    stack: ExitStack, store: str | None, lends: tuple[bool, bool]
-) -> None:
-    pair = Pair(stack, "llama", (2, 2), store=store, lends=lends)
-    tokens = keyed(7, 2 * PAGE_TOKENS + 5, PAGE_TOKENS)
-    ids = tokens.ids
-    pair.prefill.admit(NAME, KeyedTokens(ids[:0], PAGE_TOKENS), reserve=len(ids))
-    pair.prefill.compute(NAME, tokens, 0, len(ids))
-    assert pair.prefill.ask(lambda cache: cache.retract(NAME, ids))
-    pair.prefill.until(lambda cache: cache.load_state(NAME) is LoadState.SAVED)
-    inspection = pair.prefill.caches[0].inspection
-    executor, saved = inspection.executor, inspection.requests.known(NAME).saved
-    assert isinstance(executor, RankExecutor)
-    assert saved is not None
-    pool = executor.host_pool
-    pool.bytes_tensor.view(-1)[saved[0][0] * pool.layout.page_bytes] ^= 1
-    for _ in range(20):
-        pair.prefill.ask(lambda cache: pair.give(cache, ids))
-        pair.prefill.until(lambda cache: cache.inspection.idle)
-    pair.prefetched(tokens, len(ids), Extent.ALL)
-    assert pair.decode.admit(NAME, tokens, reserve=len(ids)) < len(ids)

@@ -22,7 +22,6 @@ from .ctl import ctl
 from .doctor.command import EXIT_STATUSES as DOCTOR_EXIT_STATUSES
 from .doctor.command import doctor
 from .environment import prepare_for_mooncake
-from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, TimelineFile, replay_command
@@ -38,6 +37,16 @@ from .store.command import store
 from .top.command import top
 
 RANKS_DEFAULT = ReplaySettings().ranks
+_Pair = Annotated[
+    str | None,
+    typer.Option(
+        "--pd",
+        help="Two groups instead, of which one hands requests over to the other: their TP sizes, as"
+        " 2x1 with each 1, 2, 4 or 8, or `drawn` by the seed.",
+        show_default="one group",
+        metavar="PxD",
+    ),
+]
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a full disk, or one that fails, says to whoever prints to a file on it."""
 _WRONG_USAGE: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -150,11 +159,6 @@ app.command(
 app.command("simulate-router", short_help="Compare ways to route requests to groups.")(
     simulate_router
 )
-app.command(
-    "simulate-handoff",
-    epilog=EXIT_STATUSES,
-    short_help="Explore handoffs between groups, with faults.",
-)(simulate_handoff)
 app.command("report", short_help="Show the report of a run as one page.")(report_command)
 app.command(
     "doctor",
@@ -200,6 +204,7 @@ def simulate(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Number of simulated ranks.")] = RANKS_DEFAULT,
+    pd: _Pair = None,
     steps: Annotated[int, typer.Option(help="Steps of each schedule, 100 or more.")] = 100,
     profile: Annotated[
         str | None,
@@ -249,6 +254,7 @@ def simulate(
     exploration = choose_exploration(
         seeds=seeds,
         ranks=ranks,
+        pd=pd,
         steps=steps,
         profile=profile,
         faults=faults,

@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any
 
-from ...ranks.cache import Cache
-from ...ranks.messages import Backlog
-from ...ranks.orders import Need, ObjectTransfer
+from ...ranks.orders import Need
 from ...ranks.replica.basis import Basis
 from ...ranks.replica.operations.agenda import Agenda
 from ...ranks.replica.operations.kinds import Serving
@@ -21,8 +17,7 @@ from ...ranks.replica.store import Store
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.node import HOST, Node
 from ...ranks.replica.tree.prefixes import Prefixes
-from ..epoch import Build, make_executor
-from ..rank.copies import Copies
+from ..epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
@@ -79,41 +74,3 @@ class _PinsTheFarthestEnd(Offering):
         residence.release(before)
         if not component.index:
             operation.last = last
-
-
-def tails_without_seals() -> Build:
-    """What a request has saved goes out as it lies in host memory, whatever has become of it."""
-    return Build(make=partial(make_executor, copies=_ChecksNoSeals))
-
-
-class _ChecksNoSeals(Copies):
-    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
-        del transfers
-        return True
-
-
-def heard_by_one_rank_alone() -> Build:
-    """A rank acts on a message as soon as it has come: on a receipt it lets go of the request."""
-    return Build(cache=_HearsAlone, inbox=_HasThemAtOnce)
-
-
-class _HasThemAtOnce(Backlog):
-    def __init__(self) -> None:
-        super().__init__()
-        self.new: list[bytes] = []
-
-    def note(self, number: int, content: bytes) -> bool:
-        is_new = super().note(number, content)
-        self.new += [content] if is_new else []
-        return is_new
-
-
-class _HearsAlone(Cache):
-    def __init__(self, *parts: Any, inbox: _HasThemAtOnce, **more: Any) -> None:
-        super().__init__(*parts, inbox=inbox, **more)
-        self._new = inbox
-
-    def messages(self) -> tuple[bytes, ...]:
-        super().messages()
-        heard, self._new.new = self._new.new, []
-        return tuple(heard)

@@ -4,7 +4,7 @@ To revive one is to make the ranks with a part that does what the old code did; 
 knows of it. Which checker notices it, and in which step, is for the simulator to show.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..epoch import Build
@@ -139,6 +139,13 @@ _BUGS = (
         l1=ENGINE,
     ),
     RevivedBug(
+        name="window-head",
+        about="a prefetch reads as many of a window's pages as it needs, and takes the first ones that"
+        " it has looked up for the last ones",
+        build=handoffs.first_pages_of_a_window,
+        profile="gemma",
+    ),
+    RevivedBug(
         name="unfilled",
         about="window pages that an engine lends to a load, and that the load does not fill, are backed"
         " up as if they held the prefix's KV",
@@ -151,38 +158,10 @@ _BUGS = (
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}
 """Every bug by its name, as `lockstep simulate --revive` takes it."""
 
-_HANDOFF_BUGS = (
-    RevivedBug(
-        name="window-head",
-        about="a prefetch reads as many of a window's pages as it needs, and takes the first ones that"
-        " it has looked up for the last ones",
-        build=handoffs.first_pages_of_a_window,
-        profile="gemma",
-    ),
-    RevivedBug(
-        name="unsealed",
-        about="what a request has saved goes to the other group as it lies in host memory, also where"
-        " it has changed there",
-        build=handoffs.tails_without_seals,
-        profile="hybrid-all",
-        faults="copies",
-    ),
-    RevivedBug(
-        name="heard-alone",
-        about="a rank acts on a message from the other group as soon as it has come, before the other"
-        " ranks have it",
-        build=handoffs.heard_by_one_rank_alone,
-        profile="llama",
-        faults="calm",
-    ),
-)
 
-HANDOFF_BUGS = {bug.name: bug for bug in _HANDOFF_BUGS}
-"""Every bug that takes two groups to show it, as `lockstep simulate-handoff --revive` takes it."""
-
-
-def find_bug(name: str, bugs: Mapping[str, RevivedBug] = REVIVED_BUGS) -> RevivedBug:
+def find_bug(name: str) -> RevivedBug:
     """Return the bug of this name, in either case. Raises `ValueError` if there is none."""
+    bugs = REVIVED_BUGS
     bug = bugs.get(name) or bugs.get(name.upper()) or bugs.get(name.lower())
     if bug is None:
         raise ValueError(f"there is no bug {name!r} to revive; known: {', '.join(bugs)}")

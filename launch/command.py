@@ -34,6 +34,16 @@ from .store.command import store
 from .top.command import top
 
 RANKS_DEFAULT = ReplaySettings().ranks
+_Pair = Annotated[
+    str | None,
+    typer.Option(
+        "--pd",
+        help="Two groups instead, of which one hands requests over to the other: their TP sizes, as"
+        " 2x1 with each 1, 2, 4 or 8, or `drawn` by the seed.",
+        show_default="one group",
+        metavar="PxD",
+    ),
+]
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a full disk, or one that fails, says to whoever prints to a file on it."""
 _WRONG_USAGE: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -188,6 +198,7 @@ def simulate(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Number of simulated ranks.")] = RANKS_DEFAULT,
+    pd: _Pair = None,
     steps: Annotated[int, typer.Option(help="Steps of each schedule, 100 or more.")] = 100,
     profile: Annotated[
         str | None,
@@ -237,6 +248,7 @@ def simulate(
     exploration = choose_exploration(
         seeds=seeds,
         ranks=ranks,
+        pd=pd,
         steps=steps,
         profile=profile,
         faults=faults,

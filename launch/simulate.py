@@ -1,7 +1,6 @@
 """Exploring schedules from the command line: a report, a summary, and a status."""
 
 import traceback
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
 from ..simulation.faults import FAULT_PROFILES
 from ..simulation.models import MODEL_PROFILES
+from ..simulation.pair import DRAWN, PAIRS
 from ..simulation.revived.revived import REVIVED_BUGS, RevivedBug, find_bug
 from ..simulation.revived.revived import SEEDS as REVIVED_SEEDS
 from ..simulation.world import BOTH, L1_CHOICES, STEPS_MIN
@@ -31,6 +31,8 @@ class Exploration:
 
     seeds: range
     ranks: int
+    pd: str | None
+    """The TP sizes of two groups, or `drawn`; None explores one group of `ranks`."""
     steps: int
     profile: str | None
     """The model; None lets each seed draw it."""
@@ -47,6 +49,7 @@ def choose_exploration(
     *,
     seeds: str | None,
     ranks: int,
+    pd: str | None = None,
     steps: int,
     profile: str | None,
     faults: str | None,
@@ -64,6 +67,7 @@ def choose_exploration(
     exploration = Exploration(
         seeds=usual if seeds is None else parse_seeds(seeds),
         ranks=ranks,
+        pd=pd,
         steps=steps,
         profile=profile or (None if bug is None else bug.profile),
         faults=faults or ("mixed" if bug is None else bug.faults),
@@ -80,6 +84,8 @@ def _check_choices(exploration: Exploration) -> None:
         check_choice("profile", exploration.profile, MODEL_PROFILES)
     check_choice("faults", exploration.faults, FAULT_PROFILES)
     check_choice("l1", exploration.l1, L1_CHOICES)
+    if exploration.pd is not None:
+        check_choice("pd", exploration.pd, (DRAWN, *PAIRS))
 
 
 def _find_bug(name: str) -> RevivedBug:
@@ -90,12 +96,8 @@ def _find_bug(name: str) -> RevivedBug:
 
 
 def list_bugs() -> None:
-    """Print the bugs that can be revived."""
-    print_bugs(REVIVED_BUGS.values())
-
-
-def print_bugs(bugs: Collection[RevivedBug]) -> None:
-    """Print bugs, each with what it is about."""
+    """Print the bugs that can be revived, each with what it is about."""
+    bugs = REVIVED_BUGS.values()
     width = max(len(bug.name) for bug in bugs)
     for bug in bugs:
         print(f"{bug.name:{width}}  {bug.about}")
@@ -124,6 +126,7 @@ def run_simulation(exploration: Exploration, report: Path | None) -> int:
         found = explore(
             exploration.seeds,
             ranks=exploration.ranks,
+            pd=exploration.pd,
             steps=exploration.steps,
             profile=exploration.profile,
             faults=exploration.faults,

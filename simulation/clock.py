@@ -6,16 +6,19 @@ depends on its seed and on nothing else.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 
 Action = Callable[[], None]
 """What happens at a planned instant."""
 
 
 class VirtualClock:
-    """The one clock of a schedule, in microseconds since its start."""
+    """The clock of one group, in microseconds since its start."""
 
     def __init__(self) -> None:
         self.now_us = 0
+        self.beside: VirtualClock | None = None
+        """The clock of a group that runs side by side with this one, for which as much time passes."""
         self._planned: list[tuple[int, int, Action]] = []
         self._sequence = 0
 
@@ -25,14 +28,26 @@ class VirtualClock:
         heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
 
     def advance(self, duration_us: int) -> None:
-        """Let `duration_us` pass; what is planned within it happens at its instant."""
+        """Let `duration_us` pass; what is planned within it happens at its instant, on either clock."""
         end_us = self.now_us + duration_us
-        planned = self._planned
-        while planned and planned[0][0] <= end_us:
-            instant_us, _, action = heappop(planned)
-            self.now_us = instant_us
-            action()
-        self.now_us = end_us
+        clocks = (self,) if self.beside is None else (self, self.beside)
+        while True:
+            first = min(clocks, key=VirtualClock.wait_us)
+            wait_us, left_us = first.wait_us(), end_us - self.now_us
+            for each in clocks:
+                each.now_us += int(min(wait_us, left_us))
+            if wait_us > left_us:
+                return
+            first.happen()
+
+    def wait_us(self) -> float:
+        """Return how long it is until something happens that is planned here."""
+        return self._planned[0][0] - self.now_us if self._planned else inf
+
+    def happen(self) -> None:
+        """Let happen what is planned first, which is due."""
+        _, _, action = heappop(self._planned)
+        action()
 
     def advance_to_next(self, duration_us_max: int) -> None:
         """Let time pass until something has happened, but no longer than `duration_us_max`."""

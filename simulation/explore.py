@@ -7,6 +7,8 @@ from functools import partial
 from typing import Literal, TypedDict
 
 from .epoch import SOUND_BUILD
+from .pair import run_pair
+from .rank.peers import PAGES_GONE, PAGES_READ
 from .result import ScheduleResult, Violation
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
@@ -34,6 +36,8 @@ class ExplorationReport(TypedDict):
     schedules: int
     l1: dict[str, int]
     """How many schedules there were for each owner of the device pages."""
+    pairs: dict[str, int]
+    """How many schedules there were for each pair of TP sizes; none where each is of one group."""
     profiles: dict[str, int]
     """How many schedules there were for each model."""
     steps: int
@@ -51,6 +55,9 @@ class ExplorationReport(TypedDict):
 
 _CONTROLLED = ("drops", "limits changed", "weights changed")
 """By what a schedule counts: what an operator has asked for."""
+
+_HANDED = ("handed over", "taken over", PAGES_READ, PAGES_GONE)
+"""By what a schedule of two groups counts: what went from one to the other."""
 
 _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",
@@ -70,9 +77,13 @@ def explore(
     depth: int | None = None,
     l1: str = BOTH,
     revive: str | None = None,
+    pd: str | None = None,
     processes: int = 2,
 ) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
+
+    With `pd`, a schedule is of two groups, of which one hands requests over to the other: `drawn`, or
+    their TP sizes as `PAIRS` has them, which then stand in the place of `ranks`.
 
     With a bug to `revive`, stop at the first seed, in their order, whose schedule has a violation. A
     depth of None takes both pipeline depths in turn, by the seed. The seed also draws the model and the
@@ -89,6 +100,7 @@ def explore(
         depth=depth,
         l1=l1,
         revive=revive,
+        pd=pd,
     )
     results = list(run_all(run, seeds, processes, until_found=revive is not None))
     elapsed_s = time.perf_counter() - began
@@ -99,13 +111,17 @@ def print_report(report: ExplorationReport) -> None:
     """Print what a person wants to know of `report`: the counts, then each violation."""
     if report["revived"] is not None:
         bug = find_bug(report["revived"])
-        print_revived(bug, report["violations"], report["schedules"], report["steps"])
+        _print_revived(bug, report["violations"], report["schedules"], report["steps"])
         return
     print(
         f"{report['schedules']} schedules, {report['steps']} steps, {report['rounds']} rounds, "
         f"{report['epochs']} epochs, {report['schedules_per_s']:.1f} schedules/s, "
         f"at most {report['collectives_per_step_max']} collective per step and rank"
     )
+    if report["pairs"]:
+        handed = [f"{each} {report['coverage'].get(each, 0)}" for each in _HANDED]
+        print("TP sizes: " + ", ".join(f"{key} {n}" for key, n in report["pairs"].items()))
+        print("requests and pages: " + ", ".join(handed))
     for title, name in _PRINTED.items():
         counts = report[name]
         print(f"{title}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
@@ -114,10 +130,10 @@ def print_report(report: ExplorationReport) -> None:
     asked = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
     if asked:
         print(f"an operator: {', '.join(asked)}")
-    print_violations(report["violations"])
+    _print_violations(report["violations"])
 
 
-def print_violations(violations: Sequence[ReportedViolation]) -> None:
+def _print_violations(violations: Sequence[ReportedViolation]) -> None:
     """Print what was found, each with the command that shows it again."""
     for violation in violations:
         print(f"seed {violation['seed']}, step {violation['step']}: {violation['what']}")
@@ -126,7 +142,7 @@ def print_violations(violations: Sequence[ReportedViolation]) -> None:
         print("no violation")
 
 
-def print_revived(
+def _print_revived(
     bug: RevivedBug, violations: Sequence[ReportedViolation], schedules: int, steps: int
 ) -> None:
     """Print what was found of a bug that was put back."""
@@ -159,17 +175,17 @@ def _run(
     depth: int | None,
     l1: str,
     revive: str | None,
+    pd: str | None,
 ) -> ScheduleResult:
-    chosen = seed % 2 if depth is None else depth
     build = SOUND_BUILD if revive is None else find_bug(revive).build()
+    run = partial(run_schedule, ranks=ranks) if pd is None else partial(run_pair, pd=pd)
     with quiet_log():
-        return run_schedule(
+        return run(
             seed,
-            ranks=ranks,
             steps=steps,
             profile=profile,
             faults=faults,
-            depth=chosen,
+            depth=seed % 2 if depth is None else depth,
             l1=l1,
             build=build,
         )
@@ -180,7 +196,7 @@ def _report(
 ) -> ExplorationReport:
     counters = {
         name: Counter[str]()
-        for name in ("l1", "profiles", "operations", "outcomes", "faults", "coverage")
+        for name in ("l1", "pairs", "profiles", "operations", "outcomes", "faults", "coverage")
     }
     violations: list[Violation] = []
     schedules = steps = rounds = epochs = collectives_max = 0
@@ -191,6 +207,7 @@ def _report(
         epochs += result.epochs
         collectives_max = max(collectives_max, result.collectives_per_step_max)
         counters["l1"][result.l1] += 1
+        counters["pairs"] += Counter([result.pd] if result.pd else [])
         counters["profiles"][result.profile] += 1
         counters["operations"] += result.operations
         counters["outcomes"] += result.outcomes
@@ -201,22 +218,23 @@ def _report(
     return ExplorationReport(
         revived=revived,
         schedules=schedules,
-        l1=in_order(counters["l1"]),
-        profiles=in_order(counters["profiles"]),
+        l1=_in_order(counters["l1"]),
+        pairs=_in_order(counters["pairs"]),
+        profiles=_in_order(counters["profiles"]),
         steps=steps,
         rounds=rounds,
         epochs=epochs,
         collectives_per_step_max=collectives_max,
-        operations=in_order(counters["operations"]),
-        outcomes=in_order(counters["outcomes"]),
-        faults=in_order(counters["faults"]),
-        coverage=in_order(counters["coverage"]),
-        violations=[reported(each, revived) for each in violations],
+        operations=_in_order(counters["operations"]),
+        outcomes=_in_order(counters["outcomes"]),
+        faults=_in_order(counters["faults"]),
+        coverage=_in_order(counters["coverage"]),
+        violations=[_reported(each, revived) for each in violations],
         schedules_per_s=schedules / elapsed_s if elapsed_s else 0.0,
     )
 
 
-def reported(violation: Violation, revived: str | None) -> ReportedViolation:
+def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
     """Return a violation as the report has it, with the bug that was put back, if one was."""
     put_back = "" if revived is None else f" --revive {revived}"
     return ReportedViolation(
@@ -228,6 +246,6 @@ def reported(violation: Violation, revived: str | None) -> ReportedViolation:
     )
 
 
-def in_order(counts: Counter[str]) -> dict[str, int]:
+def _in_order(counts: Counter[str]) -> dict[str, int]:
     """Return counts by name."""
     return dict(sorted(counts.items()))

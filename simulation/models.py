@@ -23,7 +23,7 @@ def draw_components(
     profile: str,
     *,
     page_tokens: int,
-    ranks: int,
+    heads: int,
     requests_max: int,
     prompt_pages_max: int,
     tiny: bool,
@@ -40,7 +40,7 @@ def draw_components(
                 SlidingWindow(
                     # Mostly not a whole number of pages.
                     window_tokens=window_pages * page_tokens - random.randrange(page_tokens),
-                    layout=_layout(kind, page_tokens, ranks),
+                    layout=_layout(kind, page_tokens, heads),
                     device_pages=max(device_pages, window_pages + 1),
                     host_pages=host_pages,
                 )
@@ -50,7 +50,7 @@ def draw_components(
             components.append(
                 Recurrent(
                     checkpoint_tokens=random.choice((1, 1, 2, 2, 3, 4)) * page_tokens,
-                    layout=_layout(kind, 1, ranks),
+                    layout=_layout(kind, 1, heads),
                     device_pages=device_pages,
                     host_pages=host_pages,
                 )
@@ -58,8 +58,8 @@ def draw_components(
     return tuple(components)
 
 
-def _layout(name: str, page_tokens: int, ranks: int) -> PageLayout:
-    column = Column(name=name, layers=1, heads=ranks, elements=1, dtype="uint8")
+def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
+    column = Column(name=name, layers=1, heads=heads, elements=1, dtype="uint8")
     return PageLayout(page_tokens=page_tokens, columns=(column,))
 
 

@@ -26,6 +26,8 @@ class ScheduleResult:
     """The owner of the device pages."""
     profile: str
     """The profile of the model."""
+    pd: str = ""
+    """The TP sizes of producer and consumer; empty for a group alone."""
     steps: int = 0
     rounds: int = 0
     """How many rounds each rank has taken, those of draining among them."""

@@ -1,6 +1,8 @@
 """One schedule: a seed's world, run step by step, with every checker after every step."""
 
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ..coordinator.operation import Phase
 from ..errors import (
@@ -69,6 +71,16 @@ class _CopiesLost(Exception):
     """All ranks have heard of copies that never end, so that the group cannot go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What groups that run side by side have in common, but for the clock."""
+
+    result: ScheduleResult
+    contents: Contents = field(default_factory=Contents)
+    meanings: dict[tuple[str, bytes], int] = field(default_factory=dict[tuple[str, bytes], int])
+    """What the keys of pages stand for; see `SimulatedStore`."""
+
+
 class Schedule:
     """Runs the schedule of one world. It can be run once."""
 
@@ -78,19 +90,24 @@ class Schedule:
         *,
         record: bool = False,
         build: Build = SOUND_BUILD,
+        clock: VirtualClock | None = None,
+        around: Surroundings | None = None,
     ) -> None:
+        """A group alone has a `clock` and `around` it of its own."""
         self.world = world
-        self.result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
+        if around is None:
+            result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
+            around = Surroundings(result)
+        self.result = around.result
         self._record = record
         self._build = build
         self._random = world.stream("schedule")
-        self._clock = VirtualClock()
+        self._clock = clock or VirtualClock()
         self._clocks = [RankClock(self._clock, ahead_ms) for ahead_ms in world.faults.skews_ms]
-        self._contents = Contents()
+        self._contents = around.contents
         self._findings: list[Finding] = []
         self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
-        meanings: dict[tuple[str, bytes], int] = {}
-        self._stores = [RankStores(meanings, rank) for rank in range(world.ranks)]
+        self._stores = [RankStores(around.meanings, rank) for rank in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.config)
         self._deadlines = DeadlineChecker(
             world.config,
@@ -118,11 +135,18 @@ class Schedule:
 
     def run(self) -> ScheduleResult:
         """Run to the end or to the first violation, and return what happened."""
+        for _ in self.steps():
+            pass
+        return self.result
+
+    def steps(self) -> Iterator[None]:
+        """Run to the end or to the first violation, and yield after each step."""
         step = 0
         try:
             while step < self.world.steps:
                 self._step(step)
                 step += 1
+                yield
             if not self._end(last=True):
                 # With nothing in flight, nothing can be lost in the epoch after it.
                 self._begin_anew()
@@ -132,7 +156,6 @@ class Schedule:
         except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
             self._violated(step, Crashed.of(error))
         self._count()
-        return self.result
 
     def _violated(self, step: int, finding: Finding) -> None:
         self._trace(f"violated: {finding}")

@@ -57,6 +57,10 @@ class World:
     """How long a forward pass takes at most."""
     prompt_pages_max: int
     """How long a prompt is at most, in pages."""
+    role: str = ""
+    """See `Side`; empty for a group alone."""
+    meanwhile_us: int = 0
+    """How long another group may take over its own steps between two of this one."""
 
     @property
     def page_tokens(self) -> int:
@@ -94,11 +98,11 @@ class World:
         waits_s = 0.0
         if self.l1 == ENGINE:
             waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
-        return 2 * self.step_us_max + int(waits_s * 1_000_000)
+        return 2 * self.step_us_max + int(waits_s * 1_000_000) + self.meanwhile_us
 
     def stream(self, name: str) -> Random:
         """Return a random stream of its own, so that draws of one part never shift those of another."""
-        return Random(f"{self.seed}/{self.fault_profile}/{self.ranks}/{name}")
+        return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
         """Say whether an empty device has room for the cached part of a request and its reserve."""
@@ -125,14 +129,29 @@ class World:
         )
 
 
-def _draw_layout(random: Random, ranks: int) -> PageLayout:
-    column = Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8")
+def _draw_layout(random: Random, heads: int) -> PageLayout:
+    column = Column(name="kv", layers=1, heads=heads, elements=1, dtype="uint8")
     return PageLayout(page_tokens=random.choice((1, 2, 3, 4, 4, 4)), columns=(column,))
 
 
 def _owned(components: Sequence[ComponentConfig], l1: str) -> tuple[ComponentConfig, ...]:
     """Return the components without device pages, where those are the engine's."""
     return tuple(each if l1 == REPLICA else replace(each, device_pages=0) for each in components)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is settled for one of two groups before its world is drawn."""
+
+    role: str
+    """What tells the groups apart."""
+    heads: int
+    """As many heads of a layer as the ranks of both can divide; 0 for one for each rank."""
+    prompt_pages: int
+    """How long a prompt is at most, in pages; 0 lets it be drawn."""
+
+
+_ALONE = Side("", 0, 0)
 
 
 def draw_world(
@@ -144,27 +163,28 @@ def draw_world(
     faults: str = "mixed",
     depth: int,
     l1: str = BOTH,
+    side: Side = _ALONE,
 ) -> World:
     """Draw the world of one schedule. Raises `ValueError` for a size or name that is not possible."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
+    scope = f"{seed}/{faults}/{side.role}{ranks}"
     # Owner and model are drawn from streams of their own, so that all else is the same for each.
-    owner = Random(f"{seed}/{faults}/{ranks}/l1")
-    model = Random(f"{seed}/{faults}/{ranks}/model")
+    owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
     l1, profile = _choose(owner, model, l1, profile)
-    random = Random(f"{seed}/{faults}/{ranks}/world")
-    plan = _draw_plan(random, seed, faults=faults, ranks=ranks, steps=steps)
+    random = Random(f"{scope}/world")
+    plan = draw_plan(random, Random(f"{scope}/tokens"), profile=faults, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
-    prompt_pages_max = random.randint(4, 14)
+    prompt_pages_max = side.prompt_pages or random.randint(4, 14)
     device_pages, host_pages = _draw_pools(
         random, requests_max, prompt_pages_max, tiny=plan.tiny_pools
     )
-    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), l1 != REPLICA)
-    layout = _draw_layout(random, ranks)
+    policies = draw_policies(Random(f"{scope}/policies"), l1 != REPLICA)
+    layout = _draw_layout(random, side.heads or ranks)
     components = draw_components(
         model,
         profile,
         page_tokens=layout.page_tokens,
-        ranks=ranks,
+        heads=side.heads or ranks,
         requests_max=requests_max,
         prompt_pages_max=prompt_pages_max,
         tiny=plan.tiny_pools,
@@ -202,12 +222,8 @@ def draw_world(
         arrival_rate=random.uniform(0.3, 1.0),
         step_us_max=random.choice((6_000, 15_000, 30_000)),
         prompt_pages_max=prompt_pages_max,
+        role=side.role,
     )
-
-
-def _draw_plan(random: Random, seed: int, *, faults: str, ranks: int, steps: int) -> Mishaps:
-    apart = Random(f"{seed}/{faults}/{ranks}/tokens")
-    return draw_plan(random, apart, profile=faults, ranks=ranks, steps=steps)
 
 
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:

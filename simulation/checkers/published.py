@@ -5,7 +5,7 @@ prefix of an admitted request stays for as long as the request does. A recurrent
 a request works on a copy of its own, so the state in the tree may leave.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ...ranks.inspection import Inspection
 from ...ranks.replica.answers import Admission
@@ -35,6 +35,8 @@ class Published:
         """Pages of full attention that load backs were to fill, whatever became of them."""
         self._loads = 0
         """Load backs; each may have filled one slot with a state."""
+        self._requests = world.requests_max
+        """The most requests at a time; those that are only served come on top."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
         """The device may have been full, or limits or an operator have let published pages leave."""
@@ -54,8 +56,9 @@ class Published:
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 
-    def note_room(self, requests: Iterable[EngineRequest]) -> None:
+    def note_room(self, requests: Collection[EngineRequest]) -> None:
         """Note whether the device may have been full by now."""
+        self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)
         if len(self._pages) + self._loaded + held > self._world.device_pages:
             self._overflowed = True
@@ -96,7 +99,7 @@ class Published:
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         # Each request works on a slot of its own.
-        used = len(self._ends) + self._loads + self._world.requests_max
+        used = len(self._ends) + self._loads + self._requests
         slots = min(
             seen.prefixes.residence.pools[DEVICE][each.index].capacity
             - sum(len(o.owned_pages(DEVICE, each.index)) for o in seen.in_flight.values())

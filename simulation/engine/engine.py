@@ -18,6 +18,7 @@ from ..rank.memory import SymbolicMemory
 from ..world import World
 from .controls import Controls
 from .every_rank import every_rank
+from .handed import Handover
 from .model import Model
 from .prompts import TOKEN_BYTES, Prompts
 from .request import EngineRequest
@@ -49,6 +50,10 @@ class Engine(ABC, Generic[CacheT]):
         trace: Callable[[str], None] | None,
     ) -> None:
         self.requests: list[EngineRequest] = []
+        self.gives: Handover | None = None
+        """How requests that have ended go on in another group."""
+        self.takes: Handover | None = None
+        """How requests come from another group, which has computed them."""
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
@@ -118,14 +123,34 @@ class Engine(ABC, Generic[CacheT]):
         if done:
             self._coverage[done] += 1
 
+    def _is_due(self) -> bool:
+        """Draw whether a request arrives. Those that are only served leave it room."""
+        served = sum(each.is_served for each in self.requests)
+        rate = self._world.arrival_rate
+        if self.takes is not None and not self.takes.waiting:
+            rate *= 0.2
+        return len(self.requests) - served < self._world.requests_max and (
+            self._random.random() < rate
+        )
+
+    def _stays(self, request: EngineRequest) -> bool:
+        """Say whether a request that has ended stays, so that another group reads what it has."""
+        return self.gives is not None and self.gives.stays(self._caches, request)
+
     def _arrive(self) -> None:
-        namespace, tokens = self._prompts.draw()
+        handed = None if self.takes is None else self.takes.take()
+        if handed is None:
+            namespace, tokens = self._prompts.draw()
+        else:
+            # The first token of the answer comes with the request.
+            namespace, tokens = handed.namespace, handed.tokens + self._prompts.answer(1)
         if self._old_names and self._random.random() < 0.2:
             name = self._old_names.pop(self._random.randrange(len(self._old_names)))
         else:
             self._named += 1
             name = f"r{self._named}"
         request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
+        request.source = "" if handed is None else handed.source
         request.answer = self._random.randint(0, 2 * self._page)
         request.priority = self._priorities.choice(_PRIORITIES)
         self.requests.append(request)

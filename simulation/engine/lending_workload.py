@@ -51,7 +51,9 @@ class LendingWorkload(Engine[HostCache]):
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
         """Copies of this step wait for its forward pass."""
-        self._resets = self._random.choice((0.0, 0.0, 0.01, 0.06))
+        # Groups that have other weights than each other hand nothing over.
+        rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
+        self._resets = self._random.choice(rates)
         self._impatience = self._random.choice((0.0, 0.1, 0.5))
 
     def decide(self, *, active: bool) -> float:
@@ -63,8 +65,7 @@ class LendingWorkload(Engine[HostCache]):
         if random.random() < self._resets:
             self._reset()
         self._control()
-        room = len(self.requests) < self._world.requests_max
-        if room and random.random() < self._world.arrival_rate:
+        if self._is_due():
             self._arrive()
             new, keeps_windows = self.requests[-1], self._windows.random() < 0.3
             new.generation, new.keeps_windows = self._generation, keeps_windows
@@ -152,7 +153,7 @@ class LendingWorkload(Engine[HostCache]):
             case EngineStage.ANSWERING:
                 self._answer(request)
             case EngineStage.PUBLISHED:
-                self._release(request)
+                self._leave(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
             case EngineStage.GONE:
@@ -170,11 +171,13 @@ class LendingWorkload(Engine[HostCache]):
 
     def _prefetch(self, request: EngineRequest) -> None:
         request.stage = EngineStage.WAITING
-        if self._random.random() < 0.2:
+        if self._random.random() < 0.2 and not request.source:
             return
         tokens = request.head(request.prompt - 1)
         begun = self._ask(
-            request, "prefetch", lambda c: c.prefetch(request.name, tokens, request.namespace)
+            request,
+            "prefetch",
+            lambda c: c.prefetch(request.name, tokens, request.namespace, source=request.source),
         )
         self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
         if begun:
@@ -329,6 +332,14 @@ class LendingWorkload(Engine[HostCache]):
         self._coverage[f"aborted when {request.stage.name.lower()}"] += 1
         self._fence_if_due(request)
         self._release(request)
+
+    def _leave(self, request: EngineRequest) -> None:
+        """Let a request go that has ended, its device pages alone while others read what it has."""
+        if not self._stays(request):
+            self._release(request)
+        elif not self._ask(request, "lends", lambda c: c.lends(request.name)):
+            held = self._pools.take_all(request)
+            self._pools.give_back(held, overwrite=self._random.random() < 0.5)
 
     def _release(self, request: EngineRequest) -> None:
         request.planned = 0

@@ -40,6 +40,12 @@ class EngineRequest:
     prompt: int
     """The length of the prompt; the tokens behind it are the answer."""
     stage: EngineStage = EngineStage.ARRIVED
+    source: str = ""
+    """Where another group serves what it has computed of it; empty if none has."""
+    is_served: bool = False
+    """Whether it has ended, and stays so that another group can read what it has."""
+    is_handed_over: bool = False
+    """Whether that group was told of it."""
     computed: int = 0
     """How many tokens it has computed: their KV is in its pages on every rank, and its state stands for
     them."""

@@ -66,8 +66,7 @@ class Workload(Engine[Cache]):
         """Give some commands, as the scheduler does between two forward passes."""
         random = self._random
         self._control()
-        room = len(self.requests) < self._world.requests_max
-        if room and random.random() < self._world.arrival_rate:
+        if self._is_due():
             self._arrive()
         for request in list(self.requests):
             if self._faults.strikes(Mishap.ABORTED_REQUEST):
@@ -135,18 +134,21 @@ class Workload(Engine[Cache]):
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
             case EngineStage.PUBLISHED:
-                self._release(request)
+                if not self._stays(request):
+                    self._release(request)
             case EngineStage.GONE:
                 pass
 
     def _prefetch(self, request: EngineRequest) -> None:
         request.stage = EngineStage.WAITING
-        if self._random.random() < 0.2:
+        if self._random.random() < 0.2 and not request.source:
             return
         tokens = request.head(request.prompt - 1)
         request.cached_before = self._match(request.namespace, tokens).host_tokens
         begun = self._ask(
-            request, "prefetch", lambda c: c.prefetch(request.name, tokens, request.namespace)
+            request,
+            "prefetch",
+            lambda c: c.prefetch(request.name, tokens, request.namespace, source=request.source),
         )
         self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
         request.prefetched = begun

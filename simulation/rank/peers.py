@@ -1,28 +1,46 @@
 """Reading out of the host memory of another simulated group, as `peer://` does.
 
 A read holds the pages of all ranks that it needs from its beginning to its end. What one of them does
-not serve, or cuts off, is missing; what is damaged on its way is, too.
+not serve, or cuts off, is missing.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
 
+from ...page_format.page_layout import PageLayout, ShardPlace
+from ...page_format.shard_sources import sources_of
 from ..contents import SHARDS
 from .serving import Reading, Serving
-from .shards import Shards, damaged_part
+
+PAGES_READ = "pages read from the other group"
+PAGES_GONE = "pages that the other group no longer served"
 
 
 class ServingGroup:
     """The page servers of all ranks of a group."""
 
-    def __init__(self, servers: Mapping[str, Serving], shards: list[Shards]) -> None:
-        """`servers` are by the name of a rank's shard, `shards` by rank."""
-        self.servers = servers
-        self.shards = shards
-        self.is_gone = False
-        """Whether nobody can connect any more, though the group goes on."""
-        self.flips: str | None = None
-        """The shard whose pages are damaged on their way."""
+    def __init__(self, layouts: Mapping[str, PageLayout], servers: Sequence[Serving]) -> None:
+        """`layouts` are by pool, `servers` by rank."""
+        self.ranks = len(servers)
+        self.layouts = layouts
+        self._servers = {
+            (pool, layout.shard_name(ShardPlace.of(rank, self.ranks))): server
+            for pool, layout in layouts.items()
+            for rank, server in enumerate(servers)
+        }
+
+    def servers_for(self, pool: str, place: ShardPlace) -> list[Serving]:
+        """Return the servers that together have the part of a page that belongs to `place`."""
+        names = _objects_for(self.layouts[pool], place, self.ranks)
+        return [self._servers[pool, name] for name in names]
+
+
+@cache
+def _objects_for(layout: PageLayout, place: ShardPlace, ranks: int) -> tuple[str, ...]:
+    """Return the shards that a group of so many ranks names the objects by that a rank reads."""
+    others = tuple(each.name for each in sources_of(layout, place, ranks))
+    return others or (layout.shard_name(place),)
 
 
 class Peers:
@@ -30,10 +48,10 @@ class Peers:
 
     closed = False
 
-    def __init__(self, group: ServingGroup, shards: Shards) -> None:
+    def __init__(self, group: ServingGroup, place: ShardPlace, coverage: Counter[str]) -> None:
         self._group = group
-        self._shards = shards
-        self._ranks = len(group.shards)
+        self._place = place
+        self._coverage = coverage
         self._reads = defaultdict[tuple[str, bytes], list[list[Reading | None]]](list)
         """By object: what each read of it holds."""
 
@@ -42,30 +60,23 @@ class Peers:
 
     def has(self, pool: str, key: bytes) -> bool:
         """See `Origin`."""
-        pieces = self._shards.written_by(pool, self._ranks)
-        return not self._group.is_gone and all(
-            self._group.servers[each.shard].has(pool, key) for each in pieces
-        )
+        servers = self._group.servers_for(pool, self._place)
+        return all(each.has(pool, key) for each in servers)
 
     def begin(self, pool: str, key: bytes) -> None:
         """See `Origin`."""
-        readings: list[Reading | None] = []
-        for piece in self._shards.written_by(pool, self._ranks):
-            server = None if self._group.is_gone else self._group.servers[piece.shard]
-            reading = None if server is None else server.begin(pool, key)
-            if reading is not None and self._group.flips == piece.shard:
-                own = reading.server.shards.own(pool)
-                reading.is_damaged = damaged_part(key, own) in piece.parts
-            readings.append(reading)
-        self._reads[pool, key].append(readings)
+        servers = self._group.servers_for(pool, self._place)
+        self._reads[pool, key].append([each.begin(pool, key) for each in servers])
 
     def read(self, pool: str, key: bytes) -> int | None:
         """See `Origin`."""
         contents = [None if each is None else each.end() for each in self._reads[pool, key].pop()]
         first = contents[0]
         if first is None or None in contents:
+            self._coverage[PAGES_GONE] += 1
             return None
-        return first % SHARDS + self._shards.rank * SHARDS
+        self._coverage[PAGES_READ] += 1
+        return first % SHARDS + self._place.tp_rank * SHARDS
 
     def remove(self, pool: str, key: bytes) -> None:
         """Lose nothing: what is damaged on its way is whole where it lies."""

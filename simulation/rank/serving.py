@@ -2,7 +2,7 @@
 
 Each takes a while over a page, and looks at what it gets. No reader begins after the order is
 cancelled, and quiet is reported when the last one has left; those that stay too long are cut off.
-Readers are strangers that are drawn here, or the ranks of another simulated group (`peers`).
+Readers are strangers that are drawn here, and the ranks of another simulated group (`peers`).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from ...ranks.orders import Serve
 from ...ranks.replica.tree.node import HOST
 from .conditions import Conditions, OrderWork, Page
 from .memory import SimulatedStore, SymbolicMemory
-from .shards import Shards
 
 READERS = 3
 """How many strangers read a page at most."""
@@ -26,8 +25,6 @@ class Reading:
     work: OrderWork
     page: Page
     is_cut_off: bool = False
-    is_damaged: bool = False
-    """Whether its bytes change on their way."""
 
     def end(self) -> int | None:
         """Stop reading; return what was read, or None where nothing of it can be used."""
@@ -41,9 +38,6 @@ class Serving:
         self, conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
     ) -> None:
         """What the keys of pages mean is known to the `store`."""
-        self.shards = Shards({}, 0, 1)
-        """What this rank has of a page, for readers of other TP sizes."""
-        self.strangers = READERS
         self._conditions = conditions
         self._memory = memory
         self._store = store
@@ -59,7 +53,7 @@ class Serving:
                 work.queue.append(page)
                 self._offered.setdefault((page.pool, key), []).append((work, page))
                 self._memory.named(HOST, page.pool).claim_to_read(slot, work.operation)
-                for _ in range(conditions.random.randrange(self.strangers + 1)):
+                for _ in range(conditions.random.randrange(READERS + 1)):
                     delay_us = conditions.duration_us(work, 200_000)
                     conditions.plan(delay_us, partial(self._visit, work, page))
 
@@ -87,8 +81,7 @@ class Serving:
         """See `Reading`."""
         if reading.is_cut_off or self._conditions.closed:
             return None
-        content = self._release(reading)
-        return None if reading.is_damaged else content
+        return self._release(reading)
 
     def _visit(self, work: OrderWork, page: Page) -> None:
         if work.cancelled:

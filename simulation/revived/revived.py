@@ -139,6 +139,13 @@ _BUGS = (
         l1=ENGINE,
     ),
     RevivedBug(
+        name="window-head",
+        about="a prefetch reads as many of a window's pages as it needs, and takes the first ones that"
+        " it has looked up for the last ones",
+        build=handoffs.first_pages_of_a_window,
+        profile="gemma",
+    ),
+    RevivedBug(
         name="unfilled",
         about="window pages that an engine lends to a load, and that the load does not fill, are backed"
         " up as if they held the prefix's KV",

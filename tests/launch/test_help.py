@@ -98,6 +98,7 @@ def test_a_group_of_commands_without_one_shows_its_help_and_ends_with_2(
         "replay --report nowhere/report.json",
         "simulate --seeds some",
         "simulate --revive Z",
+        "simulate --pd 3x1",
         "bench tree --tokens 0",
         "bench storage --store nowhere --page-bytes 1MiB",
         "bench path --page-bytes 1MiB",

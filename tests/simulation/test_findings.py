@@ -7,7 +7,6 @@ from lockstep.ranks.replica.attaching import StoreState
 from lockstep.simulation.checkers.findings import (
     answers,
     group,
-    handoff,
     messages,
     pages,
     storage,
@@ -66,8 +65,6 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (group.GoesOn(1, "steps on"), "goes on after its group has ended"),
     (group.Restless("the group does not come to rest", 9), "still busy 9 steps later"),
     (group.Miscounted(1, 3, 3, 2), "did not vote exactly once in every step"),
-    (handoff.NotServed(3, 5, 60.0), "2 hang: whoever waits"),
-    (handoff.LeftBehind("prefill", "the request r1"), "the group that prefills still has"),
     (messages.OtherMessage(3, b"one", b"two"), "message 3 from outside in other words"),
     (messages.HeardEarly(3, 1), "before rank 1 has received it"),
     (messages.NotHeard(3), "none of them acts on it"),

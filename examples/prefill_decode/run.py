@@ -1,0 +1,261 @@
+"""Two ranks compute prompts, and one goes on with them: `python run.py`, or `python run.py --ray`.
+
+Each group is started under torchrun, or its ranks are Ray actors. The producer serves what it has
+computed out of its host memory; the consumer prefetches it from there, whatever the TP sizes are. What
+else the consumer has to know is one msgpack message. Of the second request a page is damaged on its
+way, so the consumer computes it. Exit status 0: every answer is what one engine alone puts out.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socket import create_connection, create_server, socket
+
+import msgpack
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lockstep import (
+    Admission,
+    Cache,
+    CacheConfig,
+    Column,
+    LoadState,
+    PageLayout,
+    Peers,
+    StopPolicy,
+    Timeouts,
+)
+from lockstep.launch.ray.cluster import ray_cluster
+from lockstep.ranks.disaggregation.metadata_slots import MetadataSlots, SlotField
+from lockstep.small_engine.contents import KeyedTokens
+from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
+from lockstep.small_engine.request import TokenIds
+
+PREFILL, DECODE = "prefill", "decode"
+RANKS = {PREFILL: 2, DECODE: 1}
+SEEDS = {"whole": 1, "damaged": 2}
+"""By request: the seed of its prompt, and of what is sampled for it."""
+PAGE_TOKENS, OUTPUTS, VOCABULARY = 16, 20, 50_000
+PROMPT_TOKENS = 8 * PAGE_TOKENS + 7
+LAYOUT = PageLayout(
+    page_tokens=PAGE_TOKENS,
+    columns=(Column(name="kv", layers=2, heads=4, elements=128, dtype="float32"),),
+)
+RANDOM_STATE = torch.Generator().get_state()
+FIELDS = (
+    SlotField("first token", torch.int64, (1,)),
+    SlotField("random state", RANDOM_STATE.dtype, (*RANDOM_STATE.shape,)),
+)
+FAR = "127.0.0.2"
+DAMAGED_BYTE = 400_000
+"""Of all that the last rank of the producer sends: it is in a page of the second request."""
+PATIENCE_S = 600.0
+
+
+class Rank:
+    """One rank of either group. Its model writes bytes by which a page is told from every other one."""
+
+    def __init__(self, role: str, rank: int, folder: str) -> None:
+        """The ranks of a group meet in `folder`, which all can see."""
+        meets_at = f"file://{folder}/{role}"
+        dist.init_process_group("gloo", meets_at, rank=rank, world_size=RANKS[role])
+        is_far = role == PREFILL and rank == RANKS[role] - 1
+        config = CacheConfig(
+            model="example",
+            layout=LAYOUT,
+            device_pages=64,
+            host_pages=128,
+            peers=Peers(reached_at=FAR if is_far else ""),
+            # A machine that is slow is no reason to compute here what was computed there.
+            stop_policy=StopPolicy(base_s=60.0, cap_s=60.0),
+            timeouts=Timeouts(lookup_s=60.0),
+        )
+        self._cache = Cache.open(config)
+        self._forward = ForwardPass(self._cache)
+        self._slots = MetadataSlots(FIELDS, slots=4)
+        if is_far:
+            _lay_bad_cable(int(self._cache.serving_uri.rpartition(":")[2]))
+
+    def prefill(self, name: str) -> bytes:
+        """Compute a prompt and serve it; return all that the other group has to know."""
+        prompt, random = _prompt(name), torch.Generator().manual_seed(SEEDS[name])
+        self._cache.load_back(name, prompt[:0], reserve_tokens=len(prompt))
+        self._compute(name, prompt, 0)
+        self._cache.insert(name, prompt)
+        slot = self._slots.take()
+        assert slot is not None
+        self._slots.write(slot, "first token", torch.tensor([_sample(random)]))
+        self._slots.write(slot, "random state", random.get_state())
+        message = {"name": name, "prompt": prompt.tobytes(), "state": self._slots.packed(slot)}
+        self._slots.free(slot)
+        whole = len(prompt) // PAGE_TOKENS * PAGE_TOKENS
+        self._until(lambda: self._cache.serve(name, prompt, ttl_s=PATIENCE_S) == whole)
+        packed: bytes = msgpack.packb({**message, "source": self._cache.serving_uri})
+        return packed
+
+    def decode(self, message: bytes) -> str:
+        """Go on with a request; say in a line what has become of it."""
+        handed = msgpack.unpackb(message)
+        name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
+        slot = self._slots.take()
+        assert slot is not None
+        self._slots.unpack(slot, handed["state"])
+        self._cache.prefetch(name, prompt, source=handed["source"])
+        self._until(lambda: self._cache.prefetch_done(name))
+        found = self._cache.load_back(name, prompt, reserve_tokens=len(prompt) + OUTPUTS)
+        assert isinstance(found, Admission)
+        self._until(lambda: self._cache.load_state(name) is LoadState.READY)
+        wrong = self._wrong_pages(name, prompt[: found.cached_tokens])
+        # What has not come, or came damaged, is computed here.
+        self._compute(name, prompt, found.cached_tokens)
+        random = torch.Generator()
+        random.set_state(self._slots.read(slot, "random state"))
+        answer = [int(self._slots.read(slot, "first token"))]
+        self._slots.free(slot)
+        while len(answer) < OUTPUTS:
+            tokens = np.append(prompt, np.array(answer, dtype=np.int32))
+            self._compute(name, tokens, len(tokens) - 1)
+            answer.append(_sample(random))
+        wrong += self._wrong_pages(name, tokens)
+        self._cache.release(name)
+        alone = torch.Generator().manual_seed(SEEDS[name])
+        is_exact = not wrong and answer == [_sample(alone) for _ in range(OUTPUTS)]
+        came = f"{found.cached_tokens} of {len(prompt)} prompt tokens came"
+        return f"{name}: {came}, {'exact' if is_exact else 'WRONG'}"
+
+    def close(self) -> None:
+        """Leave the group, together with its other ranks."""
+        self._cache.close()
+        dist.destroy_process_group()
+
+    def _compute(self, name: str, tokens: TokenIds, start: int) -> None:
+        keyed = KeyedTokens(tokens, PAGE_TOKENS)
+        self._forward.compute(
+            [TokenSpan(request=name, tokens=keyed, start=start, stop=len(tokens))]
+        )
+        self._cache.step()
+
+    def _wrong_pages(self, name: str, tokens: TokenIds) -> int:
+        found = self._forward.verify(name, KeyedTokens(tokens, PAGE_TOKENS), len(tokens))
+        return sum(each.corrupt for each in found.values())
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        # The cache answers alike on every rank, so all of them take equally many steps.
+        while not done():
+            self._cache.step(idle_s=0.002)
+
+
+def _prompt(name: str) -> TokenIds:
+    return np.random.default_rng(SEEDS[name]).integers(
+        VOCABULARY, size=PROMPT_TOKENS, dtype=np.int32
+    )
+
+
+def _sample(random: torch.Generator) -> int:
+    return int(torch.randint(VOCABULARY, (1,), generator=random))
+
+
+def _lay_bad_cable(port: int) -> None:
+    """Let readers reach a rank at FAR, by a cable that flips one bit of all that it carries."""
+    listening, sent = create_server((FAR, port)), [0]
+
+    def carry(source: socket, sink: socket, *, flips: bool) -> None:
+        while data := bytearray(source.recv(1 << 14)):
+            at = DAMAGED_BYTE - sent[0]
+            if flips and 0 <= at < len(data):
+                data[at] ^= 1
+            sent[0] += len(data) if flips else 0
+            sink.sendall(data)
+
+    def accept() -> None:
+        while True:
+            reader, server = listening.accept()[0], create_connection(("127.0.0.1", port))
+            for source, sink in ((reader, server), (server, reader)):
+                flips = {"flips": source is server}
+                threading.Thread(
+                    target=carry, args=(source, sink), kwargs=flips, daemon=True
+                ).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
+def as_actors(folder: str) -> list[str]:
+    """Make each rank of both groups an actor, and carry messages between them; return what they say."""
+    said: list[str] = []
+    with ray_cluster(None, ranks=sum(RANKS.values())) as cluster:
+        actor, get = cluster.ray.remote(Rank), cluster.ray.get
+        prefill, decode = (
+            [actor.remote(role, rank, folder) for rank in range(RANKS[role])] for role in RANKS
+        )
+        for name in SEEDS:
+            message = get([each.prefill.remote(name) for each in prefill])[0]
+            said.append(get([each.decode.remote(message) for each in decode])[0])
+        get([each.close.remote() for each in (*prefill, *decode)])
+    return said
+
+
+def under_torchrun(folder: str) -> list[str]:
+    """Start both groups under torchrun; return what the one that goes on with requests says."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    groups = [
+        subprocess.Popen((*torchrun, str(ranks), __file__, role, folder))
+        for role, ranks in RANKS.items()
+    ]
+    statuses = [each.wait() for each in groups]
+    if any(statuses):
+        sys.exit(f"the groups have ended with {statuses}")
+    return [Path(folder, f"{name}.said").read_text() for name in SEEDS]
+
+
+def one_rank(role: str, folder: str) -> None:
+    """Run one rank, where messages are files: a router of your own carries them otherwise."""
+    number = int(os.environ["RANK"])
+    rank = Rank(role, number, folder)
+    for name in SEEDS:
+        message, said = Path(folder, f"{name}.message"), Path(folder, f"{name}.said")
+        if role == PREFILL:
+            _write(message, rank.prefill(name), number)
+        else:
+            _write(said, rank.decode(_read(message)).encode(), number)
+    if role == PREFILL:
+        # Its pages are served for so long.
+        _read(said)
+    rank.close()
+
+
+def _write(path: Path, data: bytes, rank: int) -> None:
+    if not rank:
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").rename(path)
+
+
+def _read(path: Path) -> bytes:
+    until_s = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"nobody has written {path}")
+        time.sleep(0.01)
+    return path.read_bytes()
+
+
+def main() -> int:
+    """Start both groups, print what has become of each request, and return the exit status."""
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        one_rank(sys.argv[1], sys.argv[2])
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        said = as_actors(folder) if "--ray" in sys.argv else under_torchrun(folder)
+    print(*said, sep="\n")
+    return 0 if all(each.endswith("exact") for each in said) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Two groups side by side: one computes prompts and serves them, the other reads and goes on.
+
+Each is a simulation of its own, with its ranks, stores, faults and checkers. They share a time in which
+what happens to both is in one order, and what pages and keys stand for. The consumer reads the host
+memory of the producer's ranks by the names of their objects, whatever the TP sizes are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from random import Random
+
+from ..page_format.page_layout import ShardPlace
+from ..ranks.agreed_pools import pool_layouts
+from ..ranks.config import ComponentConfig, SlidingWindow
+from .clock import VirtualClock
+from .engine.handed import Handover
+from .epoch import SOUND_BUILD, Build, Epoch
+from .faults import FAULT_PROFILES, Mishap
+from .rank.peers import Peers, ServingGroup
+from .result import ScheduleResult
+from .schedule import Schedule, Surroundings
+from .world import BOTH, REPLICA, Side, World, draw_world
+
+TP_SIZES = (1, 2, 4, 8)
+PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
+"""The TP sizes of producer and consumer, as `lockstep simulate --pd` has them."""
+DRAWN = "drawn"
+"""The seed draws one of `PAIRS`."""
+
+_ADDRESS = "producer:1"
+_TURNS_APART = 0.3
+"""How often one group takes a step and the other does not."""
+_MEANWHILE = 2
+"""So many steps the other group takes at most between two of one, on the average of a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairWorld:
+    """The worlds of two groups that serve one model."""
+
+    pd: str
+    producer: World
+    consumer: World
+    replay: str
+    """The command that runs the schedule again."""
+
+
+def draw_pair(
+    seed: int,
+    *,
+    pd: str = DRAWN,
+    steps: int = 100,
+    profile: str | None = None,
+    faults: str = "mixed",
+    depth: int = 1,
+    l1: str = BOTH,
+) -> PairWorld:
+    """Draw two groups. Raises `ValueError` for a name or size that is not possible."""
+    if pd != DRAWN and pd not in PAIRS:
+        raise ValueError(f"unknown pair {pd!r}; known: {DRAWN}, {', '.join(PAIRS)}")
+    random = Random(f"{seed}/{faults}/pair")
+    drawn, prompt_pages = random.choice(list(PAIRS)), random.randint(4, 14)
+    pd = drawn if pd == DRAWN else pd
+    draw = partial(draw_world, seed, steps=steps, faults=faults, depth=depth, l1=l1)
+    sides = [
+        Side(f"{pd}/{role}/", max(TP_SIZES), prompt_pages) for role in ("producer", "consumer")
+    ]
+    one = draw(ranks=PAIRS[pd][0], profile=profile, side=sides[0])
+    other = draw(ranks=PAIRS[pd][1], profile=one.profile, side=sides[1])
+    one, other = _with_spoiled_saves(one), _with_spoiled_saves(_with_model_of(one, other))
+    replay = (
+        f"lockstep simulate --pd {pd} --seeds {seed}:{seed + 1} --steps {steps}"
+        f" --profile {one.profile} --faults {faults} --depth {depth} --l1 {l1}"
+    )
+    return PairWorld(
+        pd,
+        replace(one, meanwhile_us=_MEANWHILE * other.whole_step_us_max),
+        replace(other, meanwhile_us=_MEANWHILE * one.whole_step_us_max),
+        replay,
+    )
+
+
+def _with_model_of(one: World, other: World) -> World:
+    """Return the other group's world so that it serves the model of `one`, in pools of its own."""
+    config, pools = other.config, dict(other.device_pools)
+    components: list[ComponentConfig] = []
+    for served, drawn in zip(one.config.components, config.components, strict=True):
+        if isinstance(served, SlidingWindow):
+            least = served.window_tokens // one.page_tokens + 2
+            pools[served.pool] = max(pools[served.pool], least)
+        owned = pools[served.pool] if other.l1 == REPLICA else 0
+        components.append(replace(served, device_pages=owned, host_pages=drawn.host_pages))
+    config = replace(config, layout=one.config.layout, components=tuple(components))
+    return replace(other, config=config, device_pools=pools)
+
+
+def _with_spoiled_saves(world: World) -> World:
+    random, faults = world.stream("saves"), world.faults
+    possible = Mishap.SPOILED_SAVE in FAULT_PROFILES[world.fault_profile].faults
+    if not possible or not faults.rates or random.random() < 0.5:
+        return world
+    rates = {**faults.rates, Mishap.SPOILED_SAVE: random.uniform(0.02, 0.2)}
+    return replace(world, faults=replace(faults, rates=rates))
+
+
+class PairSchedule:
+    """Runs the schedule of two groups. It can be run once."""
+
+    def __init__(
+        self, world: PairWorld, *, record: bool = False, build: Build = SOUND_BUILD
+    ) -> None:
+        one, other = world.producer, world.consumer
+        self.world = world
+        self.result = ScheduleResult(
+            seed=one.seed, l1=f"{one.l1} to {other.l1}", profile=one.profile, pd=world.pd
+        )
+        around = Surroundings(self.result)
+        clock, beside = VirtualClock(), VirtualClock()
+        clock.beside, beside.beside = beside, clock
+        self._random = one.stream("turns")
+        handover = Handover(one.stream("handover"), one.page_tokens, self.result.coverage)
+        group = partial(_Group, around=around, record=record, build=build)
+        self.producer = group(one, clock=clock, gives=handover)
+        self.consumer = group(other, clock=beside, takes=handover, source=self.producer)
+
+    def run(self) -> ScheduleResult:
+        """Run both groups to the end or to the first violation, and return what happened."""
+        result, groups = self.result, [self.producer.steps(), self.consumer.steps()]
+        for each in self._turns(groups):
+            if next(each, self) is self:
+                groups.remove(each)
+            if result.violation is not None:
+                result.violation = replace(result.violation, replay=self.world.replay)
+                break
+        return result
+
+    def _turns(self, groups: list[Iterator[None]]) -> Iterator[Iterator[None]]:
+        """Yield the group that takes the next step, until there is none."""
+        while groups:
+            drawn = self._random.sample(groups, len(groups))
+            yield from drawn[:1] if self._random.random() < _TURNS_APART else drawn
+
+
+class _Group(Schedule):
+    """One of two groups."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        clock: VirtualClock,
+        around: Surroundings,
+        record: bool,
+        build: Build,
+        gives: Handover | None = None,
+        takes: Handover | None = None,
+        source: "_Group | None" = None,
+    ) -> None:
+        """A consumer `takes` requests, and reads from its `source`; a producer `gives` them."""
+        self._source = source
+        self._layouts = dict(pool_layouts(world.config))
+        super().__init__(world, record=record, build=build, clock=clock, around=around)
+        self._workload.gives, self._workload.takes = gives, takes
+
+    def _begin_epoch(self) -> Epoch:
+        epoch, source = super()._begin_epoch(), self._source
+        for rank, executor in enumerate(epoch.executors):
+            if source is None:
+                executor.address = _ADDRESS
+            else:
+                executor.connect = partial(source.connect, ShardPlace.of(rank, self.world.ranks))
+        self._serving = ServingGroup(self._layouts, [each.serving for each in epoch.executors])
+        return epoch
+
+    def connect(self, place: ShardPlace, source: str) -> Peers:
+        """Return what a rank of the consumer reads from, wherever it was told to."""
+        del source
+        return Peers(self._serving, place, self.result.coverage)
+
+    def _end(self, *, last: bool = False) -> bool:
+        # It takes seconds to see what never ends, in which the other group would take no step.
+        beside, self._clock.beside = self._clock.beside, None
+        try:
+            return super()._end(last=last)
+        finally:
+            self._clock.beside = beside
+
+
+def run_pair(
+    seed: int,
+    *,
+    pd: str = DRAWN,
+    steps: int = 100,
+    profile: str | None = None,
+    faults: str = "mixed",
+    depth: int = 1,
+    l1: str = BOTH,
+    build: Build = SOUND_BUILD,
+) -> ScheduleResult:
+    """Run the schedule of one seed; equal arguments always give equal runs."""
+    world = draw_pair(seed, pd=pd, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1)
+    return PairSchedule(world, build=build).run()

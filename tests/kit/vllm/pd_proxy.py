@@ -5,7 +5,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 from urllib.request import Request, urlopen
 
 
@@ -22,8 +22,6 @@ def pd_proxy(prefill: str, decode: str) -> Generator[str]:
     """Serve at the address that is given what the two servers compute between them."""
 
     class Handler(BaseHTTPRequestHandler):
-        close_connection: ClassVar[bool] = True
-
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             first = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}

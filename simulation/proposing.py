@@ -75,7 +75,9 @@ class Proposing:
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
         """How often a rank cannot open a store."""
         self._can_attach = world.config.host_pages > 0
-        self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + world.faults.still_us
+        # The steps before a proposal is heard may be long, and those after its time is up short.
+        slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
+        self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage
         self._trace = trace
         self._caches: Sequence[RankCache] = ()

@@ -36,7 +36,7 @@ FINDINGS = {
     "trust-for-good": ("not written again to a store that lost them",),
     "backup-once": ("never accepted by the store",),
     "one-pin": ("has not pinned the window pages",),
-    "window-head": ("the tree offers host window",),
+    "window-head": ("the tree offers host window", "under the key of content"),
     "unfilled": ("copies device window page", "the tree offers host window page"),
 }
 """By bug: what the checkers may say of it, in one of these words."""

@@ -224,7 +224,8 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
     kind = KINDS[name]
     model: Path = request.getfixturevalue(kind.fixture)
     requests = [kind.requests[at] for at in (-1, 3, 7)]
-    with tight_engine(tmp_path, model, kind, 1, **{f"{pool}_poisoned_on_rank": 0}) as engine:
+    faults = {f"{pool}_poisoned_on_rank": 0}
+    with tight_engine(tmp_path, model, kind, 1, None, **faults) as engine:
         cold = engine.generate(requests, together=False)
         engine.flush()
         poisoned = engine.generate(requests, together=False)

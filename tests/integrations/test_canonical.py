@@ -1,6 +1,8 @@
 """What a configuration is worth is the same in every process, and different for what differs."""
 
 import re
+import subprocess
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,6 +19,7 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.canonical import canonical, digest
+from tests.kit.source_tree import ROOT
 
 
 class Mode(IntEnum):
@@ -186,6 +189,27 @@ def test_what_differs_is_worth_something_else() -> None:
 )
 def test_what_is_equal_is_worth_the_same(one: object, same: object) -> None:
     assert worth(one) == worth(same)
+
+
+def worth_in_the_order_of_hashes() -> str:
+    """Return what a set and a mapping in its order are worth."""
+    names = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    return worth({"names": names, "sizes": {name: len(name) for name in names}})
+
+
+def test_the_seed_of_a_process_for_hashes_changes_nothing() -> None:
+    asked = f"from {__name__} import worth_in_the_order_of_hashes as f; print(f(), end='')"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", asked],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
+            capture_output=True,
+            check=True,
+        ).stdout.decode()
+        for seed in ("1", "2")
+    }
+
+    assert found == {worth_in_the_order_of_hashes()}
 
 
 def test_what_is_set_beside_the_fields_counts_and_what_is_only_cached_does_not() -> None:

@@ -1,4 +1,7 @@
-"""One store serves vLLM and SGLang: what either wrote the other reads as its own (rule R16)."""
+"""One store serves vLLM and SGLang: what either wrote the other goes on with as its own (rule R16).
+
+That a page has the same bytes under both is in `test_pages.py`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,23 +9,24 @@ from typing import Any
 
 import pytest
 import tiny_llama
-import torch
 
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import Request, differences
-from tests.kit.sglang.stock import PROBE
-from tests.kit.sharing.steps import Came, Step, run
-from tests.kit.vllm.group import lockstep_connector
-from tests.kit.vllm.plan import BLOCK_TOKENS
+from tests.kit.sglang.requests import Request
+from tests.kit.vllm.group import Group, differences, lockstep_connector
+from tests.kit.vllm.mixed_prompts import Prompt
+from tests.kit.vllm.plan import BLOCK_TOKENS, Output, Phase, Plan
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
-PROMPT = list(range(3, 403))
+TOKENS = tuple(range(3, 403))
 PREFIX = 384
 """Whole pages of it, without the last token."""
-LONGER = [*PROMPT[:PREFIX], *range(9, 41)]
-SALT = "a tenant"
+PLAIN = Prompt(TOKENS)
+LONGER = Prompt((*TOKENS[:PREFIX], *range(9, 41)))
+TENANT, ANOTHER = Prompt(TOKENS, "a tenant"), Prompt(TOKENS, "another")
+ROUNDING = 1e-4
+"""By how much the engines' own log-probabilities differ, which sum in other orders."""
 
 
 @pytest.fixture(scope="module")
@@ -33,75 +37,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def vllm(
-    folder: Path, model: Path, store: str, steps: Sequence[Step], **options: Any
-) -> list[Came]:
-    """Have vLLM answer with Lockstep over a store; `options` are arguments of `LLM`."""
-    return run(folder, model, steps, lockstep_connector(store), **options)
+def vllm(folder: Path, model: Path, store: str | None, *prompts: Prompt) -> list[Output]:
+    """Have vLLM answer prompts one after the other, with nothing in its own prefix cache."""
+    folder.mkdir()
+    phases = [Phase([each]) for each in prompts]
+    connector = lockstep_connector(store) if store else None
+    plan = Plan(model=str(model), phases=phases, connector=connector)
+    [result] = Group(folder, model).run(plan, ranks=1)
+    return [phase.outputs[0] for phase in result.phases]
 
 
-def sglang(folder: Path, model: Path, store: str, **options: Any) -> RunningEngine:
-    """Return SGLang with Lockstep over a store, with pages as large as vLLM's blocks."""
-    arguments: dict[str, Any] = {"page_size": BLOCK_TOKENS, **options}
-    return lockstep_engine(folder, model, tp=1, store=store, **arguments)
-
-
-def test_sglang_restores_what_vllm_wrote_and_goes_on_as_if_it_had_been_given_it(
-    tmp_path: Path, model: Path
-) -> None:
-    store = f"file://{tmp_path}/store"
-    _, again, _ = vllm(
-        tmp_path / "vllm", model, store, [Step(PROMPT), Step(PROMPT, keep=True), Step(PROMPT, SALT)]
-    )
-    with sglang(tmp_path / "sglang", model, store) as engine:
-        [restored_once] = engine.generate([Request(tokens=PROMPT)])
-        restored = engine.kv(PROMPT[:PREFIX])
-        [from_storage] = engine.generate([Request(tokens=LONGER)])
-        salted = engine.generate(
-            [Request(tokens=PROMPT, salt=SALT), Request(tokens=PROMPT, salt="another")],
-            together=False,
-        )
-    with RunningEngine(
-        tmp_path / "stock", model, tp=1, plugins=(PROBE,), page_size=BLOCK_TOKENS
-    ) as stock:
-        stock.generate([Request(tokens=PROMPT)])
-        assert again.kv is not None
-        stock.plant(PROMPT[:PREFIX], again.kv)
-        [given] = stock.generate([Request(tokens=LONGER)])
-
-    assert restored_once.cached_by_tier["storage"] == PREFIX
-    assert torch.equal(again.kv, restored)
-    assert (from_storage.cached_tokens, given.cached_tokens) == (PREFIX, PREFIX)
-    assert differences([given], [from_storage]) == []
-    assert [each.cached_tokens for each in salted] == [PREFIX, 0]
-
-
-def test_vllm_restores_what_sglang_wrote_and_goes_on_as_if_it_had_been_given_it(
-    tmp_path: Path, model: Path
-) -> None:
-    store = f"file://{tmp_path}/store"
-    with sglang(tmp_path / "sglang", model, store) as engine:
-        engine.generate([Request(tokens=PROMPT)])
-        written = engine.kv(PROMPT[:PREFIX])
-        engine.generate([Request(tokens=PROMPT, salt=SALT)])
+def sglang(folder: Path, model: Path, store: str, *prompts: Prompt) -> list[Output]:
+    """Have SGLang do so, with pages as large as vLLM's blocks."""
+    arguments: dict[str, Any] = {"page_size": BLOCK_TOKENS}
+    with lockstep_engine(folder, model, tp=1, store=store, **arguments) as engine:
+        outputs = [answered(engine, each) for each in prompts]
         assert engine.shutdown() == []
-    torch.save(written, tmp_path / "written.pt")
+    return outputs
 
-    restored_once, again, from_storage, salted, other = vllm(
-        tmp_path / "vllm",
-        model,
-        store,
-        [
-            *(Step(PROMPT), Step(PROMPT, keep=True), Step(LONGER, keep=True)),
-            *(Step(PROMPT, SALT), Step(PROMPT, "another")),
-        ],
-    )
-    planted = Step(LONGER, keep=True, plant=f"{tmp_path}/written.pt")
-    _, given = run(tmp_path / "stock", model, [Step(PROMPT), planted])
 
-    assert restored_once.cached_tokens == PREFIX
-    assert again.kv is not None
-    assert torch.equal(written, again.kv)
-    assert (from_storage.cached_tokens, given.cached_tokens) == (PREFIX, PREFIX)
-    assert (from_storage.tokens, from_storage.logprobs) == (given.tokens, given.logprobs)
-    assert (salted.cached_tokens, other.cached_tokens) == (PREFIX, 0)
+def answered(engine: RunningEngine, prompt: Prompt) -> Output:
+    engine.flush()
+    [found] = engine.generate([Request(tokens=prompt.tokens, salt=prompt.salt)])
+    return Output(found.tokens, found.logprobs, found.cached_tokens)
+
+
+def cached(outputs: Sequence[Output]) -> list[int]:
+    return [each.cached_tokens for each in outputs]
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(vllm, sglang), (sglang, vllm)])
+def test_what_one_engine_wrote_the_other_restores_and_goes_on_with_exactly(
+    tmp_path: Path, model: Path, writes: Any, reads: Any
+) -> None:
+    store = f"file://{tmp_path}/store"
+    writes(tmp_path / "writes", model, store, PLAIN, TENANT)
+
+    found = reads(tmp_path / "reads", model, store, PLAIN, LONGER, TENANT, ANOTHER)
+
+    alone = vllm(tmp_path / "alone", model, None, PLAIN, LONGER, TENANT, ANOTHER)
+    assert cached(found) == [PREFIX, PREFIX, PREFIX, 0]
+    assert differences(alone, found, rounding=ROUNDING) == []

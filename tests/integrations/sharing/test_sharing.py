@@ -134,18 +134,6 @@ UNPROVEN_OF_VLLM: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", UNPROVEN_OF_VLLM)
-def test_a_vllm_of_which_something_is_not_proven_shares_with_its_own_kind_and_says_so(
-    what: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vllm.lockstep")
-
-    found = of_vllm(**UNPROVEN_OF_VLLM[what])
-
-    assert found.startswith(f"{WEIGHTS}/vLLM ")
-    assert what in caplog.messages[-1]
-
-
 UNPROVEN_OF_SGLANG: dict[str, Any] = {
     "model.kv_cache_dtype": {"model__kv_cache_dtype": "fp8_e4m3"},
     "model.quantization": {"model__quantization": "awq"},
@@ -158,15 +146,21 @@ UNPROVEN_OF_SGLANG: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", UNPROVEN_OF_SGLANG)
-def test_an_sglang_of_which_something_is_not_proven_shares_with_its_own_kind_and_says_so(
-    what: str, caplog: pytest.LogCaptureFixture
+UNPROVEN: list[Any] = [
+    *(("vLLM", of_vllm, what, options) for what, options in UNPROVEN_OF_VLLM.items()),
+    *(("SGLang", of_sglang, what, options) for what, options in UNPROVEN_OF_SGLANG.items()),
+]
+
+
+@pytest.mark.parametrize(("engine", "of", "what", "options"), UNPROVEN)
+def test_an_engine_of_which_something_is_not_proven_shares_with_its_own_kind_and_says_so(
+    engine: str, of: Any, what: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "sglang.lockstep")
+    caplog.set_level(logging.INFO, f"{engine.lower()}.lockstep")
 
-    found = of_sglang(**UNPROVEN_OF_SGLANG[what])
+    found = of(**options)
 
-    assert found.startswith(f"{WEIGHTS}/SGLang ")
+    assert found.startswith(f"{WEIGHTS}/{engine} ")
     assert what in caplog.messages[-1]
 
 

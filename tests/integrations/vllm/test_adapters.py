@@ -28,25 +28,6 @@ def train_again(path: Path) -> None:
     (path / "adapter_model.safetensors").write_bytes(b"\x02" * 100)
 
 
-def test_an_adapter_that_was_trained_again_in_place_is_another_one_after_a_restart(
-    path: Path,
-) -> None:
-    adapter = Adapter("a", str(path))
-    before = adapters(path).identify(adapter)
-
-    train_again(path)
-    after = adapters(path).identify(adapter)
-
-    assert None not in {before, after}
-    assert before != after
-
-
-def test_equal_weights_are_one_adapter_whatever_it_is_called(path: Path) -> None:
-    known = adapters(path)
-
-    assert known.identify(Adapter("a", str(path), 1)) == known.identify(Adapter("b", str(path), 2))
-
-
 def test_weights_that_are_read_in_another_form_are_others(path: Path) -> None:
     flat, deep = Adapter("a", str(path), 1), Adapter("b", str(path), 2, is_3d_lora_weight=True)
     known = adapters(path)
@@ -102,14 +83,3 @@ def test_an_adapter_that_cannot_be_read_is_named_once_and_not_cached(
     [told] = caplog.messages
     assert told.startswith("requests with adapter 'a' are not cached: its weights cannot be read")
     assert "adapter_versions of kv_connector_extra_config" in told
-
-
-def test_the_user_s_version_stands_for_an_adapter_s_weights_which_are_not_read(
-    tmp_path: Path,
-) -> None:
-    adapter = Adapter("a", str(tmp_path / "nowhere"))
-
-    one, same, other = (adapters(tmp_path, a=each).identify(adapter) for each in ("1", "1", "2"))
-
-    assert one == same != other
-    assert None not in {one, other}

@@ -1,8 +1,7 @@
 """Models that keep more than full attention, under vLLM with Lockstep: what vLLM says without it.
 
-The same tokens and the same log-probabilities: of windows, in one group of layers and in two, and of a
-recurrent state. Each engine of one rank goes through as many states as it can, before the first test;
-the tests say what came of it.
+The same tokens and the same log-probabilities: of windows, and of a recurrent state. Each engine of one
+rank goes through as many states as it can, before the first test; the tests say what came of it.
 """
 
 from collections.abc import Mapping
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.vllm.test_engine_faults import QUICK, objects
+from tests.kit.vllm.faults import objects
 from tests.kit.vllm.group import (
+    QUICK,
     Group,
     assert_exact,
     differences,
@@ -34,8 +34,6 @@ class Model:
     """A model under test."""
 
     name: str
-    pools: int
-    """How many groups of layers it has."""
     few_blocks: int
     """Room for the longest prompt, and for a part of the crowd."""
     block_tokens: int = 32
@@ -56,11 +54,9 @@ class Model:
 
 
 MODELS = [
-    Model("gemma", 3, 48),
-    Model("gpt-oss", 2, 40),
+    Model("gpt-oss", 40),
     Model(
         "qwen-next",
-        2,
         16,
         block_tokens=544,
         longer=3,
@@ -104,7 +100,7 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
             Phase(prompts, "half of them aborted", aborts=True),
             Phase(prompts, "warm after aborts"),
         ),
-        "restarted": plan(Phase(prompts, "from storage"), fault="damaged"),
+        "restarted": plan(Phase(prompts, "from storage")),
         "tight": plan(
             Phase(prompts, "cold"),
             Phase(prompts, "evicted"),
@@ -147,10 +143,8 @@ def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
 
 
 def share(model: Model, result: RankResult, name: str) -> float:
-    """Return, and print, which part of the tokens was not computed."""
-    restored = result.phase(name).cached_tokens / sum(len(each.tokens) for each in model.prompts)
-    print(f"{model.name}, {name}: {restored:.0%} of all tokens were restored")  # noqa: T201
-    return restored
+    """Return which part of the tokens was not computed."""
+    return result.phase(name).cached_tokens / sum(len(each.tokens) for each in model.prompts)
 
 
 @EACH
@@ -172,14 +166,12 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
 
 
 @EACH
-def test_after_a_restart_one_flipped_page_of_every_group_is_a_miss(
+def test_after_a_restart_pages_of_every_group_come_from_storage(
     model: Model, runs: dict[str, RankResult]
 ) -> None:
     restarted = runs["restarted"]
 
     assert told(alone(runs), restarted, "from storage") == []
-    # Requests that share the page may read it at the same time.
-    assert restarted.stats["pages_corrupt"] >= model.pools
     assert share(model, restarted, "from storage") > 0.4
 
 
@@ -221,14 +213,8 @@ def test_poison_beside_full_attention_shows_where_it_is_trusted(
     assert poisoned.stats["pages_corrupt"] == 0
 
 
-FORMS = pytest.mark.parametrize("one_scheduler", [False, True], ids=["each schedules", "one does"])
-
-
-@FORMS
 @EACH
-def test_two_ranks_whose_stores_disagree_are_exact(
-    tmp_path: Path, model: Model, *, one_scheduler: bool
-) -> None:
+def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path, model: Model) -> None:
     """The reference has no cache, and a scheduler on every rank."""
     MAKERS[model.name](tmp_path / "model")
     group, prompts, engine = Group(tmp_path, tmp_path / "model"), model.prompts, dict(model.engine)
@@ -241,7 +227,7 @@ def test_two_ranks_whose_stores_disagree_are_exact(
                 phases=list(phases),
                 engine=engine,
                 connector=connector,
-                one_scheduler=one_scheduler,
+                one_scheduler=True,
             )
         )
 

@@ -1,7 +1,4 @@
-"""vLLM as it is served, one scheduler and a worker for each rank, says what it says without Lockstep.
-
-The same comparisons as with a scheduler on every rank, several in each start of the engine.
-"""
+"""vLLM as it is served, one scheduler and a worker for each rank, says what it says without."""
 
 import shutil
 from pathlib import Path
@@ -9,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.vllm.test_engine_faults import QUICK, objects
+from tests.kit.vllm.faults import flip_a_byte, objects
 from tests.kit.vllm.group import (
+    QUICK,
     Group,
     assert_exact,
     differences,
     lockstep_connector,
-    restored_tokens,
 )
 from tests.kit.vllm.mixed_prompts import Prompt, mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan, RankResult
@@ -50,7 +47,6 @@ def run(
         one_scheduler=True,
     )
     [result] = group.run(plan, ranks=ranks)
-    restored_tokens(result, fault or "stores as the test left them")
     assert result.stats["ended_by"] == ""
     assert result.stats["collectives"] == result.stats["rounds"]
     return result
@@ -114,9 +110,7 @@ def test_with_preemption_and_eviction_from_a_small_host_memory(
     assert sum(phase.preemptions for phase in result.phases) > 0
 
 
-@pytest.mark.parametrize(
-    "fault", ["down", pytest.param("slow", marks=pytest.mark.slow), "half a load"]
-)
+@pytest.mark.parametrize("fault", ["down", "half a load"])
 def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
     group: Group, reference: list[Output], filled: str, fault: str
 ) -> None:
@@ -132,9 +126,7 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     for path in objects(tmp_path, 1)[::2]:
         path.unlink()
     for path in objects(tmp_path, 0)[1::8]:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
+        flip_a_byte(path)
 
     result = run(group, [Phase(PROMPTS, "all")], filled)
 
@@ -142,26 +134,13 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     assert result.phases[0].cached_tokens > 0
 
 
-@pytest.mark.slow
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
     """The comparison would find a wrong page, if one were ever used."""
     for path in objects(tmp_path, 1):
-        content = bytearray(path.read_bytes())
-        content[-64:] = bytes(64)
-        path.write_bytes(content)
+        flip_a_byte(path)
 
     result = run(group, [Phase(PROMPTS, "all")], filled, fault="trusting")
 
     assert differences(reference, result.phases[0].outputs)
-
-
-def test_one_rank_alone_with_a_worker_of_its_own(group: Group, tmp_path: Path) -> None:
-    phases = [Phase(PROMPTS[:40], "cold"), Phase(PROMPTS[:40], "warm")]
-    [alone] = group.run(Plan(model=group.model, phases=phases[:1]), ranks=1)
-
-    result = run(group, phases, f"file://{tmp_path}/store", ranks=1)
-
-    assert_exact(alone.phases[0].outputs, [result])
-    assert result.phase("warm").cached_tokens > result.phase("cold").cached_tokens

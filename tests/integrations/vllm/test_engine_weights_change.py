@@ -33,9 +33,8 @@ def references(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> l
     return found
 
 
-@pytest.mark.parametrize("one_scheduler", [False, True])
 def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_when_they_come_back(
-    models: list[str], references: list[list[Output]], tmp_path: Path, *, one_scheduler: bool
+    models: list[str], references: list[list[Output]], tmp_path: Path
 ) -> None:
     """Named with a reset after it, named without one, reset as by a sleep, and named again."""
     former, latter = models
@@ -52,7 +51,7 @@ def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_w
         model=former,
         phases=phases,
         connector=lockstep_connector(f"file://{tmp_path}/store"),
-        one_scheduler=one_scheduler,
+        one_scheduler=True,
     )
 
     [ran] = Group(tmp_path, Path(former)).run(plan, ranks=1)

@@ -4,19 +4,16 @@ On a real cache whose I/O a test tells. The window is two pages less a token.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
+from tests.kit.vllm.sides import side_of
 
 COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
 WINDOW = SlidingWindow(
@@ -48,14 +45,7 @@ class Scripted:
     def __init__(self, *, store: bool = True) -> None:
         self.ranks = HostRanksInTurn(ranks=1, components=(WINDOW, STATE), store=store)
         self.blocks = CountedBlocks()
-        self.side = SchedulerSide(
-            self.ranks.caches[0],
-            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            lending=Lending(GROUPS, HeldBlocks(self.blocks)),
-            loads=True,
-            backs_up=True,
-            idle_wait_s=0.001,
-        )
+        self.side = side_of(self.ranks.caches[0], Lending(GROUPS, HeldBlocks(self.blocks)))
         self.executor = self.ranks.executors[0]
 
     def arrive(self, tokens: list[int], name: str) -> Sent:

@@ -2,14 +2,11 @@
 
 from collections import UserDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lockstep.integrations.vllm.watching.block_events import PagesStored
-from lockstep.ranks.replica.notices import Tier
 from tests.kit.vllm.scripted import ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Content, Item, Position, Scheduled
 
@@ -45,37 +42,11 @@ def test_the_system_prompt_before_another_image_is_found_and_nothing_of_the_imag
     assert hits == [0, BEFORE_IMAGE, WHOLE, WHOLE]
 
 
-def test_a_request_without_an_image_shares_the_system_prompt_with_those_that_have_one() -> None:
-    with scripted(**BLOCKS) as engine:
-        hits = [ask(engine, tokens=[*SYSTEM, *QUESTION]), ask(engine, image("a cat"))]
-
-    assert hits == [0, BEFORE_IMAGE]
-
-
-def test_a_conversation_keeps_its_prefix_when_an_image_is_added() -> None:
-    longer = [*WITH_IMAGE, *[IMAGE_TOKEN] * IMAGE_LENGTH, *QUESTION]
-    with scripted(**BLOCKS) as engine:
-        ask(engine, image("a cat"))
-
-        hit = ask(engine, image("a cat"), image("a dog", at=len(WITH_IMAGE)), tokens=longer)
-
-    assert hit == len(WITH_IMAGE) // PAGE * PAGE
-
-
 def test_a_client_s_uuid_changes_nothing() -> None:
     with scripted(**BLOCKS) as engine:
         hits = [ask(engine, image("a cat", uuid)) for uuid in ("", "logo", "template")]
 
     assert hits == [0, WHOLE, WHOLE]
-
-
-def test_another_engine_finds_an_image_in_the_store_under_whatever_name(tmp_path: Path) -> None:
-    with scripted(f"file://{tmp_path}", **BLOCKS) as engine:
-        ask(engine, image("a cat"))
-    with scripted(f"file://{tmp_path}", **BLOCKS) as restarted:
-        hits = [ask(restarted, image("a dog", "logo")), ask(restarted, image("a cat", "a uuid"))]
-
-    assert hits == [BEFORE_IMAGE, WHOLE]
 
 
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
@@ -165,24 +136,6 @@ def test_an_image_too_short_for_its_page_has_a_namespace_of_its_content() -> Non
     assert hits == [0, 0, WHOLE]
 
 
-def test_two_images_that_begin_in_one_page_both_count() -> None:
-    def pair(first: str, second: str) -> list[Item]:
-        return [image(first, length=3), image(second, at=len(SYSTEM) + 3, length=3)]
-
-    with scripted(**BLOCKS) as engine:
-        hits = [
-            ask(engine, *pair(*each))
-            for each in (
-                ("a cat", "a dog"),
-                ("a dog", "a cat"),
-                ("a cat", "a cat"),
-                ("a cat", "a dog"),
-            )
-        ]
-
-    assert hits == [0, BEFORE_IMAGE, BEFORE_IMAGE, WHOLE]
-
-
 def test_which_placeholders_embeddings_stand_in_for_counts() -> None:
     items = [image("a cat", uuid) for uuid in ("one", "two")]
     for first, item in enumerate(items):
@@ -211,21 +164,3 @@ def test_an_image_is_digested_once_for_all_requests_that_have_it() -> None:
 
     assert hits == [0, WHOLE, WHOLE]
     assert sorted(looked) == ["image_grid_thw", "pixel_values"]
-
-
-def test_events_name_the_blocks_of_images_as_vllm_does() -> None:
-    dog = image("a dog", at=len(SYSTEM) + 110, length=20)
-    with scripted(**BLOCKS) as engine:
-        requests = [
-            engine.serve(WITH_IMAGE, mm_features=[image("a cat")]),
-            engine.serve(WITH_IMAGE, mm_features=[image("a cat"), dog]),
-            engine.serve(WITH_IMAGE, mm_features=[image("a bird")]),
-        ]
-        told = engine.told()
-
-    stored = [each for each in told if isinstance(each, PagesStored) and each.tier is Tier.HOST]
-    pages = [page for each in stored for page in each.pages]
-    chains = [engine.hasher.chain(each) for each in requests]
-    assert {page.hashes[0] for page in pages} == {each for chain in chains for each in chain}
-    assert all(min(page.tokens) >= 0 for page in pages)
-    assert [*pages[31].tokens] == WITH_IMAGE[31 * PAGE : 32 * PAGE]

@@ -1,9 +1,5 @@
 """Engines share pages only where nothing that changes KV differs between them (rule R16)."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ from lockstep.integrations.canonical import canonical, digest
 from lockstep.integrations.vllm.kv_identity import configuration_digest, weights_of
 from lockstep.integrations.vllm.proven_out import left_out
 from lockstep.integrations.weights import FileDigests
-from tests.kit.source_tree import ROOT
 from tests.kit.vllm.configuration import (
     Engine,
     Kept,
@@ -30,10 +25,6 @@ from tests.kit.vllm.configuration import (
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ANOTHER_PROCESS = """
-from tests.integrations.vllm.test_kv_identity import counted_in_order_of_hashes
-print(counted_in_order_of_hashes(), end="")
-"""
 
 
 @dataclass
@@ -133,50 +124,6 @@ def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_that_chang
     assert len({one, other, shuffled}) == 3
 
 
-def counted_in_order_of_hashes() -> str:
-    """Return the key of a configuration that has a set, and a mapping in the order of that set."""
-    names = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    sizes = {name: len(name) for name in names}
-    return counted(of_model(hf_config={"names": names, "sizes": sizes}))
-
-
-def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
-    paths = ":".join([str(ROOT), *sys.path])
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", ANOTHER_PROCESS],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": paths},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-
-    assert found == {counted_in_order_of_hashes().encode()}
-
-
-def test_what_cannot_be_told_apart_is_refused_by_the_name_of_its_field() -> None:
-    with pytest.raises(ConfigError, match=r"additional_config is a builtins\.generator"):
-        counted(Engine(additional_config=(each for each in "ab")))
-
-
-def test_weights_that_were_trained_again_in_place_are_others(
-    model: Path, digests: FileDigests
-) -> None:
-    engine = of_model(model=str(model))
-    before = weights_of(engine, None, digests)
-    file = model / "model.safetensors"
-    times = file.stat()
-
-    file.write_bytes(b"\x02" * 100)
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = weights_of(engine, None, digests)
-    file.write_bytes(b"\x01" * 100)
-
-    assert after != before
-    assert weights_of(engine, None, digests) == before
-
-
 def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
     engine = of_model(model="/no such model")
 
@@ -232,17 +179,3 @@ def test_weights_that_nobody_can_tell_apart_need_a_version(
 
     with pytest.raises(ConfigError, match="give weights_version in kv_connector_extra_config"):
         weights_of(engine, None, digests)
-
-
-def test_a_folder_without_weights_needs_a_version(tmp_path: Path, digests: FileDigests) -> None:
-    with pytest.raises(ConfigError, match=r"holds no weights.*; give weights_version"):
-        weights_of(of_model(model=str(tmp_path)), None, digests)
-
-
-def test_what_was_read_is_remembered_where_the_user_says(model: Path, tmp_path: Path) -> None:
-    record = tmp_path / "a place" / "digests.json"
-    digests = FileDigests(record, clock_ns=lambda: 1 << 62)
-
-    weights_of(of_model(model=str(model)), None, digests)
-
-    assert list(json.loads(record.read_text())) == [str(model / "model.safetensors")]

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pending_backups import PATIENCE_S
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.orders import CopyToHost
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.scripted import scripted
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
+from tests.kit.vllm.sides import side_of
 
 HOST_PAGES = 4
 FIRST, SECOND = ([first, *range(4 * PAGE_TOKENS)] for first in (101, 102))
@@ -30,14 +28,8 @@ class Pressed:
         self.executor = self.ranks.executors[0]
         self.pool = CountedBlocks()
         group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
-        self.side = SchedulerSide(
-            self.ranks.caches[0],
-            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            lending=Lending([group], HeldBlocks(self.pool)),
-            loads=False,
-            backs_up=True,
-            idle_wait_s=0.001,
-        )
+        lending = Lending([group], HeldBlocks(self.pool))
+        self.side = side_of(self.ranks.caches[0], lending, loads=False)
         self.first = self.compute("first", FIRST, range(4))
         self.copied()
         self.second = self.compute("second", SECOND, NEWEST)

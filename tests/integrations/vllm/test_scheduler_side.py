@@ -7,17 +7,16 @@ import pytest
 from lockstep.coordinator.ballot import Answered
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.config import Timeouts
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Status
+from tests.kit.vllm.sides import side_of
 
 NOT_AT_ALL_S = 1e-4
 """Less than agreed time can tell apart."""
@@ -26,23 +25,8 @@ PROMPT = list(range(4 * PAGE_TOKENS + 1))
 FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 
 
-def scheduler(
-    ranks: HostRanksInTurn,
-    rank: int = 0,
-    *,
-    loads: bool = True,
-    backs_up: bool = True,
-    waits_in_pass: bool = False,
-) -> SchedulerSide:
-    return SchedulerSide(
-        ranks.caches[rank],
-        Adapters(FileDigests(Path("/proc/nowhere/digests")), {"known": "1"}),
-        lending=Lending(FULL),
-        loads=loads,
-        backs_up=backs_up,
-        idle_wait_s=0.001,
-        waits_in_pass=waits_in_pass,
-    )
+def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: bool) -> SchedulerSide:
+    return side_of(ranks.caches[rank], Lending(FULL), versions={"known": "1"}, **options)
 
 
 def computed(request: Sent) -> Scheduled:
@@ -181,18 +165,6 @@ def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
     assert executor.waited_s > 0
 
 
-def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
-    ranks = HostRanksInTurn(ranks=1)
-    side, request = scheduler(ranks), Sent(PROMPT)
-    side.arrived(request)
-
-    side.end_pass(computed(request))
-    ranks.caches[0].begin_backups()
-
-    [order] = ranks.executors[0].take(CopyToHost)
-    assert order.transfers[0].sources == (0, 1, 2, 3)
-
-
 def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_backed_up() -> None:
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
@@ -219,20 +191,6 @@ def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -
     side.cache.begin_backups()
 
     assert ranks.executors[0].take(CopyToHost) == []
-
-
-def test_no_copy_touches_the_blocks_of_an_aborted_request_once_the_engine_has_them_back() -> None:
-    """It may unmap them before it ever steps again."""
-    ranks = HostRanksInTurn(ranks=1)
-    side = scheduler(ranks, loads=False)
-    [request] = backing_up(ranks, side, PROMPT)
-    [backup] = ranks.executors[0].take(CopyToHost)
-    before = side.cache.inspection.digest
-
-    abort(side, request)
-
-    assert fenced(ranks) == [(backup.operation,)]
-    assert side.cache.inspection.digest == before
 
 
 def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:

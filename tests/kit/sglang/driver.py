@@ -104,9 +104,7 @@ class Driver:
             return_logprob=request.logprobs,
             stream=watched,
             cache_salt=request.salt,
-            extra_key=request.extra_key,
             lora_path=request.adapter,
-            priority=request.priority,
         )
         aborting = asyncio.create_task(self._abort_in_time(sent))
         chunk: dict[str, Any] = {"output_ids": [], "meta_info": {}}
@@ -141,10 +139,6 @@ class Driver:
         sent = self._sent[number][request]
         await _until(lambda: sent.is_over or self._has(sent, tokens), within_s, sent.name)
         assert sent.streamed >= tokens, f"{sent.name} ended with {sent.streamed} tokens"
-
-    async def abort(self, number: int, request: int) -> None:
-        """Abort one request."""
-        self._tokenizer.abort_request(self._sent[number][request].name)
 
     async def flush(self, within_s: float) -> int:
         """Flush the engine's caches; return how often it was asked until it was idle enough to."""
@@ -185,16 +179,6 @@ class Driver:
         success, message = await self._tokenizer.update_weights_from_tensor(wanted, None)
         return success, message
 
-    async def pause(self, mode: str) -> None:
-        """Pause generation."""
-        wanted = self._messages.PauseGenerationReqInput(mode=mode)
-        await self._tokenizer.pause_generation(wanted)
-
-    async def resume(self) -> None:
-        """Go on after a pause."""
-        wanted = self._messages.ContinueGenerationReqInput(torch_empty_cache=False)
-        await self._tokenizer.continue_generation(wanted)
-
     async def release_memory(self, tags: list[str] | None) -> None:
         """Sleep."""
         wanted = self._messages.ReleaseMemoryOccupationReqInput(tags=tags)
@@ -215,27 +199,11 @@ class Driver:
         answer = await self._tokenizer.detach_hicache_storage()
         return answer.success, answer.message
 
-    async def clear_storage(self) -> bool:
-        """Empty the storage backend, as `POST /hicache/storage-backend/clear` does."""
-        answer = await self._tokenizer.clear_hicache_storage()
-        return bool(answer.success)
-
     async def load_adapter(self, name: str, path: str) -> tuple[bool, str]:
         """Load an adapter under a name."""
         wanted = self._messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=path)
         answer = await self._tokenizer.load_lora_adapter(wanted, None)
         return answer.success, answer.error_message or ""
-
-    async def unload_adapter(self, name: str) -> tuple[bool, str]:
-        """Unload the adapter of a name."""
-        wanted = self._messages.UnloadLoRAAdapterReqInput(lora_name=name)
-        answer = await self._tokenizer.unload_lora_adapter(wanted, None)
-        return answer.success, answer.error_message or ""
-
-    async def internal_state(self) -> list[dict[str, Any]]:
-        """Return what the schedulers say of themselves, as `/server_info` does."""
-        states: list[dict[str, Any]] = await self._tokenizer.get_internal_state()
-        return states
 
     async def metrics(self) -> str:
         """Return the engine's metrics in Prometheus' text; it must run with `enable_metrics`."""
@@ -296,8 +264,6 @@ def _read(chunk: dict[str, Any]) -> Answer:
         cached_by_tier=told.get("cached_tokens_details") or {},
         retractions=told.get("num_retractions", 0),
         finish=finish["type"],
-        message=finish.get("message") or "",
-        weight_versions=told.get("weight_versions") or [],
     )
 
 

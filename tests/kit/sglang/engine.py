@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-import torch
-
 from tests.kit.forks.processes import Place, end_group
 from tests.kit.sglang.driver import POLLED_S, STARTED
 from tests.kit.sglang.processes import environment as environment_on_a_cpu
@@ -62,10 +60,6 @@ class Running:
         self._engine.ask(
             "streamed", number=self._number, request=request, tokens=tokens, within_s=POLLED_S
         )
-
-    def abort(self, request: int) -> None:
-        """Abort one of them."""
-        self._engine.ask("abort", number=self._number, request=request)
 
     def answers(self, *, deadline_s: float = ANSWER_S) -> list[Answer]:
         """Wait for all of them."""
@@ -155,8 +149,7 @@ class RunningEngine:
     ) -> tuple[bool, str]:
         """Load weights, and return whether every rank did, and what SGLang says.
 
-        SGLang waits for requests that run, unless it is paused: `pause("retract")`, this, `resume()`
-        is an update under load. `fields` are those of its `UpdateWeightFromDiskReqInput`, as
+        SGLang waits for requests that run. `fields` are those of its `UpdateWeightFromDiskReqInput`, as
         `flush_cache` and `abort_all_requests`.
         """
         named = {"model_path": str(path), "weight_version": version}
@@ -165,42 +158,11 @@ class RunningEngine:
         )
         return answer
 
-    def pause(self, mode: str = "retract") -> None:
-        """Pause generation: `abort`, `retract` or `in_place`."""
-        self.ask("pause", mode=mode)
-
-    def resume(self) -> None:
-        """Go on after a pause."""
-        self.ask("resume")
-
     def ranks(self) -> list[RankReport]:
         """Return what the probe has counted on every rank, all in the same turn."""
         self.ask("rpc", method="lockstep_probe", keywords={"folder": str(self.folder)})
         paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
         return [RankReport(**json.loads(path.read_text())) for path in paths]
-
-    def wait_for_loads(self, count: int) -> None:
-        """Wait until so many requests are loaded on every rank."""
-        ends = time.monotonic() + ANSWER_S
-        while (loading := [each.state["loading"] for each in self.ranks()]) != [count] * self._tp:
-            assert time.monotonic() < ends, f"the ranks load {loading} requests"
-
-    def kv(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return what the ranks have of a prompt, [side, layer, token, head, element] of all heads."""
-        given = {"folder": str(self.folder), "tokens": list(tokens)}
-        self.ask("rpc", method="lockstep_dump", keywords=given)
-        shards = [torch.load(self.folder / f"kv{rank}.pt") for rank in range(self._tp)]
-        return torch.cat(shards, dim=3)
-
-    def plant(self, tokens: Sequence[int], kv: torch.Tensor) -> None:
-        """Put KV into the place of what an engine of one rank has of a prompt."""
-        path = self.folder / "planted.pt"
-        torch.save(kv, path)
-        self.ask(
-            "rpc",
-            method="lockstep_plant",
-            keywords={"path": str(path), "tokens": list(tokens)},
-        )
 
     def shutdown(self) -> list[int]:
         """Let the ranks close their caches and end; return the processes that had to be killed."""

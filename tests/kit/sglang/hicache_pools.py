@@ -1,13 +1,11 @@
 """SGLang's own host pools over Lockstep's storage, made as HiCache makes it, in a process of its own.
 
-python -m tests.kit.sglang.hicache_pools <plans>, where each plan of the JSON list has a `store`, a
-`layout`, the `seed` of the bytes in the pools, and `calls` in order. Prints what came of each plan's
-calls, as JSON: outcomes, and digests of pages.
+python -m tests.kit.sglang.hicache_pools <what> <folder>, where `what` is `write` or `read`, of each
+layout in a store of its own in the folder. Prints what came of each layout's calls, as JSON.
 """
 
 import json
 import sys
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +25,8 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 PAGE_SIZE = 16
 PAGES = 12
 LAYERS = 3
+LAYOUTS = ("page_first", "page_first_direct", "layer_first")
+FIVE, LATER = [0, 1, 2, 3, 4], [7, 8, 9, 10, 11]
 
 
 def kv_pool(layout: str) -> Any:
@@ -94,43 +94,43 @@ def slots(pool: Any, pages: list[int]) -> torch.Tensor:
     return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
 
 
-def carry_out(storage: Any, pools: dict[str, Any], call: dict[str, Any]) -> Any:
-    """Make one call of HiCache's; the keys are those of `pages`, unless it says others."""
-    keys = [f"{number:064x}" for number in call["keys"]]
-    pages = call.get("pages", call["keys"])
-    pool = pools[call.get("pool", "kv")]
-    name = PoolName(call.get("pool", "kv"))
-    transfer = PoolTransfer(name=name, host_indices=slots(pool, pages), keys=keys)
-    answers: dict[str, Callable[[], Any]] = {
-        "set_v1": lambda: storage.batch_set_v1(keys, slots(pool, pages)),
-        "get_v1": lambda: storage.batch_get_v1(keys, slots(pool, pages)),
-        "set_v2": lambda: storage.batch_set_v2([transfer])[name],
-        "get_v2": lambda: storage.batch_get_v2([transfer])[name],
-        "set": lambda: storage.batch_set(
-            keys, [pool.get_data_page(page * pool.page_size) for page in pages]
-        ),
-        "exists": lambda: storage.batch_exists(keys),
-        "restorable": lambda: (
-            storage.batch_exists_v2(
-                keys,
-                [
-                    PoolTransfer(
-                        name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES
-                    )
-                ],
-            ).restorable_prefix_pages
-        ),
-        "digests": lambda: digests(pool, pages),
-        "clear": storage.clear,
-    }
-    return answers[call["call"]]()
+def keys_of(numbers: list[int]) -> list[str]:
+    """Keys as HiCache makes them."""
+    return [f"{number:064x}" for number in numbers]
 
 
-def run(plan: dict[str, Any]) -> dict[str, Any]:
+def states(pool: Any, numbers: list[int], pages: list[int]) -> PoolTransfer:
+    """Pages of the pool of states under such keys."""
+    indices = slots(pool, pages)
+    return PoolTransfer(name=PoolName.MAMBA, host_indices=indices, keys=keys_of(numbers))
+
+
+def write(storage: Any, kv: Any, mamba: Any) -> list[Any]:
+    """Write five pages and two states; return what came of it, and what they hold."""
+    written = storage.batch_set_v1(keys_of(FIVE), slots(kv, FIVE))
+    of_states = storage.batch_set_v2([states(mamba, [1, 4], [1, 4])])[PoolName.MAMBA]
+    return [written, of_states, digests(kv, FIVE), digests(mamba, [1, 4])]
+
+
+def read(storage: Any, kv: Any, mamba: Any) -> list[Any]:
+    """Look for them, read them to other pages, and clear the store; return what came of it."""
+    keys = keys_of([*FIVE, 5])
+    last = PoolTransfer(
+        name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES
+    )
+    found = [storage.batch_exists(keys), storage.batch_exists_v2(keys, [last])]
+    restored = storage.batch_get_v1(keys_of(FIVE), slots(kv, LATER))
+    of_states = storage.batch_get_v2([states(mamba, [1, 4], [6, 7])])[PoolName.MAMBA]
+    held = [digests(kv, LATER), digests(mamba, [6, 7])]
+    cleared = [storage.clear(), storage.batch_exists(keys_of(FIVE))]
+    return [found[0], found[1].restorable_prefix_pages, restored, of_states, *held, *cleared]
+
+
+def run(what: str, store: str, layout: str) -> dict[str, Any]:
     """Attach the storage as HiCache does, make the calls, and detach it."""
-    pools = {"kv": kv_pool(plan["layout"]), "mamba": state_pool(plan["layout"])}
+    pools = {"kv": kv_pool(layout), "mamba": state_pool(layout)}
     for number, pool in enumerate(pools.values()):
-        fill(pool, plan["seed"] + number)
+        fill(pool, number + 100 * (what == "read"))
     config = HiCacheStorageConfig(
         tp_rank=0,
         tp_size=1,
@@ -140,14 +140,14 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
         attn_cp_size=1,
         is_mla_model=False,
         enable_storage_metrics=True,
-        is_page_first_layout=plan["layout"] == "page_first",
+        is_page_first_layout=layout == "page_first",
         model_name="a model",
         extra_config={
             "backend_name": "lockstep",
             "module_path": "lockstep.integrations.sglang.hicache.storage",
             "class_name": "LockstepStorage",
             "interface_v1": 1,
-            "store": plan["store"],
+            "store": store,
         },
     )
     storage = StorageBackendFactory.create_backend("dynamic", config, pools["kv"])
@@ -155,11 +155,13 @@ def run(plan: dict[str, Any]) -> dict[str, Any]:
     for name, pool in pools.items():
         storage.register_mem_host_pool_v2(pool, PoolName(name))
     storage.on_host_pools_registered()
-    answers = [carry_out(storage, pools, call) for call in plan["calls"]]
+    answers = {"write": write, "read": read}[what](storage, **pools)
     stats = storage.get_stats()
     storage.close()
     return {"answers": answers, "moved": [sum(stats.prefetch_pgs), sum(stats.backup_pgs)]}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps([run(plan) for plan in json.loads(sys.argv[1])]) + "\n")
+    _, what, folder = sys.argv
+    told = {layout: run(what, f"file://{folder}/{layout}", layout) for layout in LAYOUTS}
+    sys.stdout.write(json.dumps(told) + "\n")

@@ -1,7 +1,7 @@
 """What is asked of a running SGLang, and what it answers: plain data that passes between processes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -13,10 +13,8 @@ class Request:
     output_tokens: int = 8
     salt: str | None = None
     """SGLang's `cache_salt`: what is cached under one is no hit under another."""
-    extra_key: str | None = None
     adapter: str | None = None
     """The name of an adapter that the engine has loaded."""
-    priority: int | None = None
     logprobs: bool = True
     """SGLang computes again what a request with them had decoded before it was retracted."""
     abort_after: int | None = None
@@ -35,11 +33,7 @@ class Answer:
     """SGLang's `cached_tokens_details`."""
     retractions: int
     finish: str
-    """`length`, `stop` or `abort`, or `refused` where the engine did not take the request."""
-    message: str = ""
-    """Why it was aborted or refused."""
-    weight_versions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Which version of the weights gave which of the tokens."""
+    """`length`, `stop` or `abort`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +41,6 @@ class RankReport:
     """What the probe has counted on one rank since its scheduler began its loop."""
 
     rank: int
-    turns: int
-    """Of the scheduler's loop, also those in which it was paused."""
     iterations: int
     """Turns in which the scheduler chose a batch, or that there was none."""
     collectives: dict[str, int]

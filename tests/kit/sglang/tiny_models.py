@@ -11,62 +11,48 @@ import torch
 WINDOW = 64
 
 
-def make_mellum(folder: Path, *, seed: int = 0) -> None:
+def make_mellum(folder: Path) -> None:
     """Write a Mellum of four layers, every other one of which attends to a window, with experts."""
-    transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    config = transformers.MellumConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    _write(
+        folder,
+        "Mellum",
         head_dim=16,
-        max_position_embeddings=2048,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"] * 2,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=32,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
     )
-    model = transformers.MellumForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                # Wide enough that tokens depend on all that came before, and no token wins always.
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
 
 
-def make_lfm2(folder: Path, *, seed: int = 0) -> None:
+def make_lfm2(folder: Path) -> None:
     """Write an LFM2 of four layers, every other one of which is a short convolution."""
+    layers = ["conv", "full_attention"] * 2
+    _write(folder, "Lfm2", block_multiple_of=16, conv_L_cache=4, layer_types=layers)
+
+
+def _write(folder: Path, kind: str, **settings: Any) -> None:
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    config = transformers.Lfm2Config(
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=512,
         hidden_size=64,
         intermediate_size=128,
-        block_multiple_of=16,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=2048,
-        conv_L_cache=4,
-        layer_types=["conv", "full_attention"] * 2,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
+        **settings,
     )
-    model = transformers.Lfm2ForCausalLM(config)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
+                # Wide enough that tokens depend on all that came before, and no token wins always.
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
 

@@ -1,7 +1,7 @@
 """What ranks of a group are to do, and what came of it on each."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ class Phase:
     prompts: list[list[int]]
     settings: dict[str, Any] | None = None
     """Those of the cache; None for none."""
-    salts: list[str] = field(default_factory=list[str])
-    """One for each prompt, or none."""
     apart: bool = False
     """Whether each rank begins the prompts with a token of its own, which it must not."""
 

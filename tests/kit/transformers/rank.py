@@ -17,7 +17,6 @@ from tests.kit.transformers.tiny_models import load
 
 def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
     """Carry out a phase."""
-    salts = phase.salts or [""] * len(phase.prompts)
     prompts = [[rank + 3, *each] if phase.apart else each for each in phase.prompts]
     if phase.settings is None:
         return PhaseResult([alone(model, each) for each in prompts], {}, "")
@@ -25,8 +24,7 @@ def run(model: PreTrainedModel, phase: Phase, rank: int) -> PhaseResult:
     cache = LockstepCache.open(model, **phase.settings)
     try:
         with cache:
-            for each, salt in zip(prompts, salts, strict=True):
-                came.append(reusing(cache, model, each, salt))
+            came += [reusing(cache, model, each) for each in prompts]
             cache.cache.flush()
             cache.cache.inspection.check()
             stats = cache.cache.stats()

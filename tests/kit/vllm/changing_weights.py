@@ -6,20 +6,18 @@ down: by which weights it was computed, those of everything before it included, 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
-from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ToldExecutor
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
+from tests.kit.vllm.sides import side_of
 
 Answer = TypeVar("Answer")
 
@@ -137,14 +135,10 @@ class ScriptedEngine:
         self.ranks = ranks
         self.lending = [Lending(FULL) for _ in ranks.caches]
         self.sides = [
-            SchedulerSide(
+            side_of(
                 cache,
-                Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+                lending,
                 weights=Weights({"default"}, cache.inspection.config.life.hex(), change),
-                lending=lending,
-                loads=True,
-                backs_up=True,
-                idle_wait_s=0.001,
                 in_flight=in_flight,
             )
             for cache, lending in zip(ranks.caches, self.lending, strict=True)

@@ -1,10 +1,8 @@
 """What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -20,18 +18,6 @@ from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Wr
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper
 
-SLOW_S = 0.2
-
-Answer = TypeVar("Answer")
-
-
-class Slow(Wrapper):
-    """Every read takes 200 ms longer."""
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        await asyncio.sleep(SLOW_S)
-        return await super().read(reads, deadline=deadline)
-
 
 class Down(Wrapper):
     """From the first lookup on nothing works: no object can be seen, read or written."""
@@ -40,66 +26,36 @@ class Down(Wrapper):
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         self.down = True
-        return await self.fail([False] * len(names))
+        return [False] * len(names)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         if not self.down:
             return await super().read(reads, deadline=deadline)
-        return await self.fail([ReadOutcome.FAILED] * len(reads))
+        return [ReadOutcome.FAILED] * len(reads)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         if not self.down:
             return await super().write(writes, deadline=deadline)
-        return await self.fail([WriteOutcome.FAILED] * len(writes))
-
-    async def fail(self, answer: Answer) -> Answer:
-        """Answer a call at once."""
-        return answer
+        return [WriteOutcome.FAILED] * len(writes)
 
 
-class Silent(Down):
-    """From the first lookup on nothing ever comes back, which only deadlines end."""
-
-    async def fail(self, answer: Answer) -> Answer:
-        """Never answer a call."""
-        await asyncio.Event().wait()
-        return answer
-
-
-class Damaged(Wrapper):
-    """One object of each pool, in a store of files, is damaged before it is read."""
+class Poisoned(Wrapper):
+    """Each object of a store of files is damaged before it is read, but pages of the main pool."""
 
     def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
-        self._reads = Counter[str]()
         self._damaged = set[ObjectName]()
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        for each in reads:
-            if each.name.pool in RECORD_POOLS or each.name in self._damaged:
-                continue
-            if self._is_due(each.name.pool):
-                self._damaged.add(each.name)
-                self._damage(each.name)
-        return await super().read(reads, deadline=deadline)
-
-    def _is_due(self, pool: str) -> bool:
-        """Say whether it is this pool's turn: not that of two pools in one request's prefetch."""
-        self._reads[pool] += 1
-        return self._reads[pool] == 4 + 12 * list(self._reads).index(pool)
-
-    def _damage(self, name: ObjectName) -> None:
-        found = located(name)
         behind: Any = self.behind
-        assert found is not None
-        flip_a_byte(Path(behind.root) / found[1])
-
-
-class Poisoned(Damaged):
-    """Everything is damaged but the pages of the main pool."""
-
-    def _is_due(self, pool: str) -> bool:
-        return pool != KV_POOL
+        for each in reads:
+            if each.name.pool in {KV_POOL, *RECORD_POOLS} or each.name in self._damaged:
+                continue
+            self._damaged.add(each.name)
+            found = located(each.name)
+            assert found is not None
+            flip_a_byte(Path(behind.root) / found[1])
+        return await super().read(reads, deadline=deadline)
 
 
 def flip_a_byte(path: Path) -> None:
@@ -108,6 +64,21 @@ def flip_a_byte(path: Path) -> None:
     middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
     content[middle] ^= 0x41
     path.write_bytes(content)
+
+
+def objects(folder: Path, rank: int) -> list[Path]:
+    """Return the files of the pages in one rank's store, in a fixed order.
+
+    Each namespace has a folder. One of them holds the pages and the mark of the group's TP size, which
+    is one byte, the other the note on whose they are.
+    """
+    namespaces = (folder / f"rank{rank}" / "objects").iterdir()
+    files = max((sorted(_files_under(each)) for each in namespaces), key=len)
+    return [path for path in files if path.stat().st_size > HEADER_BYTES + 1]
+
+
+def _files_under(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _trust_spoiled_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
@@ -183,10 +154,7 @@ def _lose_pages_on_the_way() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    "slow": lambda: _spoil_store(Slow),
     "down": lambda: _spoil_store(Down),
-    "silent": lambda: _spoil_store(Silent),
-    "damaged": lambda: _spoil_store(Damaged),
     "poisoned": lambda: _trust_spoiled_store(Poisoned),
     "half a load": _fail_a_load_half_way,
     "trusting": _trust_every_byte,

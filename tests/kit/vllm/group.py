@@ -14,6 +14,11 @@ from tests.kit.vllm.processes import START_S, Ended, Program, environment, run_t
 RANKS = 2
 RANK = "tests.kit.vllm.rank"
 NOTHING: dict[str, str] = {}
+QUICK: dict[str, Any] = {
+    "stop_policy": {"base_s": 0.5, "per_ki_token_s": 0.25, "cap_s": 5},
+    "timeouts": {"lookup_s": 0.5, "persist_s": 5, "quiesce_s": 1},
+}
+"""Settings with which nobody waits long for what does not come."""
 
 
 def lockstep_connector(store: str | None = None, **extra: Any) -> dict[str, Any]:
@@ -123,12 +128,3 @@ def assert_exact(
             told = differences(reference, phase.outputs, rounding=rounding)
             assert told == [], f"rank {rank}, {phase.name}: {len(told)} requests differ: {told[:5]}"
     assert len({result.stats["digest"] for result in ranks if result.stats}) <= 1
-
-
-def restored_tokens(result: RankResult, what: str) -> int:
-    """Return, and print as a part of what was asked for, how many tokens an engine has restored."""
-    replica = result.stats["replica"]
-    hits, asked = replica["hit_tokens"], replica["asked_tokens"]
-    said = ", ".join(f"{hits[tier] / asked:.1%} from {tier}" for tier in hits)
-    print(f"{what}: of {asked} tokens asked for {said}")  # noqa: T201 - whoever runs it wants to see it.
-    return int(hits["host"] + hits["storage"])

@@ -9,19 +9,15 @@ preempted.
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.decider.deciding import DecidingCache, decide
@@ -31,6 +27,7 @@ from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.opening import open_rank
 from lockstep.ranks.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
+from tests.kit.vllm.sides import side_of
 
 PAGE_TOKENS = 4
 BLOCKS = 24
@@ -88,17 +85,9 @@ class OverlappingEngine:
         self.cache: DecidingCache = decide(
             [Opened(0, 1, config, replica, executor.serving_address())]
         )
-        self.side = SchedulerSide(
-            self.cache,
-            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
-            lending=Lending(
-                [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)], HeldBlocks(self.pool)
-            ),
-            loads=True,
-            backs_up=True,
-            idle_wait_s=0.001,
-            handing_over=HandingOver(ttl_s=0.01),
-        )
+        group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
+        lending = Lending([group], HeldBlocks(self.pool))
+        self.side = side_of(self.cache, lending, handing_over=HandingOver(ttl_s=0.01))
         self.waiting: deque[Sent] = deque()
         self.with_blocks: dict[str, Running] = {}
         self.held: dict[str, list[int]] = {}

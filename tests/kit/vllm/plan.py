@@ -25,8 +25,6 @@ class Phase:
     sleeps: int = 0
     """How often the engine goes to sleep meanwhile and wakes up, with requests under way; and once when
     all have ended."""
-    keep: bool = False
-    """Drop nothing at all."""
     adapter: str = ""
     """The folder of the adapter that all of them use; not where requests are aborted."""
     weights: str = ""

@@ -97,7 +97,7 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": phase.weights})
     if phase.weights_version:
         llm.update_weight_version(phase.weights_version)
-    assert phase.keep or llm.reset_prefix_cache(reset_connector=phase.reset_connector)
+    assert llm.reset_prefix_cache(reset_connector=phase.reset_connector)
     before, began = preemptions.count, time.perf_counter()
     prompts = [
         {"prompt_token_ids": list(prompt.tokens)}

@@ -3,18 +3,15 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.disaggregation.handing_over import HANDING_OVER, HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.tracked import TrackedRequest
 from lockstep.integrations.vllm.watching.block_events import (
     BlockEvents,
@@ -25,13 +22,13 @@ from lockstep.integrations.vllm.watching.block_events import (
 )
 from lockstep.integrations.vllm.watching.watching import Watching
 from lockstep.integrations.vllm.weights import Weights
-from lockstep.integrations.weights import FileDigests
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, SlidingWindow
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
+from tests.kit.vllm.sides import side_of
 
 PAGE_TOKENS = 4
 BLOCKS = 64
@@ -125,14 +122,12 @@ class ScriptedEngine:
             InProcessGroup(1).member(0),
             listener=self.events.listen,
         )
-        self.side = SchedulerSide(
+        self.side = side_of(
             self.cache,
-            Adapters(FileDigests(Path("/proc/nowhere/digests")), {}),
+            Lending(self._groups, HeldBlocks(self._pool)),
             weights=Weights(placed=self._saw),
-            lending=Lending(self._groups, HeldBlocks(self._pool)),
             loads=loads,
             backs_up=backs_up,
-            idle_wait_s=0.001,
             handing_over=handing_over,
             own_embeddings=own_embeddings,
         )

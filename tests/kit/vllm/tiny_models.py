@@ -30,8 +30,7 @@ def _written(folder: Path, kind: str, **settings: Any) -> None:
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    name = "Gemma3Text" if kind == "Gemma3" else kind
-    config = getattr(transformers, f"{name}Config")(**{**_SMALL, **settings})
+    config = getattr(transformers, f"{kind}Config")(**{**_SMALL, **settings})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
@@ -39,20 +38,6 @@ def _written(folder: Path, kind: str, **settings: Any) -> None:
             if parameter.dim() >= 2 and "A_log" not in label:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
-
-
-def make_gemma(folder: Path) -> None:
-    """Write a Gemma of six layers, of which four attend to a window: two groups of windows in vLLM."""
-    layers = [_WINDOWED, _WINDOWED, _FULL] * 2
-    _written(
-        folder,
-        "Gemma3",
-        num_hidden_layers=len(layers),
-        layer_types=layers,
-        head_dim=32,
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=32,
-    )
 
 
 def make_gpt_oss(folder: Path) -> None:
@@ -88,7 +73,6 @@ def make_qwen_next(folder: Path) -> None:
 
 
 MAKERS: Mapping[str, Callable[[Path], None]] = {
-    "gemma": make_gemma,
     "gpt-oss": make_gpt_oss,
     "qwen-next": make_qwen_next,
 }

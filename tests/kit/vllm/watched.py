@@ -1,8 +1,7 @@
 """Serves prompts twice with one vLLM engine that is watched in every way vLLM has.
 
 A program of its own, since an engine changes how a process logs, warns and ends. Its arguments are
-the model, a folder for sockets and pages, and the number of workers that its one scheduler has in other
-processes, 0 for one beside it; after the engine's log it prints what was seen as JSON.
+the model and a folder for sockets and pages; after the engine's log it prints what was seen as JSON.
 """
 
 import json
@@ -64,8 +63,7 @@ def samples(prefix: str) -> dict[str, float]:
 
 def main() -> None:
     """Serve, and print what was seen."""
-    model, folder, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    spread = {"distributed_executor_backend": "mp", "tensor_parallel_size": workers}
+    model, folder = sys.argv[1], Path(sys.argv[2])
     llm = LLM(
         model=model,
         served_model_name="m",
@@ -85,7 +83,6 @@ def main() -> None:
             "endpoint": f"ipc://{folder}/events",
             "replay_endpoint": f"ipc://{folder}/replay",
         },
-        **(spread if workers else {}),
     )
     sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
     cache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
@@ -104,7 +101,6 @@ def main() -> None:
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
         "metrics": samples("vllm:lockstep_"),
-        "by_source": samples("vllm:prompt_tokens_cached"),
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()

@@ -43,43 +43,6 @@ def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
     assert states[0]["rounds"] == states[1]["rounds"]
 
 
-def test_loads_that_fail_on_one_rank_are_computed_on_all(
-    tmp_path: Path, model: Path, stock_tp2: Stock
-) -> None:
-    with lockstep_engine(tmp_path, model, faults={"loads_fail_on_rank": 1}) as engine:
-        engine.generate(REQUESTS)
-        engine.flush()
-        answers = engine.generate(REQUESTS)
-        states = [each.state for each in engine.ranks()]
-
-    assert differences(stock_tp2.cold, answers, tolerance=TOLERANCE) == []
-    assert [state["loads"] for state in states] == [0, 0]
-    assert states[0]["loads_failed"] == states[1]["loads_failed"] > 0
-    assert states[0]["digest"] == states[1]["digest"]
-
-
-def test_an_abort_of_what_is_loaded_gives_its_slots_back_once_nothing_touches_them(
-    tmp_path: Path, model: Path, stock_tp2: Stock
-) -> None:
-    with lockstep_engine(tmp_path, model, faults={"loads_held_on_rank": 1}) as engine:
-        engine.generate(REQUESTS[:1])
-        engine.flush()
-        running = engine.send(REQUESTS[:1])
-        engine.wait_for_loads(1)
-        running.abort(0)
-        [aborted] = running.answers()
-        engine.wait_for_loads(1)
-        engine.ask("rpc", method="lockstep_let_go", keywords={})
-        engine.wait_for_loads(0)
-        answers = engine.generate(REQUESTS[:1])
-        engine.flush()
-        stuck = engine.shutdown()
-
-    assert aborted.finish == "abort"
-    assert differences(stock_tp2.cold[:1], answers, tolerance=TOLERANCE) == []
-    assert stuck == []
-
-
 def test_with_witness_ranks_that_would_compute_different_batches_are_named_before_they_do(
     tmp_path: Path, model: Path
 ) -> None:
@@ -107,20 +70,6 @@ def test_weights_that_one_rank_cannot_load_end_the_group_by_name(
     with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
         with pytest.raises(EngineEndedError):
             engine.update_weights(other_model)
-        log = engine.log()
-
-    assert "of new weights was taken" in log
-
-
-def test_weights_sent_to_all_ranks_that_one_cannot_take_end_the_group_by_name(
-    tmp_path: Path, model: Path, other_model: Path
-) -> None:
-    """The others flush within the update, and that one does not."""
-    with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
-        engine.generate([LONG])
-        engine.ask("begin_update")
-        with pytest.raises(EngineEndedError):
-            engine.ask("send_weights", path=str(other_model), part=0, parts=1)
         log = engine.log()
 
     assert "of new weights was taken" in log

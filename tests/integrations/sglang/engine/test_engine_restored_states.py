@@ -2,7 +2,8 @@
 
 The tree, the pools and the allocators are SGLang's own, for each shape of states that it has; see
 `test_engine_restored_bytes.py`. Pages have one token, where a request's own state is kept at the end of
-what it has computed; or several, where SGLang tracks its state beside it.
+what it has computed; or several, where SGLang tracks its state beside it. What the tree does with
+states on the device alone is SGLang's own to test.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ pytestmark = here.MARKS
 
 TOKENS = 24
 PROMPT = [*range(10, 10 + TOKENS), 7]
-ANSWER = list(range(500, 509))
 
 
 def stateful(ranks: int = 1, **settings: Any) -> Rigs:
@@ -129,112 +129,6 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
     rig.end(request)
 
 
-def test_a_load_goes_on_from_a_state_that_is_on_the_device(rig: StatefulRig) -> None:
-    ended(rig, PROMPT, [8, 16])
-    evict_and_spoil(rig)
-    rig.serve([*PROMPT[:8], 900])
-    before = rig.matched(PROMPT[:8])
-
-    request = rig.admitted(rig.request([*PROMPT[:16], 901]))
-
-    assert (before, request.prefix_len) == (8, 16)
-    assert rig.wrong_of(request) == []
-    rig.extend(request)
-    rig.end(request)
-
-
-def test_a_retracted_request_comes_back_with_the_last_state_that_is_known(
-    rig: StatefulRig,
-) -> None:
-    request = computed(rig, PROMPT, [8, TOKENS, len(PROMPT)])
-    rig.generate(request, ANSWER)
-    whole = (len(PROMPT) + len(ANSWER)) // rig.page_tokens * rig.page_tokens
-
-    request.output_ids.append(3)
-    rig.retract(request)
-    rig.evict(rig.size)
-    rig.spoil()
-    rig.admitted(request)
-
-    assert request.prefix_len == whole
-    assert rig.wrong_of(request) == []
-    rig.extend(request)
-    rig.end(request)
-
-
-def test_an_answer_comes_back_with_its_prompt(rig: StatefulRig) -> None:
-    request = computed(rig, PROMPT, [len(PROMPT)])
-    rig.generate(request, ANSWER)
-    rig.end(request)
-    evict_and_spoil(rig)
-    whole = (len(PROMPT) + len(ANSWER)) // rig.page_tokens * rig.page_tokens
-
-    cached = rig.serve([*PROMPT, *ANSWER, 1, 2, 3, 4])
-
-    assert cached == whole
-    assert rig.wrong([*PROMPT, *ANSWER][:whole]) == []
-
-
-def test_a_backup_keeps_its_state_until_it_has_ended(rig: StatefulRig) -> None:
-    with rig.copies_held(Direction.TO_HOST):
-        ended(rig, PROMPT, [TOKENS])
-        kept = rig.cache.mamba_protected_size()
-        evicted = rig.evict_states(rig.slots)
-    rig.settled()
-
-    assert kept > 0
-    assert (evicted, rig.cache.mamba_protected_size()) == (0, 0)
-
-
-@pytest.mark.parametrize("tracked", [False, True])
-def test_a_load_that_fails_on_one_rank_gives_its_state_back_on_all(tracked: bool) -> None:
-    with stateful(2, tracked=tracked) as rigs:
-        rigs.every(lambda rig: ended(rig, PROMPT, [TOKENS]))
-        rigs.every(evict_and_spoil)
-        with rigs.ranks[1].copies_failing(Direction.TO_DEVICE):
-            cached = rigs.serve(PROMPT)
-        rigs.settled()
-
-        states = rigs.every(lambda rig: rig.cache.lockstep_state())
-        assert cached == [0, 0]
-        assert [(each["loads"], each["loads_failed"]) for each in states] == [(0, 1)] * 2
-        assert rigs.every(lambda rig: rig.all_lost()) == [(0, 0)] * 2
-        assert states[0]["digest"] == states[1]["digest"]
-
-
-def test_a_load_of_what_another_has_computed_meanwhile_is_given_back(rig: StatefulRig) -> None:
-    ended(rig, PROMPT, [TOKENS])
-    evict_and_spoil(rig)
-    request = rig.request(PROMPT)
-    rig.step()
-    assert not rig.admit(request)
-
-    rig.insert(PROMPT[:TOKENS])
-    rig.admitted(request)
-
-    assert request.prefix_len == TOKENS
-    assert rig.lost_states() == 1 + 2 * rig.tracked
-    assert rig.wrong_of(request) == []
-    rig.extend(request)
-    rig.end(request)
-
-
-def test_an_abort_of_a_load_gives_its_state_back_when_nothing_touches_it(rig: StatefulRig) -> None:
-    ended(rig, PROMPT, [TOKENS])
-    evict_and_spoil(rig)
-    with rig.copies_held(Direction.TO_DEVICE):
-        request = rig.request(PROMPT)
-        rig.step()
-        assert not rig.admit(request)
-        rig.abort(request)
-        rig.step()
-        during = rig.lost_states()
-    for _ in range(5):
-        rig.step()
-
-    assert (during, rig.lost_states()) == (1, 0)
-
-
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
     """SGLang takes it for an error, though the pool has a slot for each request and its copies."""
     with one_stateful(slots=4) as rig:
@@ -249,3 +143,89 @@ def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> Non
         rig.settled()
 
         assert rig.all_lost() == (0, 0)
+
+
+def test_thoughts_are_not_taken_for_the_state_of_the_prompt(rig: StatefulRig) -> None:
+    prompt, answer = rig.pages(1, 3), rig.pages(2000, 2)
+    request = rig.admitted(rig.request(prompt))
+    rig.extend(request)
+    request.reasoning_tokens = 1
+    rig.generate(request, answer)
+
+    with here.of("sglang.srt.runtime_context", "get_serving")().override(strip_thinking_cache=True):
+        rig.end(request)
+    rig.settled()
+
+    assert rig.matched(prompt + answer) == len(prompt)
+    assert rig.wrong(prompt) == []
+    rig.evict(rig.size)
+    rig.spoil()
+    assert rig.serve([*prompt, *answer, 1]) == len(prompt)
+    assert rig.wrong(prompt) == []
+
+
+def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRig) -> None:
+    tokens = [*range(1, 25)]
+    rig.serve(tokens[:16])
+    rig.insert([*tokens, *rig.pages(500, 2)])
+    rig.settled()
+    rig.evict_states(1)
+
+    request = rig.admitted(rig.request([*tokens, *rig.pages(700, 2)]))
+    told = request.prefix_len, request.mamba_branching_seqlen
+    rig.extend(request)
+    rig.end(request)
+
+    assert told == (16, 24)
+
+
+def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
+    rig: StatefulRig,
+) -> None:
+    """HiCache does not tell, since its load begins at once; one that does not begin needs it here."""
+    tokens = [*range(1, 25)]
+    rig.serve(tokens[:16])
+    rig.insert([*tokens[:16], *rig.pages(500, 2)])
+    rig.settled()
+    rig.evict_states(1)
+
+    request = rig.request([*tokens[:16], *rig.pages(700, 2)])
+    told = request.host_hit_length, request.mamba_branching_seqlen
+    rig.abort(request)
+
+    assert told == (16, 16)
+
+
+def test_a_state_beyond_a_path_s_number_is_on_the_host_and_comes_back() -> None:
+    with one_stateful(states_per_path=1) as rig:
+        tokens = [*range(1, 25)]
+        request = rig.admitted(rig.request(tokens))
+        for end in (8, 16, 24):
+            rig.extend(request, end)
+            rig.settled()
+        kept = rig.matched(tokens[:8])
+        rig.end(request)
+
+        cached = rig.serve([*tokens[:8], 900])
+
+        assert (kept, cached) == (0, 8)
+        assert rig.wrong(tokens[:8]) == []
+
+
+def test_a_state_that_is_being_copied_is_kept_beyond_a_path_s_number() -> None:
+    with one_stateful(states_per_path=1) as rig:
+        tokens = [*range(1, 25)]
+        request = rig.admitted(rig.request(tokens))
+        with rig.copies_held(Direction.TO_HOST):
+            for end in (8, 16, 24):
+                rig.extend(request, end)
+            kept = rig.found(tokens[:8], tokens[:16], tokens)
+        rig.end(request)
+        rig.settled()
+
+        rig.evict(rig.size)
+        rig.spoil()
+
+        assert kept == [True, True, True]
+        assert rig.serve([*tokens[:8], 900]) == 8
+        assert rig.wrong(tokens[:8]) == []

@@ -80,16 +80,6 @@ def test_flat_pages_and_pages_in_place_are_the_same_objects(opens: Opens, store:
     assert same_bytes(target, ours.get_data_page(0))
 
 
-def test_flat_pages_that_were_written_are_read_in_place(opens: Opens, store: str) -> None:
-    ours, theirs = filled(LayerFirst()), LayerFirst()
-
-    written = opens(store, ours).write_flat(KEYS[:1], [ours.get_data_page(4)])
-    read = opens(store, theirs).read("kv", KEYS[:1], slots_of(theirs, 0))
-
-    assert written == read == [True]
-    assert same_bytes(theirs.page(0), ours.page(4))
-
-
 def test_a_page_that_lies_whole_is_moved_without_a_copy() -> None:
     pool = PageFirst()
 
@@ -122,14 +112,6 @@ def test_a_pool_without_bytes_keeps_the_presence_of_its_pages(opens: Opens, stor
     assert written == [True, True]
     assert calls.leading(KEYS) == 2
     assert calls.read("kv", KEYS[:3], slots_of(theirs, 0, 1, 2)) == [True, True, False]
-
-
-def test_a_second_writer_of_a_page_is_told_that_it_is_there(opens: Opens, store: str) -> None:
-    pool = filled(PageFirst())
-    calls = opens(store, pool)
-
-    assert calls.write("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [True] * 4
-    assert calls.write("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [True] * 4
 
 
 def test_a_lost_page_makes_the_prefix_shorter(opens: Opens, store: str) -> None:
@@ -309,21 +291,6 @@ def test_a_store_that_fails_gives_misses_and_says_so_once(
     ]
 
 
-def test_what_comes_too_late_is_a_miss(opens: Opens) -> None:
-    pool = filled(PageFirst())
-    calls = opens(
-        "fault+memory://?fault.timeout=1",
-        pool,
-        read_timeout_s=0.05,
-        write_timeout_s=0.05,
-        exists_timeout_s=0.05,
-    )
-
-    assert calls.write("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [False] * 4
-    assert calls.read("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [False] * 4
-    assert calls.leading(KEYS) == 0
-
-
 def test_no_fault_of_a_store_brings_other_bytes(opens: Opens, tmp_path: Path) -> None:
     ours, theirs = filled(PageFirst()), PageFirst()
     uri = f"fault+file://{tmp_path}/store?fault.seed=3&" + "&".join(
@@ -350,19 +317,6 @@ def test_no_fault_of_a_store_brings_other_bytes(opens: Opens, tmp_path: Path) ->
 
     assert equal == [True] * sum(outcomes)
     assert 20 < sum(outcomes) < 140
-
-
-def test_after_close_everything_is_a_miss(store: str) -> None:
-    pool = filled(PageFirst())
-    calls = opened(store, pool)
-    calls.write("kv", KEYS, slots_of(pool, 0, 1, 2, 3))
-    calls.close()
-    calls.close()
-
-    assert calls.leading(KEYS) == 0
-    assert calls.read("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [False] * 4
-    assert calls.write("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [False] * 4
-    assert not calls.clear()
 
 
 def test_clear_takes_our_pages_and_leaves_what_others_have(opens: Opens, store: str) -> None:
@@ -422,11 +376,6 @@ def test_a_wrong_configuration_is_named_before_anything_is_opened(
 
     with pytest.raises(ConfigError, match=said):
         HiCacheCalls(standing, {})
-
-
-def test_a_model_without_a_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--served-model-name"):
-        opened("memory://", PageFirst(), Standing(model_name=None))
 
 
 def test_a_pool_whose_pages_cannot_be_had_is_refused_by_its_layout() -> None:

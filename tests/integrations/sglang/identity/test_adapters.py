@@ -98,18 +98,6 @@ def test_an_adapter_whose_weights_are_not_known_is_named_once_and_not_cached(
     assert "adapter_versions of the config" in told
 
 
-@pytest.mark.parametrize("where", ["/nowhere", FROM_TENSORS])
-def test_the_user_s_version_stands_for_an_adapter_s_weights_which_are_not_read(
-    where: str, path: Path
-) -> None:
-    loaded = {"id 1": Loaded("a", where)}
-
-    one, same, other = (adapters(loaded, path, a=each).identify("id 1") for each in ("1", "1", "2"))
-
-    assert one == same != other
-    assert None not in {one, other}
-
-
 @pytest.mark.parametrize(
     ("extra_key", "lora_id", "left"),
     [

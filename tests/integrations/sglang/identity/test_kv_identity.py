@@ -1,9 +1,6 @@
 """Engines share pages only where nothing that changes KV differs between them (rule R16)."""
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,9 @@ from lockstep.integrations.sglang.identity.kv_identity import (
 )
 from lockstep.integrations.weights import FileDigests
 from tests.kit.sglang.configuration import Graphs, Model, Pretrained, engine
-from tests.kit.source_tree import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHERE = "the extra config"
-ANOTHER_PROCESS = """
-from tests.integrations.sglang.identity.test_kv_identity import counted_in_order_of_hashes
-print(counted_in_order_of_hashes(), end="")
-"""
 
 
 def long_rope() -> Model:
@@ -123,33 +115,6 @@ def test_for_which_batches_there_is_a_graph_is_not_in_the_key() -> None:
     assert configuration_digest(one) == configuration_digest(other)
 
 
-def counted_in_order_of_hashes() -> str:
-    """Return the key of a configuration that has a set, and a mapping in the order of that set."""
-    names = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    sizes = {name: len(name) for name in names}
-    return configuration_digest(engine(lora__lora_target_modules=names, mm__config=sizes))
-
-
-def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
-    paths = ":".join([str(ROOT), *sys.path])
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", ANOTHER_PROCESS],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": paths},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-
-    assert found == {counted_in_order_of_hashes().encode()}
-
-
-def test_what_cannot_be_told_apart_is_refused_by_the_name_of_its_field() -> None:
-    with pytest.raises(ConfigError, match=r"model\.next_field is a builtins\.generator"):
-        configuration_digest(engine(model__next_field=(each for each in "ab")))
-
-
 def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_what(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -162,23 +127,6 @@ def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_wha
 
     changed = {line.split()[0] for line in set(caplog.messages) - one}
     assert changed == {"model.dtype", "model_config.context_len"}
-
-
-def test_weights_that_were_trained_again_in_place_are_others(
-    model: Path, digests: FileDigests
-) -> None:
-    resolved = engine(model__model_path=str(model))
-    before = told(resolved, digests)
-    file = model / "model.safetensors"
-    times = file.stat()
-
-    file.write_bytes(b"\x02" * 100)
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = told(resolved, digests)
-    file.write_bytes(b"\x01" * 100)
-
-    assert after != before
-    assert told(resolved, digests) == before
 
 
 def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_starts_with_them(

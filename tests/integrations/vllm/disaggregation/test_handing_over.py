@@ -260,14 +260,6 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
     assert prefill.cache.inspection.idle
 
 
-def test_tenants_share_nothing_by_it(prefill: ScriptedEngine, decode: ScriptedEngine) -> None:
-    params = computed(prefill, cache_salt="one")
-    other = decode.serve(TOKENS, kv_transfer_params=params, cache_salt="other")
-    same = decode.serve(TOKENS, kv_transfer_params=params, cache_salt="one")
-
-    assert (other.num_computed_tokens, same.num_computed_tokens) == (0, WHOLE)
-
-
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,10 +252,6 @@ def test_an_engine_that_cannot_be_served_is_refused_by_name(engine: Engine, name
         require_supported(engine)
 
 
-def test_an_engine_with_a_scheduler_on_every_rank_is_served() -> None:
-    require_supported(Engine())
-
-
 def test_workers_that_clear_blocks_before_they_ask_who_reads_them_are_refused() -> None:
     with pytest.raises(ConfigError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         require_fences(

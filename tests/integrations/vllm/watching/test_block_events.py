@@ -3,8 +3,6 @@
 from pathlib import Path
 from weakref import ref
 
-import pytest
-
 from lockstep.integrations.vllm.watching.block_events import (
     NAMESPACES_MAX,
     BlockEvents,
@@ -68,18 +66,6 @@ def test_what_continues_a_prefix_is_told_after_the_block_that_it_continues() -> 
     assert isinstance(told, PagesStored)
     assert told.pages[0].before == chain(engine, first)[-1]
     assert hashes(told) == chain(engine, second)[4:]
-
-
-def test_what_is_written_to_the_store_is_told_of_storage_by_the_same_hashes(
-    tmp_path: Path,
-) -> None:
-    with scripted(f"file://{tmp_path}") as engine:
-        request = engine.serve(PROMPT)
-
-        told = engine.told()
-
-    assert [each.tier for each in told] == [Tier.HOST, Tier.STORAGE]
-    assert hashes(told[0]) == hashes(told[1]) == chain(engine, request)
 
 
 def test_pages_that_another_engine_has_written_are_told_once_a_request_brings_them(
@@ -201,16 +187,6 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
     assert [len(hashes(each)) for each in first] == [1, 1]
     assert [type(each) for each in later] == [PagesRemoved]
-
-
-@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.STORAGE])
-def test_other_tiers_of_pages_that_nobody_knows_are_not_told(tier: Tier) -> None:
-    events = BlockEvents(ChainedHasher())
-    events.saw(Sent(), "", lambda _: b"")
-
-    events.listen([stored((b"1",), b"")._replace(tier=tier)])
-
-    assert [*events.take(lambda _: b"")] == []
 
 
 def test_one_rank_may_tell_for_all_of_them() -> None:

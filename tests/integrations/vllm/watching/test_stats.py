@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.watching.stats import (
     ALL,
     RESTORED,
@@ -23,7 +21,6 @@ from lockstep.integrations.vllm.watching.stats import (
     spread,
 )
 from lockstep.integrations.vllm.watching.watching import ELSEWHERE, Watching, source_of
-from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.cache_stats import CacheStats
 from lockstep.ranks.decider.deciding import decide
 from lockstep.ranks.decider.dispatch import Opened
@@ -34,6 +31,7 @@ from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, GROUP_FAMIL
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.source_tree import ROOT
 from tests.kit.vllm.scripted import PAGE_TOKENS, scripted
+from tests.kit.vllm.sides import side_of
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
 LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
@@ -158,12 +156,8 @@ def test_a_scheduler_whose_workers_are_elsewhere_tells_nothing_of_what_they_move
     config = HostRanksInTurn(ranks=1).caches[0].config
     replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
     cache = decide([Opened(0, 1, config, replica, "")])
-    adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), {})
-    side = SchedulerSide(
-        cache, adapters, lending=Lending([]), loads=True, backs_up=True, idle_wait_s=0.001
-    )
 
-    told = Watching(side, None).told() or {}
+    told = Watching(side_of(cache, Lending([])), None).told() or {}
 
     assert told["asked_tokens"] == {"0": 0}
     assert told["restored_tokens"]["0,saved"] == 0

@@ -4,15 +4,13 @@ Counted are iterations and collectives of `torch.distributed`, from the moment i
 begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
-fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
+fail to load weights;
 `{"adapters_late_on_rank": 1}` lets it read adapters after the others;
-`{"loads_held_on_rank": 1}` holds them until `Scheduler.lockstep_let_go` is called;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
 `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
 `{"states_poisoned_on_rank": 1}` let it overwrite what loads have brought to one of its pools;
 `{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
-room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV of a prompt on the device,
-and `lockstep_write_weights` writes the weights of a model's folder.
+room.
 """
 
 import inspect
@@ -20,7 +18,6 @@ import json
 import os
 import threading
 import time
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from importlib import import_module
@@ -63,9 +60,6 @@ STORE_FAULTS = (
 LATE_S = 0.3
 """Longer than a test takes to overwrite the files of an adapter."""
 
-HELD_S = 60.0
-"""Longer than any test holds a load."""
-
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
 
@@ -76,8 +70,6 @@ class Probe:
     def __init__(self, faults: dict[str, int]) -> None:
         self.faults = faults
         self.rank: int | None = None
-        self.let_go: threading.Event | None = None
-        self.turns = 0
         self.iterations = 0
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -90,10 +82,6 @@ class Probe:
         self.rank = torch.distributed.get_rank()
         if self.is_afflicted("lie_on_rank"):
             _let_it_find_nothing(scheduler.tree_cache)
-        if self.is_afflicted("loads_fail_on_rank"):
-            _let_loads_fail()
-        if self.is_afflicted("loads_held_on_rank"):
-            self.let_go = _hold_loads()
         for name, pool in (("attention", "kv"), ("windows", "window"), ("states", "state")):
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
@@ -131,7 +119,6 @@ class Probe:
         with self._lock:
             report = {
                 "rank": self.rank,
-                "turns": self.turns,
                 "iterations": self.iterations,
                 "collectives": dict(self._calls),
                 "seconds": dict(self._seconds),
@@ -148,18 +135,11 @@ def register() -> None:
     register_hook, kinds = hooks.HookRegistry.register, hooks.HookType
     scheduler: Any = import_module("sglang.srt.managers.scheduler").Scheduler
 
-    def count_turn(scheduler: Any, *arguments: Any, **options: Any) -> None:
-        probe.turns += 1
-
     def count_iteration(scheduler: Any, *arguments: Any, **options: Any) -> None:
         probe.iterations += 1
 
     def tell(scheduler: Any, folder: str) -> None:
         probe.write(scheduler, folder)
-
-    def let_go(scheduler: Any) -> None:
-        if probe.let_go is not None:
-            probe.let_go.set()
 
     def fail_to_load(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if probe.is_afflicted("weights_fail_on_rank"):
@@ -178,7 +158,6 @@ def register() -> None:
 
     place = f"{scheduler.__module__}.{scheduler.__qualname__}"
     register_hook(f"{place}.run_event_loop", probe.begin, kinds.BEFORE)
-    register_hook(f"{place}.ingest_requests", count_turn, kinds.BEFORE)
     register_hook(f"{place}._process_hicache_events", count_iteration, kinds.BEFORE)
     weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     for update in ("update_weights_from_disk", "update_weights_from_tensor"):
@@ -189,43 +168,6 @@ def register() -> None:
     for name in COLLECTIVES:
         register_hook(f"torch.distributed.distributed_c10d.{name}", counted(name), kinds.AROUND)
     scheduler.lockstep_probe = tell
-    scheduler.lockstep_let_go = let_go
-    scheduler.lockstep_dump = _dump
-    scheduler.lockstep_plant = _plant
-    scheduler.lockstep_write_weights = _write_weights
-
-
-def _write_weights(scheduler: Any, path: str) -> None:
-    """Write a model's weights in the place of those of now, as another process does it by RDMA."""
-    load: Any = import_module("safetensors.torch").load_file
-    weights = [each for file in Path(path).glob("*.safetensors") for each in load(file).items()]
-    scheduler.tp_worker.model_runner.model.load_weights(weights)
-
-
-def _dump(scheduler: Any, folder: str, tokens: list[int]) -> None:
-    """Write the KV that this rank has of a prompt, as [side, layer, token, head, element]."""
-    slots, sides = _kv_of(scheduler, tokens)
-    found = torch.stack([torch.stack([layer[slots] for layer in side]) for side in sides])
-    torch.save(found, Path(folder, f"kv{torch.distributed.get_rank()}.pt"))
-
-
-def _plant(scheduler: Any, path: str, tokens: list[int]) -> None:
-    """Put KV of other origin into the place of what this rank has of a prompt."""
-    slots, sides = _kv_of(scheduler, tokens)
-    planted = torch.load(path)
-    for side, layers in zip(sides, planted, strict=True):
-        for layer, kv in zip(side, layers, strict=True):
-            layer[slots[: kv.shape[0]]] = kv
-
-
-def _kv_of(scheduler: Any, tokens: list[int]) -> tuple[torch.Tensor, Any]:
-    cache = scheduler.tree_cache
-    keys: Any = import_module("sglang.srt.mem_cache.radix_cache")
-    base: Any = import_module("sglang.srt.mem_cache.base_prefix_cache")
-    key = keys.RadixKey(array("q", tokens))
-    match = cache.match_prefix(base.MatchPrefixParams(key=key))
-    pool = cache.token_to_kv_pool_allocator.get_kvcache()
-    return cache.path_device_indices(match.last_device_node), (pool.k_buffer, pool.v_buffer)
 
 
 def _let_it_find_nothing(cache: Any) -> None:
@@ -248,35 +190,6 @@ def _let_the_store_fail(rank: int) -> None:
         return make(f"fault+{uri}{'&' if '?' in uri else '?'}{STORE_FAULTS}")
 
     opening.make_backend = make_failing
-
-
-def _let_loads_fail() -> None:
-    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
-    orders: Any = import_module("lockstep.ranks.orders")
-    copy: Callable[..., None] = copies._copy
-
-    def copy_and_fail(self: Any, job: Any) -> None:
-        copy(self, job)
-        if job.direction is orders.Direction.TO_DEVICE:
-            raise RuntimeError("planted: this load fails once its bytes are there")
-
-    copies._copy = copy_and_fail
-
-
-def _hold_loads() -> threading.Event:
-    """Let no load begin before the event is set."""
-    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
-    orders: Any = import_module("lockstep.ranks.orders")
-    copy: Callable[..., None] = copies._copy
-    let_go = threading.Event()
-
-    def wait_and_copy(self: Any, job: Any) -> None:
-        if job.direction is orders.Direction.TO_DEVICE:
-            assert let_go.wait(HELD_S)
-        copy(self, job)
-
-    copies._copy = wait_and_copy
-    return let_go
 
 
 def _poison_loads(pool: str) -> None:

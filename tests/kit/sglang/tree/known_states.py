@@ -76,29 +76,17 @@ def _spread(number: int, shape: tuple[int, ...], part: int) -> torch.Tensor:
     return ((number * 37 + places * 11 + part * 1009) % PRIME).float()
 
 
-def _delta_net(ranks: int) -> Any:
-    return here.of(UTILS, "Mamba2StateShape").create(
-        tp_world_size=ranks,
-        intermediate_size=24,
-        n_groups=4,
-        num_heads=8,
-        head_dim=3,
-        state_size=2,
-        conv_kernel=KERNEL,
-        conv_shard_groups=[8, 8, 24],
-    )
+def _mamba2(**model: Any) -> Callable[[int], Any]:
+    def shape(ranks: int) -> Any:
+        return here.of(UTILS, "Mamba2StateShape").create(
+            tp_world_size=ranks, conv_kernel=KERNEL, intermediate_size=24, **model
+        )
+
+    return shape
 
 
 def _short_convolution(ranks: int) -> Any:
-    return here.of(UTILS, "Mamba2StateShape").create(
-        tp_world_size=ranks,
-        intermediate_size=24,
-        n_groups=1,
-        num_heads=ranks,
-        head_dim=24,
-        state_size=0,
-        conv_kernel=KERNEL,
-    )
+    return _mamba2(n_groups=1, num_heads=ranks, head_dim=24, state_size=0)(ranks)
 
 
 def _by_input(ranks: int) -> Any:
@@ -107,22 +95,15 @@ def _by_input(ranks: int) -> Any:
     )
 
 
-def _not_told(ranks: int) -> Any:
-    return here.of(UTILS, "Mamba2StateShape").create(
-        tp_world_size=ranks,
-        intermediate_size=24,
-        n_groups=2,
-        num_heads=8,
-        head_dim=3,
-        state_size=4,
-        conv_kernel=KERNEL,
-    )
-
+_DELTA_NET = _mamba2(
+    n_groups=4, num_heads=8, head_dim=3, state_size=2, conv_shard_groups=[8, 8, 24]
+)
+_NOT_TOLD = _mamba2(n_groups=2, num_heads=8, head_dim=3, state_size=4)
 
 STATES = {
-    "delta net": StateKind(_delta_net, (8, 8, 24), heads=8, matrix=(3, 2)),
+    "delta net": StateKind(_DELTA_NET, (8, 8, 24), heads=8, matrix=(3, 2)),
     "short convolution": StateKind(_short_convolution, (24,)),
     "by input": StateKind(_by_input, (12, 12, 12), heads=4, matrix=(3, 3), inputs_first=True),
-    "parts not told": StateKind(_not_told, (24, 8, 8), heads=8, matrix=(3, 4)),
+    "parts not told": StateKind(_NOT_TOLD, (24, 8, 8), heads=8, matrix=(3, 4)),
 }
 """The shapes of states by name: Qwen3-Next's, LFM2's, Kimi Linear's, and Mamba 2's."""

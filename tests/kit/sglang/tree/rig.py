@@ -54,8 +54,6 @@ class Rig(Copies):
         kind: str = "attention",
         pages: int = 32,
         host_pages: int = 64,
-        write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
-        eviction_policy: str = "lru",
         **settings: Any,
     ) -> None:
         self.kind = KINDS[kind]
@@ -73,7 +71,7 @@ class Rig(Copies):
             need_sort=False,
         )
         self.host = self._open(collective, host_pages, settings)
-        self.cache = self._cache(write_policy, eviction_policy)
+        self.cache = self._cache()
         self._names = count()
 
     def _rows(self) -> Any:
@@ -112,7 +110,7 @@ class Rig(Copies):
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         return {"tree_components": (kinds.FULL,)}
 
-    def _cache(self, write_policy: WritePolicy, eviction_policy: str) -> Any:
+    def _cache(self) -> Any:
         namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(
             self.host, NoAdapters(), page_tokens=self.page_tokens
         )
@@ -122,7 +120,7 @@ class Rig(Copies):
             slots=self._lent(),
             namespaces=namespaces,
             weights=weights(self.host, namespaces, "w0", _by_version),
-            write_policy=write_policy,
+            write_policy=WritePolicy.WRITE_THROUGH,
             prefetch_threshold_tokens=0,
             idle_wait_s=0.05,
             witness=False,
@@ -133,7 +131,7 @@ class Rig(Copies):
             req_to_token_pool=self.rows,
             token_to_kv_pool_allocator=self.allocator,
             page_size=self.page_tokens,
-            eviction_policy=eviction_policy,
+            eviction_policy="lru",
             **self._kept(),
         )
         return here.of(f"{OURS}.radix_cache", "LockstepRadixCache")(params, below)
@@ -297,14 +295,12 @@ class Rig(Copies):
         found: int = self.match(tokens, **keys).device_prefix_len
         return found
 
-    def insert(self, tokens: Sequence[int], *, priority: int = 0, **keys: str) -> int:
+    def insert(self, tokens: Sequence[int], **keys: str) -> int:
         """Put whole pages of new slots into the tree; return how many tokens it had already."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
-        params = here.of(BASE, "InsertParams")(
-            key=self._key(tokens, **keys), value=slots, priority=priority
-        )
+        params = here.of(BASE, "InsertParams")(key=self._key(tokens, **keys), value=slots)
         before: int = self.cache.insert(params).prefix_len
         return before
 

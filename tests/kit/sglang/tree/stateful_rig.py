@@ -124,14 +124,14 @@ class StatefulRig(Rig):
         kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
         kv.mamba_last_track_seqlen = tokens
 
-    def insert(self, tokens: Sequence[int], *, priority: int = 0, **keys: str) -> int:
+    def insert(self, tokens: Sequence[int], **keys: str) -> int:
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
         state = self.rows.mamba_allocator.alloc(1)
         self._write_state(state, int(numbers[-1]))
         params = here.of(BASE, "InsertParams")(
-            key=self._key(tokens, **keys), value=slots, mamba_value=state, priority=priority
+            key=self._key(tokens, **keys), value=slots, mamba_value=state
         )
         result = self.cache.insert(params)
         if result.mamba_exist:
@@ -145,21 +145,6 @@ class StatefulRig(Rig):
             here.of(BASE, "EvictParams")(mamba_num=count)
         ).mamba_num_evicted
         return evicted
-
-    def chain(self, first: int, *counts: int) -> list[list[int]]:
-        """Insert a sequence that begins with `first` up to so many pages, one after the other.
-
-        Return what was inserted.
-        """
-        parts = [self.pages(first, count) for count in counts]
-        for each in parts:
-            self.insert(each)
-        return parts
-
-    def lock(self, node: Any, *, state: bool = True) -> Any:
-        """Lock the tokens up to a node, with the state that ends them or without it."""
-        kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
-        return self.cache.lock(node, () if state else (kinds.MAMBA,))
 
     # What the tree finds, and what the slots hold.
 

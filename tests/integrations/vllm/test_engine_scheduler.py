@@ -1,4 +1,9 @@
-"""vLLM's calls to the worker's half, and a handshake that is repeated."""
+"""vLLM's own scheduler: loads that fail, calls to the worker's half, a handshake that is repeated.
+
+Of loads that fail the claims are those of vLLM's own tests that drive a scheduler with a connector, as
+of vLLM 0.32 (`test_kv_load_failure_recovery.py`), as far as they are of loads that are asynchronous,
+which Lockstep's always are. Each holds with one step at a time and with steps ahead.
+"""
 
 import importlib
 import warnings
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(120)]
 
 BLOCK_TOKENS = 32
+BLOCKS = 64
 PROMPT = list(range(10, 10 + 4 * BLOCK_TOKENS + 1))
+OTHER = list(range(300, 300 + 3 * BLOCK_TOKENS + 1))
 TOKENS = list(range(2 * PAGE_TOKENS))
 
 
@@ -31,14 +38,64 @@ def imported(name: str) -> Any:
         return importlib.import_module(name)
 
 
-@pytest.fixture
-def served(model: Path) -> "Served":
-    """A scheduler whose host memory has the prompt, and whose own prefix cache has nothing."""
-    served: Served = imported("tests.kit.vllm.real_scheduler").Served(model, 64)
+@pytest.fixture(params=[False, True], ids=["step by step", "ahead"])
+def served(request: pytest.FixtureRequest, model: Path) -> "Served":
+    """A scheduler whose host memory has both prompts, and whose own prefix cache has nothing."""
+    kit = imported("tests.kit.vllm.real_scheduler")
+    served: Served = kit.Served(model, BLOCKS, ahead=request.param)
     served.send("first", PROMPT)
+    served.send("second", OTHER)
     served.run()
     assert served.scheduler.reset_prefix_cache()
     return served
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_load_that_fails_on_one_rank_is_computed_and_the_others_go_on(
+    served: "Served", rank: int
+) -> None:
+    free = served.free_blocks
+    served.failing = {rank}
+    failing = served.send("failing", PROMPT)
+    served.step()
+    served.step()
+    served.step()
+    served.failing = set()
+    other = served.send("other", OTHER)
+
+    served.run()
+
+    assert served.loads_failed == 1
+    assert [each.num_output_tokens for each in (failing, other)] == [2, 2]
+    assert served.cached["other"] == 3 * BLOCK_TOKENS
+    assert served.free_blocks == free
+
+
+def test_loads_that_fail_whenever_they_are_tried_end_in_computing(served: "Served") -> None:
+    """vllm#49176: a request that is offered the same doomed load for ever."""
+    free = served.free_blocks
+    served.failing = {1}
+    requests = [served.send(f"r{at}", tokens) for at, tokens in enumerate((PROMPT, OTHER))]
+
+    served.run()
+
+    assert served.loads_failed == 2
+    assert [each.num_output_tokens for each in requests] == [2, 2]
+    assert served.free_blocks == free
+
+
+def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back_once_that_is_over(
+    served: "Served",
+) -> None:
+    free = served.free_blocks
+    served.send("loading", PROMPT)
+    served.step()
+
+    served.abort("loading")
+    served.run()
+
+    assert served.free_blocks == free
+    assert not served.scheduler.requests
 
 
 def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":

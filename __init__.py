@@ -20,9 +20,12 @@ from .errors import (
     UsageError,
 )
 from .page_format.page_layout import Column, PageLayout
-from .ranks.cache import Cache
-from .ranks.cache_stats import CacheStats
-from .ranks.config import (
+from .ranks.group.cache import Cache
+from .ranks.group.control.client import ask
+from .ranks.group.host_cache import HostCache
+from .ranks.group.member.cache_stats import CacheStats
+from .ranks.protocol.answers import Admission, Dropped, Wait
+from .ranks.protocol.config import (
     Bounds,
     CacheConfig,
     Eviction,
@@ -32,14 +35,11 @@ from .ranks.config import (
     Timeouts,
     WritePolicy,
 )
-from .ranks.control.client import ask
-from .ranks.host_cache import HostCache
-from .ranks.model_description import KeptState, ModelDescription
-from .ranks.outside import Control, Peers
-from .ranks.replica.answers import Admission, Dropped, Wait
+from .ranks.protocol.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
+from .ranks.protocol.model_description import KeptState, ModelDescription
+from .ranks.protocol.outside import Control, Peers
 from .ranks.replica.attaching import StoreState
-from .ranks.replica.requests import LoadState
-from .ranks.replica.tree.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
+from .ranks.replica.operations.requests import LoadState
 from .ranks.replica.tree.matching import Match
 from .version import VERSION
 

@@ -19,9 +19,9 @@ from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.fold import fold
 from ..coordinator.lanes import BallotShape
 from ..page_format.page_layout import Column, PageLayout
-from ..ranks.cache import Cache
-from ..ranks.config import Bounds, CacheConfig
-from ..ranks.replica.settings import ReplicaConfig
+from ..ranks.group.cache import Cache
+from ..ranks.protocol.config import Bounds, CacheConfig
+from ..ranks.protocol.replica_config import ReplicaConfig
 from .agreement_settings import AgreementSettings
 from .rank_processes import Member, Say
 from .silent_executor import SilentExecutor

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from ..coordinator.collectives.in_process import InProcessGroup
 from ..errors import ConfigError
 from ..page_format.page_layout import Column, PageLayout
-from ..ranks.cache import Cache
-from ..ranks.config import PAGES_MAX, CacheConfig, ComponentConfig, SlidingWindow
-from ..ranks.replica.answers import Admission
-from ..ranks.replica.settings import ReplicaConfig
+from ..ranks.group.cache import Cache
+from ..ranks.protocol.answers import Admission
+from ..ranks.protocol.config import PAGES_MAX, CacheConfig, ComponentConfig, SlidingWindow
+from ..ranks.protocol.replica_config import ReplicaConfig
 from .silent_executor import SilentExecutor
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]

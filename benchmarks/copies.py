@@ -26,7 +26,7 @@ from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies
 from ..ranks.executor.cuda_copies import CudaCopies
 from ..ranks.executor.engine_pages import AxisOrder, EnginePages
 from ..ranks.executor.pools import DevicePool, HostPool, TierPools
-from ..ranks.orders import KV_POOL, CopyTransfer, Direction
+from ..ranks.protocol.orders import KV_POOL, CopyTransfer, Direction
 
 ROUNDS = 7
 MEGABYTES = 256

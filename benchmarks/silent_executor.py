@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..coordinator.ballot import Progress
 from ..coordinator.proposal import Proposal, Readiness
 from ..ranks.executor.base import ExecutorCounts
-from ..ranks.orders import Direction, Order
+from ..ranks.protocol.orders import Direction, Order
 
 
 class SilentExecutor:

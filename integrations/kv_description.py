@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from ..page_format.page_layout import PageLayout
-from ..ranks.orders import KV_POOL
+from ..ranks.protocol.orders import KV_POOL
 from .canonical import canonical, digest
 
 KEYS, VALUES = "k", "v"

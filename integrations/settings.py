@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar, cast
 from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
-from ..ranks.config import Bounds, Timeouts
-from ..ranks.outside import Control
+from ..ranks.protocol.config import Bounds, Timeouts
+from ..ranks.protocol.outside import Control
 from ..telemetry.port import PORT_MAX
 from .releases import UnsupportedEngine
 from .sharing import Share

@@ -8,18 +8,18 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from ..coordinator.collective import Transport
-from ..storage_backends.peer.engine_settings import TCP
-from .amounts import parse_bytes
-from .bench_tables import (
+from ..ranks.protocol.engine_settings import TCP
+from .cli.amounts import parse_bytes
+from .cli.option_values import check_not_a_path
+from .replay.bench_tables import (
     print_agreement,
     print_handoff,
     print_path,
     print_storage,
     print_tree,
 )
-from .option_values import check_not_a_path
-from .options import ReportFile, Transfer
-from .report import check_that_writable, write_report
+from .replay.options import ReportFile, Transfer
+from .replay.report import check_that_writable, write_report
 
 Found = TypeVar("Found", bound=Mapping[str, object])
 

@@ -16,20 +16,20 @@ import typer
 
 from ..errors import ConfigError, LockstepError
 from ..version import VERSION
-from .amounts import LINE_MAX, printable
 from .bench import bench
+from .cli.amounts import LINE_MAX, printable
+from .cli.environment import prepare_for_mooncake
+from .cli.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
+from .cli.settings import ReplaySettings
 from .ctl import ctl
 from .doctor.command import EXIT_STATUSES as DOCTOR_EXIT_STATUSES
 from .doctor.command import doctor
-from .environment import prepare_for_mooncake
-from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
-from .launching import launch
-from .options import EXIT_STATUSES, LaunchChoice, ReportFile, TimelineFile, replay_command
 from .planning.command import EXIT_STATUS as PLAN_EXIT_STATUS
 from .planning.command import plan, size
-from .report import check_that_writable
-from .reports.command import report as report_command
-from .settings import ReplaySettings
+from .replay.launching import launch
+from .replay.options import EXIT_STATUSES, LaunchChoice, ReportFile, TimelineFile, replay_command
+from .replay.report import check_that_writable
+from .replay.report_command import report as report_command
 from .store.command import store
 from .top.command import top
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from ..errors import ConfigError, UsageError
-from ..ranks.control.client import ask
-from .amounts import count, printable, well_formed
-from .first_error import EXIT_GROUP
-from .option_values import check_store
+from ..ranks.group.control.client import ask
+from .cli.amounts import count, printable, well_formed
+from .cli.first_error import EXIT_GROUP
+from .cli.option_values import check_store
 
 EXIT_STATUSES: Final = (
     "Exit status: 0, done on every rank; 2, nobody listens, or the request is refused, and nothing was"

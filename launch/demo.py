@@ -9,15 +9,15 @@ from rich.console import Console
 from ..errors import ConfigError
 from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import StoreUri, parse_uri
-from .launching import launch
-from .option_values import check_store
-from .options import LaunchChoice
-from .outcome import table_of
-from .report import Report, check_that_writable, read_report, write_report
-from .reports.command import write_page
-from .reports.plots import check_that_drawable
-from .reports.timelines import VIEWER
-from .settings import ReplaySettings
+from .cli.option_values import check_store
+from .cli.settings import ReplaySettings
+from .replay.launching import launch
+from .replay.options import LaunchChoice
+from .replay.outcome import table_of
+from .replay.plots import check_that_drawable
+from .replay.report import Report, check_that_writable, read_report, write_report
+from .replay.report_command import write_page
+from .replay.timelines import VIEWER
 
 
 def run_demo(

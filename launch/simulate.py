@@ -6,16 +6,16 @@ from pathlib import Path
 
 from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
-from ..simulation.faults import FAULT_PROFILES
-from ..simulation.models import MODEL_PROFILES
 from ..simulation.pair import DRAWN, PAIRS
 from ..simulation.revived.revived import REVIVED_BUGS, RevivedBug, find_bug
 from ..simulation.revived.revived import SEEDS as REVIVED_SEEDS
-from ..simulation.world import BOTH, L1_CHOICES, STEPS_MIN
-from .first_error import EXIT_FAULT, say
-from .option_values import check_choice, check_number
-from .report import write_report
-from .settings import RANKS_MAX, SEED_MAX
+from ..simulation.world.faults import FAULT_PROFILES
+from ..simulation.world.models import MODEL_PROFILES
+from ..simulation.world.world import BOTH, L1_CHOICES, STEPS_MIN
+from .cli.first_error import EXIT_FAULT, say
+from .cli.option_values import check_choice, check_number
+from .cli.settings import RANKS_MAX, SEED_MAX
+from .replay.report import write_report
 
 EXIT_NOT_FOUND = 4
 """A bug was revived, and none of the schedules has found it."""

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypedDict
 
-from .epoch import SOUND_BUILD
 from .pair import run_pair
+from .rank.epoch import SOUND_BUILD
 from .rank.peers import PAGES_GONE, PAGES_READ
 from .result import ScheduleResult, Violation
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
 from .seeds import quiet_log, run_all
-from .world import BOTH
+from .world.world import BOTH
 
 
 class ReportedViolation(TypedDict):

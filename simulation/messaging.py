@@ -9,12 +9,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ranks.messages import Backlog
-from ..ranks.rank_cache import RankCache
+from ..ranks.group.member.messages import Backlog
+from ..ranks.group.member.rank_cache import RankCache
 from .checkers.findings.finding import Violated
 from .checkers.findings.messages import HeardEarly, NotHeard, OtherMessage
-from .cluster import ask
-from .world import World
+from .rank.cluster import ask
+from .world.world import World
 
 _STEPS_TO_HEAR = 2
 """After so many steps a message that every rank has is a command, since a round may be on its way."""

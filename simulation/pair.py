@@ -12,16 +12,16 @@ from itertools import product
 from random import Random
 
 from ..page_format.page_layout import ShardPlace
-from ..ranks.agreed_pools import pool_layouts
-from ..ranks.config import ComponentConfig, SlidingWindow
-from .clock import VirtualClock
+from ..ranks.protocol.agreed_pools import pool_layouts
+from ..ranks.protocol.config import ComponentConfig, SlidingWindow
 from .engine.handed import Handover
-from .epoch import SOUND_BUILD, Build, Epoch
-from .faults import FAULT_PROFILES, Mishap
+from .rank.epoch import SOUND_BUILD, Build, Epoch
 from .rank.peers import Peers, ServingGroup
 from .result import ScheduleResult
 from .schedule import Schedule, Surroundings
-from .world import BOTH, REPLICA, Side, World, draw_world
+from .world.clock import VirtualClock
+from .world.faults import FAULT_PROFILES, Mishap
+from .world.world import BOTH, REPLICA, Side, World, draw_world
 
 TP_SIZES = (1, 2, 4, 8)
 PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}

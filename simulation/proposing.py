@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from ..coordinator.proposal import Change, Proposal
 from ..errors import LockstepError, UsageError
-from ..ranks.rank_cache import RankCache
+from ..ranks.group.member.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
 from ..ranks.replica.operations.quarantine import KEEPS_TOO_MUCH
 from .checkers.findings.finding import Violated
@@ -30,7 +30,7 @@ from .checkers.findings.storage import (
 )
 from .rank.executor import SimulatedExecutor
 from .rank.stores import FIRST_STORE, OTHER_STORE
-from .world import World
+from .world.world import World
 
 _STEPS_TO_END = 4
 """Within so many steps after its time is up a proposal must have ended."""

@@ -13,7 +13,7 @@ from ..errors import (
     PeerLost,
     RankUnhealthy,
 )
-from ..ranks.replica.store import RENEWED_S
+from ..ranks.replica.operations.store import RENEWED_S
 from .checkers.checkers import (
     DeadlineChecker,
     ReplicaChecker,
@@ -31,17 +31,17 @@ from .checkers.findings.group import (
     Restless,
 )
 from .checkers.written import check_written, check_written_again, promises_anything
-from .clock import RankClock, VirtualClock
-from .contents import Contents
 from .engine.lending_workload import LendingWorkload
 from .engine.workload import Workload
-from .epoch import SOUND_BUILD, Build, Epoch, begin_epoch
-from .faults import ClockFault, FaultSource, Mishap
 from .messaging import Messaging
 from .proposing import Proposing
+from .rank.epoch import SOUND_BUILD, Build, Epoch, begin_epoch
 from .rank.stores import FIRST_STORE, RankStores
 from .result import ScheduleResult, Violation
-from .world import BOTH, ENGINE, World, draw_world
+from .world.clock import RankClock, VirtualClock
+from .world.contents import Contents
+from .world.faults import ClockFault, FaultSource, Mishap
+from .world.world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
 """How many steps there are between comparisons of whole states."""

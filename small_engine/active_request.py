@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..ranks.replica.answers import Admission
+from ..ranks.protocol.answers import Admission
 from .contents import KeyedTokens
 from .limits import EngineLimits
 from .request import TokenIds, WorkloadRequest, output_tokens

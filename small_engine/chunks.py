@@ -9,7 +9,7 @@ does, so its requests reserve chunk by chunk.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ranks.config import CacheConfig, Recurrent, SlidingWindow
+from ..ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

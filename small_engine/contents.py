@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from ..page_format.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
-from ..ranks.orders import KV_POOL
+from ..ranks.protocol.orders import KV_POOL
 from .request import TokenIds
 
 CONTENTS_SEED = sha256(b"lockstep replay contents").digest()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..ranks.replica.answers import Admission
+from ..ranks.protocol.answers import Admission
 
 
 @dataclass(frozen=True, slots=True)

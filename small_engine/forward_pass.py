@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InternalError
-from ..ranks.agreed_pools import shard_layouts
-from ..ranks.config import Recurrent, SlidingWindow
-from ..ranks.orders import KV_POOL
+from ..ranks.protocol.agreed_pools import shard_layouts
+from ..ranks.protocol.config import Recurrent, SlidingWindow
+from ..ranks.protocol.orders import KV_POOL
 from .contents import KeyedTokens, PageContents
 from .counts import ComparedPages
 
 if TYPE_CHECKING:
-    from ..ranks.cache import Cache
+    from ..ranks.group.cache import Cache
 
 Pages = npt.NDArray[np.int32]
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..page_format.page_layout import Column, PageLayout
-from ..ranks.config import ComponentConfig, Recurrent, SlidingWindow
-from ..ranks.model_description import FULL_ATTENTION, KeptState, ModelDescription
-from ..ranks.orders import KV_POOL
+from ..ranks.protocol.config import ComponentConfig, Recurrent, SlidingWindow
+from ..ranks.protocol.model_description import FULL_ATTENTION, KeptState, ModelDescription
+from ..ranks.protocol.orders import KV_POOL
 
 KV_PAGES_PER_WINDOW_PAGE = 2
 """By default a window pool has one page for so many of full attention's.

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ..ranks.replica.answers import Admission, Wait
-from ..ranks.replica.requests import LoadState
+from ..ranks.protocol.answers import Admission, Wait
+from ..ranks.replica.operations.requests import LoadState
 from .active_request import ActiveRequest, turn_of
 from .counts import ReplayCounts
 from .forward_pass import ForwardPass
 
 if TYPE_CHECKING:
-    from ..ranks.cache import Cache
+    from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
 """Steps that a request waits for room that others are about to give back: a verdict comes so late."""

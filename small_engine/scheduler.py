@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError
-from ..ranks.replica.answers import Wait
-from ..ranks.replica.requests import LoadState
+from ..ranks.protocol.answers import Wait
+from ..ranks.replica.operations.requests import LoadState
 from .active_request import ActiveRequest, turn_of
 from .chunks import Chunks
 from .counts import ReplayCounts
@@ -40,7 +40,7 @@ from .request import WorkloadRequest
 from .retractions import Retractions
 
 if TYPE_CHECKING:
-    from ..ranks.cache import Cache
+    from ..ranks.group.cache import Cache
 
 REFUSALS_NAMED = 10
 """How many refused requests are kept by name; all are counted."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from ..ranks.orders import Direction
-from ..ranks.timed_events import PagesCopied, RoundHeld, StepHalf, StoreCalled
+from ..ranks.protocol.orders import Direction
+from ..ranks.protocol.timed_events import PagesCopied, RoundHeld, StepHalf, StoreCalled
 from ..version import VERSION
 from .clocks import Alignment, align
 from .kept_events import RankEvents

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from ..ranks.timed_events import RoundHeld
+from ..ranks.protocol.timed_events import RoundHeld
 from .kept_events import RankEvents
 
 WINDOW_S: Final = 5.0

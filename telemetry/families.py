@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, Protocol, TypeVar
 
-from ..ranks.cache_stats import CacheStats
 from ..ranks.executor.base import BytesMoved, LateCalls
-from ..ranks.orders import Direction
+from ..ranks.group.member.cache_stats import CacheStats
+from ..ranks.protocol.orders import Direction
 from ..ranks.replica.attaching import StoreState
 from ..storage_backends.latencies import Histogram
 from ..storage_backends.wrappers.metrics import CallMetrics, Metrics

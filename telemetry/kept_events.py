@@ -11,7 +11,7 @@ from typing import Any, Final, cast, get_args
 
 import msgpack
 
-from ..ranks.timed_events import TimedEvent
+from ..ranks.protocol.timed_events import TimedEvent
 
 EVENTS_MAX: Final = 1 << 17
 """About 25 MB of memory, and of a timeline's file, for each rank."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Final
 
-from ..ranks.timed_events import (
+from ..ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
     OperationMoved,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler
 
 from ..errors import ConfigError
-from ..ranks.cache_stats import CacheStats
-from ..ranks.member import Member
+from ..ranks.group.member.cache_stats import CacheStats
+from ..ranks.group.member.member import Member
 from ..storage_backends.latencies import BOUNDS_S, Histogram
 from .families import FAMILIES, PREFIX, Family, Sample, Type
 

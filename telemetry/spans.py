@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigError
-from ..ranks.timed_events import (
+from ..ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
     OperationMoved,

@@ -1,51 +1,78 @@
-"""Which top-level folders may import which, and that no files import each other in a cycle."""
+"""The layers: a module imports only layers with a smaller number, and nothing imports in a cycle."""
 
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.kit.source_tree import Module, absolute_names, circles, neighbours, read_library
-
-ORDER = (
-    "errors.py version.py",
-    "page_format coordinator",
-    "storage_backends",
-    "ranks",
-    "telemetry small_engine",
-    "simulation integrations",
-    "benchmarks",
-    "launch",
-    "__init__.py",
+from tests.kit.source_tree import (
+    Module,
+    absolute_names,
+    circles,
+    cycles,
+    neighbours,
+    read_library,
 )
-"""Each line imports only the lines before it."""
-LINE = {name: line for line, names in enumerate(ORDER) for name in names.split()}
-LOADERS = [
-    "storage_backends/registry.py",
-    "storage_backends/three_fs/usrbio.py",
-]
+
+LAYERS = (
+    "errors.py version.py",
+    "page_format",
+    "coordinator",
+    "ranks/protocol",
+    "ranks/replica",
+    "storage_backends",
+    "hostd",
+    "ranks",
+    "integrations telemetry small_engine simulation benchmarks",
+    "launch",
+)
+LOADERS = ["storage_backends/registry.py", "storage_backends/three_fs/usrbio.py"]
 """A URI names the store and its wrappers; the client of a store is an extra."""
 
 
-def imports_upwards(modules: list[Module]) -> list[str]:
-    """One line for each import of a folder that does not stand before the importer's."""
+def layer_of(path: PurePosixPath) -> int:
+    """The number of a module's layer: that of the longest name that it is under."""
+    names = {name: number for number, line in enumerate(LAYERS, 1) for name in line.split()}
+    return max(
+        ((len(name), number) for name, number in names.items() if path.is_relative_to(name)),
+        default=(0, len(LAYERS) + 1),
+    )[1]
+
+
+def imports_upwards(modules: Sequence[Module]) -> list[str]:
+    """One line for each import of a layer with a greater number."""
     library = {module.path: module for module in modules}
     return sorted(
         {
             f"{module.path} imports {other.path}"
             for module in modules
             for other in neighbours(module, library)
-            if module.path.parts[0] != other.path.parts[0]
-            if LINE[other.path.parts[0]] >= LINE[module.path.parts[0]]
+            if layer_of(other.path) > layer_of(module.path)
         }
     )
 
 
-def test_a_folder_imports_only_those_that_stand_before_it() -> None:
+def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
+    """Each group of folders that import each other in a cycle; the public names lead everywhere."""
+    library = {module.path: module for module in modules}
+    imports: dict[PurePosixPath, set[PurePosixPath]] = {path.parent: set() for path in library}
+    for module in library.values():
+        found = {other.path.parent for other in neighbours(module, library)}
+        if module.path.name != "__init__.py":
+            imports[module.path.parent] |= found - {module.path.parent}
+    return cycles(imports)
+
+
+def test_a_module_imports_only_layers_with_a_smaller_number() -> None:
     assert imports_upwards(read_library()) == []
 
 
 def test_no_files_import_each_other_in_a_cycle() -> None:
     assert circles(read_library()) == []
+
+
+def test_no_folders_import_each_other_in_a_cycle() -> None:
+    assert folder_cycles(read_library()) == []
 
 
 def test_modules_are_loaded_by_name_only_where_a_uri_or_an_extra_asks_for_them() -> None:
@@ -60,18 +87,20 @@ def test_modules_are_loaded_by_name_only_where_a_uri_or_an_extra_asks_for_them()
 def plant(root: Path, path: str, source: str) -> None:
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    (file.parent / "__init__.py").touch()
+    for folder in (file.parent, *file.parent.parents):
+        if folder.is_relative_to(root) and folder != root:
+            (folder / "__init__.py").touch()
     file.write_text(source, encoding="utf-8")
 
 
 def test_an_import_upwards_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, "page_format/header.py", "def f() -> None:\n    from ..ranks.cache import C\n")
-    plant(tmp_path, "ranks/cache.py", "from ..page_format.shape import Shape\n")
-    plant(tmp_path, "page_format/shape.py", "")
+    plant(tmp_path, "ranks/protocol/orders.py", "def f() -> None:\n    from ..cache import C\n")
+    plant(tmp_path, "ranks/cache.py", "from .protocol.config import Config\n")
+    plant(tmp_path, "ranks/protocol/config.py", "")
 
     found = imports_upwards(read_library(tmp_path))
 
-    assert found == ["page_format/header.py imports ranks/cache.py"]
+    assert found == ["ranks/protocol/orders.py imports ranks/cache.py"]
 
 
 @pytest.mark.parametrize(
@@ -87,3 +116,14 @@ def test_a_cycle_is_found_and_named_with_its_files(tmp_path: Path, third: str) -
     assert circles(read_library(tmp_path)) == [
         ["ranks/first.py", "ranks/second.py", "ranks/third.py"]
     ]
+
+
+def test_a_cycle_of_folders_is_found_though_none_of_files_is_there(tmp_path: Path) -> None:
+    plant(tmp_path, "ranks/first.py", "from .below.second import S\n")
+    plant(tmp_path, "ranks/below/second.py", "from ..third import T\n")
+    plant(tmp_path, "ranks/third.py", "")
+
+    modules = read_library(tmp_path)
+
+    assert circles(modules) == []
+    assert folder_cycles(modules) == [["ranks", "ranks/below"]]

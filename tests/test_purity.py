@@ -30,7 +30,7 @@ IMPURE = (
     "torch.random",
     "uuid",
 )
-PURE_FOLDERS = ("page_format", "coordinator", "ranks/replica")
+PURE_FOLDERS = ("page_format", "coordinator", "ranks/protocol", "ranks/replica")
 TRANSPORTS = "coordinator/collectives"
 LAUNCHERS = "launch"
 BENCHMARKS = "benchmarks"

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from ...errors import StorageError
 from ...page_format.page_layout import Column, PageLayout, ShardPlace
-from ...ranks.disaggregation.pages.page_server import PageServer
 from ...ranks.executor.pools import HostPool
 from ...ranks.executor.storage_transfers import RankObjects
 from ...ranks.executor.writers import EVERYTHING
-from ...ranks.orders import KV_POOL, ObjectTransfer
+from ...ranks.page_server.page_server import PageServer
+from ...ranks.protocol.orders import KV_POOL, ObjectTransfer
 from ...storage_backends.base import Read, ReadOutcome
 from ...storage_backends.peer.backend import PeerBackend
 from ...storage_backends.peer.transfer_engine import TransferEngine

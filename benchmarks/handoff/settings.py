@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...errors import ConfigError
 from ...page_format.object_shape import PART_BYTES_MAX
-from ...storage_backends.peer.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
+from ...ranks.protocol.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
 
 ROUNDS_MAX = 1000
 

@@ -21,12 +21,12 @@ from ...coordinator.operation import Kind
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...errors import StorageError
 from ...page_format.object_name import NAME_DIGEST_BYTES, object_path
-from ...ranks.cache import Cache
-from ...ranks.config import CacheConfig
 from ...ranks.executor.base import BytesMoved
 from ...ranks.executor.population import POPULATION_THREADS
-from ...ranks.replica.answers import Admission
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.cache import Cache
+from ...ranks.protocol.answers import Admission
+from ...ranks.protocol.config import CacheConfig
+from ...ranks.replica.operations.requests import LoadState
 from ...small_engine.contents import PageContents, chain_keys
 from ..rank_processes import Member, Say
 from .bare_files import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ...errors import ConfigError, LockstepError
 from ...page_format.namespace import Namespace, model_digest
 from ...ranks.executor.host_memory import available_host_memory
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.registry import make_backend
 from ..rank_processes import Measurement, run_ranks
 from ..storage import no_directories_left

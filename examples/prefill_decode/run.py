@@ -32,8 +32,8 @@ from lockstep import (
     StopPolicy,
     Timeouts,
 )
-from lockstep.launch.ray.cluster import ray_cluster
-from lockstep.ranks.disaggregation.metadata_slots import MetadataSlots, SlotField
+from lockstep.launch.replay.ray_cluster import ray_cluster
+from lockstep.ranks.group.metadata_slots import MetadataSlots, SlotField
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.request import TokenIds

@@ -99,7 +99,7 @@ def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
     """Replay on two ranks of each node, with one store; return the report."""
     report = place / "replay.json"
     options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
-    module = ("lockstep.launch.replay", *options, "--report", str(report))
+    module = ("lockstep.launch.replay.replay", *options, "--report", str(report))
     nodes.wait([nodes.start(node, *torchrun(node, *module)) for node in range(2)])
     return _read(report)
 

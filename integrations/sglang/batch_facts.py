@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from .contract import Batch
+from .engine.contract import Batch
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ...ranks.config import WritePolicy
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import WritePolicy
 from .namespaces import Namespaces
 from .pools.slots import Slots
 from .weights import WeightsVersions

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from ...errors import ConfigError, UsageError
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from ...storage_backends.uri import parse_uri, without_secrets
 from .batch_facts import Facts, batch_facts
-from .contract import Batch
-from .settings import store_to_attach
+from .engine.contract import Batch
+from .engine.settings import store_to_attach
 
 log = logging.getLogger("sglang.lockstep")
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...ranks.replica.tree.tokens import TOKEN_BYTES, as_token_bytes
 from ..items import Item, Items, OncePerObject, content_digest, item_ids
-from .contract import MultimodalInputs, MultimodalItem, SglangRequest
+from .engine.contract import MultimodalInputs, MultimodalItem, SglangRequest
 
 TEXT_IDS = 1_000_000
 """The ids of text are below this (SGLang's `MM_PAD_SHIFT_VALUE`), and those in the place of items are

@@ -8,7 +8,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from .contract import SglangRequest
+from .engine.contract import SglangRequest
 from .running import Kept
 
 

@@ -9,9 +9,9 @@ these locks keep at most one in `SHARE` of the device's tokens.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
-from .contract import Lock
+from .engine.contract import Lock
 from .pools.slots import Pages
 
 PATIENCE_S = 10.0

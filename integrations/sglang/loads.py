@@ -14,9 +14,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
-from .contract import Handle, Lock, Room
+from .engine.contract import Handle, Lock, Room
 from .pools.slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from .contract import Node, SglangRequest
+from .engine.contract import Node, SglangRequest
 from .loads import Loads
 from .pools.slots import Slots
 from .running import RunningRequests, token_bytes

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...ranks.executor.base import BytesMoved
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 
 
 class Collector(Protocol):

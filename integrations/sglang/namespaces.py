@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ..items import ItemNames, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
-from .contract import SglangRequest
+from .engine.contract import SglangRequest
 from .identity.adapters import without_adapter
 from .items import PromptItems, PromptsWithItems
 

@@ -10,14 +10,15 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_memory
 
 from ...errors import ConfigError
-from ...ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
-from ...ranks.host_cache import HostCache
-from ...ranks.orders import KV_POOL
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
+from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
 from ..releases import require_release
 from ..settings import control_of
 from .below import Below
+from .engine.settings import WHERE, PoolSize, SglangSettings, parse
 from .identity.identity import Identity
 from .identity.proven_out import READ_IN
 from .namespaces import Namespaces
@@ -26,7 +27,6 @@ from .pools.slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
 from .pools.state_slots import STATE_POOL, StateSlots
 from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
-from .settings import WHERE, PoolSize, SglangSettings, parse
 from .weights import WeightsVersions
 
 log = logging.getLogger("sglang.lockstep")

@@ -26,8 +26,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...errors import InternalError
 from .below import Below
-from .contract import Node, Room, SglangRequest
 from .controls import Controls
+from .engine.contract import Node, Room, SglangRequest
 from .identity.update import Update
 from .keeping import free_states, keep
 from .lent_backups import LentBackups

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from ...ranks.config import WritePolicy
+from ...ranks.protocol.config import WritePolicy
 from ..items import ItemNames
-from .contract import Handle, Lock, SglangRequest
+from .engine.contract import Handle, Lock, SglangRequest
 from .items import TEXT_ALONE, PromptItems
 from .lent_backups import LentBackups
 from .pools.slots import Slots

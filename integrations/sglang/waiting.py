@@ -13,10 +13,10 @@ Every answer follows from verdicts, so it is the same on every rank.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...ranks.host_cache import HostCache
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.host_cache import HostCache
+from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
-from .contract import Handle, Lock
+from .engine.contract import Handle, Lock
 from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 

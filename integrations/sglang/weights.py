@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from .identity.update import Update
 from .namespaces import Namespaces
 

@@ -12,9 +12,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
-from ...ranks.config import SlidingWindow
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.config import SlidingWindow
+from ...ranks.protocol.orders import KV_POOL
 from .past import PagedLayer
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from transformers import __version__ as transformers_version
 
 from ...coordinator.collectives.in_process import InProcessGroup
 from ...errors import ConfigError, UsageError
-from ...ranks.config import CacheConfig
-from ...ranks.host_cache import HostCache
-from ...ranks.orders import KV_POOL
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import CacheConfig
+from ...ranks.protocol.orders import KV_POOL
+from ...ranks.replica.operations.requests import LoadState
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
 from ..settings import control_of

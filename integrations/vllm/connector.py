@@ -29,8 +29,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
-from ...ranks.decider.deciding import DecidingCache
-from . import handover, settings
+from ...ranks.group.decider.deciding import DecidingCache
+from . import handover, kv_events, settings
 from .cache_contract import HashedCacheConfig
 from .contract import (
     BlockPool,
@@ -42,6 +42,7 @@ from .contract import (
     VllmRequest,
 )
 from .engine_layout import drafts_after_saves, require_fences, require_supported
+from .engine_metrics import LockstepMetrics, LockstepStats
 from .groups import pool_groups
 from .halves import (
     Ballots,
@@ -61,10 +62,8 @@ from .opening import (
 )
 from .pass_result import PassResult
 from .scheduler_side import SchedulerSide
-from .watching import kv_events
-from .watching.engine_metrics import LockstepMetrics, LockstepStats
-from .watching.stats import Told
-from .watching.watching import Watching
+from .stats import Told
+from .watching import Watching
 from .weight_versions import hear_weight_versions
 
 

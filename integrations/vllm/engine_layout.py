@@ -8,8 +8,8 @@ import torch
 
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
-from ...ranks.config import ComponentConfig
 from ...ranks.executor.engine_pages import EnginePages, dtype_name
+from ...ranks.protocol.config import ComponentConfig
 from ..kv_description import KEYS, VALUES
 from ..releases import is_release
 from .block_forms import AttentionLayer, form_of, keys_and_values

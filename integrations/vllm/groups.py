@@ -13,8 +13,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...page_format.page_layout import PageLayout
-from ...ranks.config import ComponentConfig, Recurrent, SlidingWindow
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.config import ComponentConfig, Recurrent, SlidingWindow
+from ...ranks.protocol.orders import KV_POOL
 from .cache_contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30

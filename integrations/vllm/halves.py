@@ -15,10 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ...coordinator.collectives.engine_channel import FoldedBallots
 from ...errors import InternalError
-from ...ranks.decider.worker import WorkerRank
+from ...ranks.group.decider.worker import WorkerRank
 from .handover import Handover
 from .pass_result import PassResult
-from .watching.stats import StatsFeed, Told, executor_told
+from .stats import StatsFeed, Told, executor_told
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import ConfigError
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from .cache_contract import EngineCacheConfig
 from .contract import ParallelConfig
 

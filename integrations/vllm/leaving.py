@@ -1,7 +1,7 @@
 """Requests that have ended, until the engine has their blocks back."""
 
-from ...ranks.host_cache import HostCache
-from .disaggregation.giving import Giving
+from ...ranks.group.host_cache import HostCache
+from .giving import Giving
 from .pass_steps import LAST_STEPS, LAST_WAIT_S
 from .pending_backups import PendingBackups
 from .tracked import Ended, TrackedRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.operations.lent import NO_PAGE
 from .contract import BlockPool
 from .groups import Kind, PoolGroup

@@ -17,28 +17,27 @@ from vllm import envs
 
 from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import ConfigError
-from ...ranks.config import CacheConfig
-from ...ranks.decider.deciding import DecidingCache, decide
-from ...ranks.decider.opening import open_worker, read_opened
-from ...ranks.decider.worker import WorkerRank
 from ...ranks.executor.engine_pages import EnginePages
-from ...ranks.host_cache import HostCache
+from ...ranks.group.decider.deciding import DecidingCache, decide
+from ...ranks.group.decider.opening import open_worker, read_opened
+from ...ranks.group.decider.worker import WorkerRank
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import CacheConfig
 from ...telemetry.port import watch
 from .. import releases
 from ..settings import control_of
 from ..weights import FileDigests
-from . import handover
+from . import handover, start_line
 from .adapters import Adapters
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout, require_drafts_before_saves
+from .kv_events import KVEvents
 from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
 from .proven_out import READ_IN
 from .scheduler_side import SchedulerSide
 from .settings import WHERE, ConnectorSettings
-from .watching import start_line
-from .watching.kv_events import KVEvents
 from .weights import WEIGHTS_OF_THE_START, Weights
 
 if TYPE_CHECKING:

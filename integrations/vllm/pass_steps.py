@@ -3,7 +3,7 @@
 How many there are follows from replicated state and from what was scheduled, the same on every rank.
 """
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
 
 LOOKUP_STEPS = 4
 """Steps in which a pass of an engine that has nothing to compute waits for answers to lookups."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ranks.host_cache import HostCache
-from ...ranks.orders import KV_POOL
+from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.operations.lent import NO_PAGE
 from .contract import BlockState
 from .groups import Kind

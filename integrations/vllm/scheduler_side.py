@@ -13,21 +13,21 @@ which is known sooner than the engine would come round again.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...ranks.host_cache import HostCache
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.host_cache import HostCache
+from ...ranks.replica.operations.requests import LoadState
 from .adapters import Adapters
-from .arriving.arrivals import Arrivals
+from .arrivals import Arrivals
 from .contract import ScheduledStep, VllmRequest
-from .disaggregation.giving import Giving
-from .disaggregation.handing_over import HANDING_OVER, HandingOver
-from .disaggregation.taking import Taking
-from .disaggregation.transfer_params import Handoff
+from .giving import Giving
+from .handing_over import HANDING_OVER, HandingOver
 from .leaving import Leaving
 from .lending import BlockTables, Lending, load
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
 from .pending_backups import PendingBackups
+from .taking import Taking
 from .tracked import Ended, TrackedRequest
+from .transfer_params import Handoff
 from .weights import InFlight, Weights
 
 ABORTED = "FINISHED_ABORTED"

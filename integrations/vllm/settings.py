@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import ConfigError
-from ...ranks.outside import Peers
+from ...ranks.protocol.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
 from ..settings import PluginSettings, mapping, one_of, read, section, text
-from .disaggregation.handing_over import HANDING_OVER, HandingOver
+from .handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange
 
 WHERE = "kv_connector_extra_config"

@@ -10,7 +10,7 @@ from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from ..items import ItemIds, Items, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .contract import VllmRequest
-from .disaggregation.taking import Taken
+from .taking import Taken
 
 FAILURES_MAX = 2
 """After so many loads of a request that have failed it computes."""

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 import typer
 
 from ...version import VERSION
-from ..amounts import LINE_MAX, count, printable, well_formed
-from ..option_values import check_number, check_store
-from ..settings import RANKS_MAX
+from ..cli.amounts import LINE_MAX, count, printable, well_formed
+from ..cli.option_values import check_number, check_store
+from ..cli.settings import RANKS_MAX
 from .finding import Finding, Status, exit_status, well
 
 WIDTH: Final = 100

@@ -8,9 +8,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ..environment import read_rank_environment
-from ..interruption import end_with
-from ..meeting import joined, meet
+from ..cli.environment import read_rank_environment
+from ..cli.interruption import end_with
+from ..cli.meeting import joined, meet
 from .network import GLOO_TIMEOUT_S
 
 LANES: Final = 64

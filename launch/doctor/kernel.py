@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ..amounts import count
+from ..cli.amounts import count
 from .finding import Finding, advice, problem, well
 
 FILES_WANTED: Final = 4096

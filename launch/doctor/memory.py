@@ -9,7 +9,7 @@ from typing import Final
 import psutil
 
 from ...ranks.executor.host_memory import available_host_memory, cgroup_available
-from ..amounts import bytes_in_words, count
+from ..cli.amounts import bytes_in_words, count
 from .finding import Finding, advice, problem, well
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.

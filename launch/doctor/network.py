@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from ..environment import read_gloo_interface, variables_of
+from ..cli.environment import read_gloo_interface, variables_of
 from .finding import Finding, advice, problem, well
 
 GLOO_SLOW_US: Final = 10_000.0
@@ -79,7 +79,7 @@ def judge_host_name(host: HostName) -> Finding:
 
 def probe_interface() -> Interface:
     """Choose as ranks do: what the user says, else the interface towards other hosts, else loopback."""
-    from ..meeting import LOOPBACK, address_towards
+    from ..cli.meeting import LOOPBACK, address_towards
 
     chosen = read_gloo_interface()
     addresses = _addresses()
@@ -106,8 +106,8 @@ def judge_interface(interface: Interface) -> Finding:
 
 def probe_gloo(interface: Interface) -> Gloo:
     """Start two processes that meet at the interface, as ranks do, and let them vote some times."""
-    from ..meeting import host_store, of_attempt
-    from ..torch_launcher import places_here
+    from ..cli.meeting import host_store, of_attempt
+    from ..replay.torch_launcher import places_here
 
     if not interface.address:
         return Gloo(failure="there is no interface to try it on")

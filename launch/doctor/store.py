@@ -29,11 +29,11 @@ from ...benchmarks.storage import run as measure_speed
 from ...errors import LockstepError, StorageError
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
+from ...ranks.protocol.host_port import split_address
 from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from ...storage_backends.host_port import split_address
 from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import RANK, StoreUri, parse_uri
-from ..amounts import bytes_in_words, shown_store
+from ..cli.amounts import bytes_in_words, shown_store
 from ..store.opening import call_deadline, for_a_tool
 from .bare_connection import bare_connection_gbps, connect_us
 from .finding import Finding, advice, problem, well

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ...errors import ConfigError
-from ..options import ReportFile
-from ..report import check_that_writable
+from ..replay.options import ReportFile
+from ..replay.report import check_that_writable
 from .amount_lists import parse_gib, parse_share, parse_tokens, parse_words, sizes_of
 from .options import Goal, KVType, ModelChoice, Policies, RanksOfModel
 from .settings import PlanSettings

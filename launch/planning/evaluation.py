@@ -5,8 +5,8 @@ from functools import lru_cache
 from math import isinf
 
 from ...errors import ConfigError
-from ...ranks.orders import KV_POOL
-from ...ranks.replica.tree.eviction_policies import known_policies
+from ...ranks.protocol.eviction_policies import known_policies
+from ...ranks.protocol.orders import KV_POOL
 from ...simulation.planning.group import InstantGroup, Served
 from ...simulation.planning.key_store import KeyStore
 from ...simulation.planning.oracles import Path, belady, fifo, ideal, paths

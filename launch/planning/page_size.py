@@ -9,7 +9,7 @@ prompts share beyond their last common page is kept twice.
 from typing import Final, NamedTuple
 
 from ...page_format.object_header import HEADER_BYTES
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.orders import KV_POOL
 from ...small_engine.profile import Profile
 from .pools import ModelPools
 

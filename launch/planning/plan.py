@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
-from ..amounts import count
-from ..option_values import check_choice, check_number
-from ..progress import Progress, progress_bar
-from ..report import write_report
+from ..cli.amounts import count
+from ..cli.option_values import check_choice, check_number
+from ..cli.progress import Progress, progress_bar
+from ..replay.report import write_report
 from .evaluation import Evaluation, policies
 from .goal import Goal, reach
 from .settings import PlanSettings, Point, Size

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.page_layout import PageLayout
-from ...ranks.config import ComponentConfig, SlidingWindow
-from ...ranks.orders import KV_POOL
-from ...ranks.replica.settings import ComponentSettings, ReplicaConfig
+from ...ranks.protocol.config import ComponentConfig, SlidingWindow
+from ...ranks.protocol.orders import KV_POOL
+from ...ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from ...small_engine.profile import Profile
 
 GIB = 1 << 30

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ...errors import ConfigError
-from ...ranks.config import PAGES_MAX
-from ...ranks.orders import KV_POOL
-from ..amounts import bytes_in_words, count
-from ..option_values import check_number
-from ..report import write_report
+from ...ranks.protocol.config import PAGES_MAX
+from ...ranks.protocol.orders import KV_POOL
+from ..cli.amounts import bytes_in_words, count
+from ..cli.option_values import check_number
+from ..replay.report import write_report
 from .page_size import OBJECT_BYTES_GOOD, PageSize, advised, page_sizes
 from .pools import GIB, ModelPools
 from .published import find_model

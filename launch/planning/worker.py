@@ -6,7 +6,7 @@ Started by `workers`. It ends when its input does.
 import json
 import sys
 
-from ..interruption import end_on_signals
+from ..cli.interruption import end_on_signals
 from .evaluation import Evaluation
 from .settings import PlanSettings, Size
 

@@ -6,7 +6,7 @@ import typer
 
 from ...errors import ConfigError
 from ...storage_backends.uri import RANK
-from ..amounts import shown_store
+from ..cli.amounts import shown_store
 
 
 def _exit(status: int, **_: object) -> None:

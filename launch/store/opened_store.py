@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 from ...errors import StorageError
 from ...storage_backends.base import StorageBackend, StoredObject
-from ..amounts import shown_store
-from ..interruption import Interrupted, raise_on_signals
+from ..cli.amounts import shown_store
+from ..cli.interruption import Interrupted, raise_on_signals
 from .opening import opened_store
 from .progress import StoreProgress, store_progress
 

@@ -12,7 +12,7 @@ from ...errors import ConfigError, LockstepError, StorageError
 from ...storage_backends.base import StorageBackend
 from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import StoreUri, parse_uri
-from ..amounts import shown_store
+from ..cli.amounts import shown_store
 
 _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20

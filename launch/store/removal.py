@@ -20,7 +20,7 @@ from ...storage_backends.records.catalogue import (
     manifest_bytes,
     stored_bytes,
 )
-from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
+from ..cli.amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
 from .batches import ANY_BYTES, Batch, Defects, Scratch, for_each_batch, only, these
 from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
 from .opening import call_deadline

@@ -10,7 +10,7 @@ from ...storage_backends.base import Capabilities
 from ...storage_backends.file.quarantine import QUARANTINE
 from ...storage_backends.records.catalogue import Catalogue
 from ...storage_backends.uri import StoreUri, parse_uri, without_secrets
-from ..amounts import age_in_words, bytes_in_words, count, shown_store
+from ..cli.amounts import age_in_words, bytes_in_words, count, shown_store
 from .opened_store import OpenedStore, run_on_store
 from .opening import store_directory
 from .survey import survey

@@ -20,7 +20,7 @@ from ...storage_backends.records.catalogue import (
     stored_bytes,
 )
 from ...storage_backends.records.manifest import Manifest
-from ..amounts import age_in_words, bytes_in_words, count, printable, well_formed
+from ..cli.amounts import age_in_words, bytes_in_words, count, printable, well_formed
 from .batches import Defects
 
 _DIGITS: Final = 16

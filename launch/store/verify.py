@@ -9,7 +9,7 @@ from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
 from ...storage_backends.uri import parse_uri
-from ..amounts import bytes_in_words, count, shown_store
+from ..cli.amounts import bytes_in_words, count, shown_store
 from .batches import (
     OBJECT_BYTES_MAX,
     Batch,

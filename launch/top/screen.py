@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..amounts import bytes_in_words, count
+from ..cli.amounts import bytes_in_words, count
 from .findings import Finding, Weight, findings
 from .sighting import label_of
 from .window import Window

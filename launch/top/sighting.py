@@ -8,7 +8,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from ...errors import ConfigError
-from ...storage_backends.host_port import joined_address, split_address
+from ...ranks.protocol.host_port import joined_address, split_address
 from ...telemetry.port import LOOPBACK, MISSING
 
 _TIMEOUT_S: Final = 2.0

@@ -8,7 +8,7 @@ from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...storage_backends.latencies import Histogram
 from ...storage_backends.wrappers.metrics import Metrics
-from ..orders import Direction, ObjectTransfer, Order
+from ..protocol.orders import Direction, ObjectTransfer, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ...errors import InternalError
-from ..orders import CopyTransfer, Direction
+from ..protocol.orders import CopyTransfer, Direction
 from .copy_threads import CopyThread
 from .gathering import SlabPair, fork_page, slab_pairs
 from .pools import TierPools

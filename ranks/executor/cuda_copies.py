@@ -22,7 +22,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from ..orders import CopyTransfer, Direction
+from ..protocol.orders import CopyTransfer, Direction
 from .copies import CopyJob, Pages, ReportCopy, page_pairs, page_runs, require_forkable
 from .copy_threads import CopyThread
 from .gathering import fork_page, gather, scatter, slab_pairs

@@ -18,9 +18,9 @@ from ...coordinator.proposal import Proposal, Readiness
 from ...errors import InternalError, UsageError
 from ...storage_backends.base import Counters
 from ...storage_backends.wrappers.around import Call
-from ..agreed_pools import AgreedPool
-from ..config import CacheConfig
-from ..orders import (
+from ..protocol.agreed_pools import AgreedPool
+from ..protocol.config import CacheConfig
+from ..protocol.orders import (
     KV_POOL,
     AttachStore,
     Cancel,
@@ -36,7 +36,7 @@ from ..orders import (
     Put,
     Serve,
 )
-from ..timed_events import Timeline
+from ..protocol.timed_events import Timeline
 from .base import ExecutorCounts, PageServer
 from .copies import CopyEnded, CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies

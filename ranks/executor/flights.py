@@ -20,8 +20,8 @@ from ...coordinator.ballot import (
     QuiesceExpired,
 )
 from ...storage_backends.latencies import Latencies
-from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
-from ..timed_events import PagesCopied, Timeline
+from ..protocol.orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
+from ..protocol.timed_events import PagesCopied, Timeline
 from .base import BytesMoved
 from .copies import CopyEnded
 from .deadlines import Deadlines

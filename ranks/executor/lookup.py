@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...coordinator.ballot import Answered
 from ...page_format.object_name import ObjectName
 from ...storage_backends.base import StorageBackend
-from ..orders import LookUp, Need
+from ..protocol.orders import LookUp, Need
 from .restorable import leading, restorable
 from .storage_transfers import RankObjects
 

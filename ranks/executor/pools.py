@@ -16,7 +16,7 @@ import torch
 
 from ...errors import ConfigError, InternalError
 from ...page_format.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
-from ..agreed_pools import AgreedPool
+from ..protocol.agreed_pools import AgreedPool
 from .engine_pages import EnginePages
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}

@@ -7,7 +7,7 @@ its end. Only the first is closed downward; the set of lengths that meet all is 
 
 from collections.abc import Sequence
 
-from ..orders import LookUp, Need
+from ..protocol.orders import LookUp, Need
 
 
 def restorable(order: LookUp, present: Sequence[Sequence[bool]]) -> tuple[int, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from ...errors import StorageError
-from ..orders import CopyTransfer
+from ..protocol.orders import CopyTransfer
 from .pools import TierPools
 
 

@@ -20,7 +20,7 @@ from ...coordinator.ballot import Answered, Capped, Ended, Progress
 from ...errors import ConfigError
 from ...storage_backends.base import Counters, StorageBackend
 from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
-from ..orders import Cancel, Fetch, LookUp, Put
+from ..protocol.orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog, answer_by
 from .lookup import StoreLookUp

@@ -17,7 +17,7 @@ from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import After, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ...storage_backends.records.shardings import OWN, Shardings
-from ..orders import KV_POOL, Fetch, ObjectTransfer, Put
+from ..protocol.orders import KV_POOL, Fetch, ObjectTransfer, Put
 from .pools import HostPool, PageLease
 from .writers import WriterShare
 

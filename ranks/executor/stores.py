@@ -13,7 +13,7 @@ from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
 from ...storage_backends.records.shardings import Shardings
 from ...storage_backends.wrappers.metrics import CallLog, Metrics, SeenCall
-from ..timed_events import StoreCalled, Timeline
+from ..protocol.timed_events import StoreCalled, Timeline
 from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog

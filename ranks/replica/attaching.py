@@ -13,14 +13,14 @@ from enum import StrEnum
 
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
-from ..orders import AttachStore, DetachStore
-from .basis import Basis
-from .effects import Decision
+from ..protocol.effects import Decision
+from ..protocol.orders import AttachStore, DetachStore
+from .core.basis import Basis
 from .operations.agenda import Agenda
 from .operations.persisting import Persisting
 from .operations.quarantine import Quarantine
+from .operations.store import Store
 from .prefetch.prefetching import Prefetching
-from .store import Store
 
 
 class StoreState(StrEnum):

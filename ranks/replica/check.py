@@ -10,8 +10,8 @@ from typing import NoReturn
 from ...coordinator.operation import Phase, Queue
 from ...coordinator.seats import Seat
 from .operations.kinds import LoadBack, Moving, Persist, Prefetch, Resume
+from .operations.requests import Stage
 from .replica import Replica
-from .requests import Stage
 from .tree.components.base import Component
 from .tree.holds import Receipt
 from .tree.node import DEVICE, HOST, Node

@@ -5,14 +5,14 @@ What requests and operations hold stays with them until they let go of it.
 
 from collections.abc import Iterable, Sequence
 
-from ..config import NamespaceLimit
-from .answers import Dropped
-from .basis import Basis
-from .notices import Cause, Reset
+from ..protocol.answers import Dropped
+from ..protocol.config import NamespaceLimit
+from ..protocol.notices import Cause, Reset
+from .core.basis import Basis
+from .operations.requests import Requests
+from .operations.store import Store
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
-from .requests import Requests
-from .store import Store
 from .tree.node import Node
 from .tree.prefixes import Prefixes
 from .tree.residence import TIERS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from .effects import Effects, Outbox
+from ..protocol.effects import Effects, Outbox
 from .tree.prefixes import Prefixes
 
 

@@ -9,8 +9,8 @@ bytes enter the digest as a hash: ranks that were handed different ones are foun
 from hashlib import sha256
 
 from ...errors import UsageError
-from .effects import Outbox
-from .journal import Journal
+from ..protocol.effects import Outbox
+from .core.journal import Journal
 
 
 class Hearing:

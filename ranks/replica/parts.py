@@ -9,13 +9,13 @@ from .operations.agenda import Agenda
 from .operations.backing_up import BackingUp
 from .operations.loading_back import LoadingBack
 from .operations.persisting import Persisting
+from .operations.requests import Requests
 from .operations.retrying import Retrying
 from .operations.saving import Saving
 from .operations.serving_peers import ServingPeers
+from .operations.store import Store
 from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
-from .requests import Requests
-from .store import Store
 from .tree.prefixes import Prefixes
 from .tree.residence import Residence
 from .tree.room import Room

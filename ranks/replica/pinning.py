@@ -8,10 +8,10 @@ everywhere.
 from dataclasses import dataclass, field
 
 from ...errors import UsageError
-from .basis import Basis
-from .deadlines import AgreedDeadlines
+from .core.basis import Basis
+from .core.deadlines import AgreedDeadlines
 from .operations.backing_up import BackingUp
-from .requests import Requests, require_name
+from .operations.requests import Requests, require_name
 from .tree.holds import Receipt
 from .tree.matching import Missing, lacking, reach
 from .tree.node import DEVICE, HOST, Node, Place

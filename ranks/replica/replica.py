@@ -12,24 +12,24 @@ from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
 from ...coordinator.verdict import Found, Verdict, Watermark
 from ...errors import UsageError
-from ..config import NamespaceLimit
-from ..orders import KV_POOL
-from .answers import Admission, Dropped, Wait
+from ..protocol.answers import Admission, Dropped, Wait
+from ..protocol.config import NamespaceLimit
+from ..protocol.effects import Effects
+from ..protocol.orders import KV_POOL
+from ..protocol.replica_config import ReplicaConfig
 from .attaching import StoreState
-from .basis import Basis
 from .clearing import Clearing
 from .command import command
+from .core.basis import Basis
+from .core.pages import PageRun
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
-from .effects import Effects
 from .hearing import Hearing
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
-from .pages import PageRun
+from .operations.requests import LoadState, Request
 from .parts import SOUND, Parts
-from .requests import LoadState, Request
-from .settings import ReplicaConfig
 from .too_long import require_possible, require_resumable
 from .tree.backlog import Undone
 from .tree.matching import Match, match

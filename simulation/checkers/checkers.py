@@ -7,20 +7,20 @@ where they compare it with what the memory holds, or with another rank's replica
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ...coordinator.operation import Kind, Phase
-from ...ranks.config import CacheConfig, Recurrent
-from ...ranks.host_cache import HostCache
-from ...ranks.rank_cache import RankCache
-from ...ranks.replica.answers import Admission
+from ...ranks.group.host_cache import HostCache
+from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.protocol.answers import Admission
+from ...ranks.protocol.config import CacheConfig, Recurrent
 from ...ranks.replica.check import InvariantViolation
-from ...ranks.replica.requests import LoadState
+from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from ...ranks.replica.tree.residence import TIER_NAMES
-from ..contents import Contents
-from ..engine.prompts import TOKEN_BYTES
 from ..rank.conditions import LATE_US_MAX
 from ..rank.memory import Slots, SymbolicMemory
+from ..world.contents import Contents
+from ..world.prompts import TOKEN_BYTES
 from .findings.answers import ImpossibleAnswer
 from .findings.finding import Violated
 from .findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer

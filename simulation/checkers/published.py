@@ -7,15 +7,15 @@ a request works on a copy of its own, so the state in the tree may leave.
 
 from collections.abc import Collection
 
-from ...ranks.inspection import Inspection
-from ...ranks.replica.answers import Admission
+from ...ranks.group.member.inspection import Inspection
+from ...ranks.protocol.answers import Admission
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE
-from ..contents import Contents
-from ..engine.prompts import TOKEN_BYTES
-from ..engine.request import EngineRequest
-from ..faults import FAULT_PROFILES
-from ..world import World
+from ..world.contents import Contents
+from ..world.faults import FAULT_PROFILES
+from ..world.prompts import TOKEN_BYTES
+from ..world.request import EngineRequest
+from ..world.world import World
 from .findings.answers import NotKept
 from .findings.finding import Violated
 

@@ -6,8 +6,8 @@ at the ends where they come; under each policy all that host memory has.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...ranks.config import WritePolicy
-from ...ranks.inspection import Inspection
+from ...ranks.group.member.inspection import Inspection
+from ...ranks.protocol.config import WritePolicy
 from ...ranks.replica.attaching import StoreState
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, needed

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from ...ranks.rank_cache import RankCache
-from ..cluster import ask
-from ..faults import FAULT_PROFILES
-from ..policies import draw_limits
-from ..world import World
-from .request import EngineRequest
+from ...ranks.group.member.rank_cache import RankCache
+from ..rank.cluster import ask
+from ..world.faults import FAULT_PROFILES
+from ..world.policies import draw_limits
+from ..world.request import EngineRequest
+from ..world.world import World
 
 
 class Controls:

@@ -10,8 +10,8 @@ from random import Random
 
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import FreePageChanged, StillTouched
-from ..contents import EMPTY, OVERWRITTEN
 from ..rank.memory import Slots
+from ..world.contents import EMPTY, OVERWRITTEN
 from .every_rank import NO_PAGE, EveryRank
 
 

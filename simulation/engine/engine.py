@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from ...ranks.rank_cache import RankCache
-from ..cluster import Answer, ask
-from ..contents import Contents
-from ..faults import FaultSource
+from ...ranks.group.member.rank_cache import RankCache
+from ..rank.cluster import Answer, ask
 from ..rank.memory import SymbolicMemory
-from ..world import World
+from ..world.contents import Contents
+from ..world.faults import FaultSource
+from ..world.prompts import TOKEN_BYTES, Prompts
+from ..world.request import EngineRequest
+from ..world.world import World
 from .controls import Controls
 from .every_rank import every_rank
 from .handed import Handover
 from .model import Model
-from .prompts import TOKEN_BYTES, Prompts
-from .request import EngineRequest
 from .sampling_apart import Bringing, bring
 from .serving import ServesPeers
 

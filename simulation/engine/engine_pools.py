@@ -8,14 +8,14 @@ backup for long, is a copy in another slot.
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from ...ranks.host_cache import PagesByPool
-from ...ranks.orders import KV_POOL
-from ..contents import EMPTY
+from ...ranks.group.host_cache import PagesByPool
+from ...ranks.protocol.orders import KV_POOL
 from ..rank.memory import SymbolicMemory
+from ..world.contents import EMPTY
+from ..world.request import EngineRequest
 from .device_pages import AllocatedPages
 from .every_rank import NO_PAGE
 from .model import Layers, Model
-from .request import EngineRequest
 
 Held = Mapping[str, Sequence[int]]
 """The pages that a request had, by pool."""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from ...ranks.rank_cache import RankCache
+from ...ranks.group.member.rank_cache import RankCache
 from ..checkers.findings.answers import ImpossibleAnswer
 from ..checkers.findings.finding import Violated
-from ..cluster import ask
-from .request import EngineRequest
+from ..rank.cluster import ask
+from ..world.request import EngineRequest
 
 _WAITING_MAX = 4
 """So many requests wait for the consumer at most; the one that came first is forgotten."""

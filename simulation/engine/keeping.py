@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...ranks.cache import Cache
-from ...ranks.replica.answers import Admission, Wait
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.cache import Cache
+from ...ranks.protocol.answers import Admission, Wait
+from ...ranks.replica.operations.requests import LoadState
 from ..checkers.findings.answers import NotKept
 from ..checkers.findings.finding import Violated
-from ..cluster import ask
-from ..faults import FAULT_PROFILES
-from ..world import World
-from .prompts import Prompts
-from .request import EngineRequest, EngineStage
+from ..rank.cluster import ask
+from ..world.faults import FAULT_PROFILES
+from ..world.prompts import Prompts
+from ..world.request import EngineRequest, EngineStage
+from ..world.world import World
 
 PINS_MAX = 3
 

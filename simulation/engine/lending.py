@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
 
-from ...ranks.host_cache import HostCache
+from ...ranks.group.host_cache import HostCache
+from ..world.request import EngineRequest
 from .engine_pools import EnginePools
-from .request import EngineRequest
 
 Answer = TypeVar("Answer")
 

@@ -1,8 +1,8 @@
 """An engine lends computed pages for backups, and leaves them as they are while copies read them."""
 
 from ..checkers.checkers import check_covered
+from ..world.request import EngineRequest
 from .lending import Lending
-from .request import EngineRequest
 
 
 class LendingBackups(Lending):

@@ -1,10 +1,10 @@
 """An engine asks what host memory has for a request, and has it loaded into pages that it lends."""
 
-from ...ranks.replica.requests import LoadState
+from ...ranks.replica.operations.requests import LoadState
 from ..checkers.findings.answers import WrongHit
 from ..checkers.findings.finding import Violated
+from ..world.request import EngineRequest, EngineStage
 from .lending import Lending
-from .request import EngineRequest, EngineStage
 
 
 class LendingLoads(Lending):

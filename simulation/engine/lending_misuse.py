@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from random import Random
 
-from ...ranks.host_cache import HostCache
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.host_cache import HostCache
+from ...ranks.replica.operations.requests import LoadState
+from ..world.prompts import TOKEN_BYTES
+from ..world.request import EngineRequest, EngineStage
 from .misuse import WrongCall, refuse
-from .prompts import TOKEN_BYTES
-from .request import EngineRequest, EngineStage
 
 
 def misuse(

@@ -1,10 +1,10 @@
 """An engine that owns its device pages moves requests out of them, and back into others."""
 
 from ...coordinator.operation import Phase
-from ...ranks.replica.answers import Wait
-from ...ranks.replica.requests import LoadState
+from ...ranks.protocol.answers import Wait
+from ...ranks.replica.operations.requests import LoadState
+from ..world.request import EngineRequest, EngineStage
 from .lending import Lending
-from .request import EngineRequest, EngineStage
 
 
 class LendingRetracts(Lending):

@@ -8,25 +8,25 @@ preempted request are handed to others before their fence, and overwritten after
 
 from collections.abc import Sequence
 
-from ...ranks.host_cache import HostCache
-from ...ranks.rank_cache import RankCache
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.host_cache import HostCache
+from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.node import HOST
 from ..checkers.checkers import check_loads
 from ..checkers.findings.answers import ImpossibleAnswer, WrongHit
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import NotToBeHad
-from ..faults import Mishap
 from ..rank.memory import SymbolicMemory
-from ..world import IDLE_S
+from ..world.faults import Mishap
+from ..world.prompts import TOKEN_BYTES
+from ..world.request import EngineRequest, EngineStage
+from ..world.world import IDLE_S
 from .engine import PATIENCE, Engine
 from .engine_pools import EnginePools, Held
 from .lending_backups import LendingBackups
 from .lending_loads import LendingLoads
 from .lending_misuse import misuse
 from .lending_retracts import LendingRetracts
-from .prompts import TOKEN_BYTES
-from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, host_cache_commands
 
 _COMPUTES = (EngineStage.COMPUTING, EngineStage.ANSWERING)

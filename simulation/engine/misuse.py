@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from ...errors import UsageError
-from ...ranks.cache import Cache
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.cache import Cache
+from ...ranks.replica.operations.requests import LoadState
 from ..checkers.findings.answers import NotRefused, RefusedAndChanged
 from ..checkers.findings.finding import Violated
-from ..cluster import AnyCache
-from .request import EngineRequest, EngineStage
+from ..rank.cluster import AnyCache
+from ..world.request import EngineRequest, EngineStage
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
 """What is wrong with a call, and the call itself."""

@@ -8,13 +8,13 @@ slot that the model changes in place.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...ranks.config import CacheConfig, SlidingWindow
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.config import CacheConfig, SlidingWindow
+from ...ranks.protocol.orders import KV_POOL
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import PagesMissing, Slot, TwoOwners
-from ..contents import EMPTY, Contents
+from ..world.contents import EMPTY, Contents
+from ..world.request import EngineRequest
 from .every_rank import NO_PAGE, EveryRank
-from .request import EngineRequest
 
 
 class Layers(ABC):

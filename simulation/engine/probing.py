@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from ...ranks.cache import Cache
-from ...ranks.config import WritePolicy
-from ...ranks.replica.answers import Wait
+from ...ranks.group.cache import Cache
+from ...ranks.protocol.answers import Wait
+from ...ranks.protocol.config import WritePolicy
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import NotToBeHad
-from ..cluster import ask
-from ..world import World
+from ..rank.cluster import ask
+from ..world.world import World
 from .every_rank import NO_PAGE
 
 

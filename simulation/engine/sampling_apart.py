@@ -6,12 +6,12 @@ The digest covers tokens (rule R2), so all ranks must notice in the next round t
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...ranks.cache import Cache
-from ...ranks.host_cache import HostCache
-from ..cluster import AnyCache
+from ...ranks.group.cache import Cache
+from ...ranks.group.host_cache import HostCache
+from ..rank.cluster import AnyCache
+from ..world.prompts import TOKEN_BYTES
+from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
-from .prompts import TOKEN_BYTES
-from .request import EngineRequest, EngineStage
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
 """The name of a command, tokens that it may bring, and the command itself."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from ...ranks.rank_cache import RankCache
+from ...ranks.group.member.rank_cache import RankCache
 from ..checkers.findings.answers import ImpossibleAnswer
 from ..checkers.findings.finding import Violated
-from ..cluster import ask
-from ..world import World
-from .request import EngineRequest
+from ..rank.cluster import ask
+from ..world.request import EngineRequest
+from ..world.world import World
 
 
 class ServesPeers:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ...ranks.cache import Cache
-from ...ranks.replica.answers import Admission, Wait
-from ...ranks.replica.requests import LoadState
-from ..cluster import ask
-from .prompts import TOKEN_BYTES
+from ...ranks.group.cache import Cache
+from ...ranks.protocol.answers import Admission, Wait
+from ...ranks.replica.operations.requests import LoadState
+from ..rank.cluster import ask
+from ..world.prompts import TOKEN_BYTES
 
 Prompt = tuple[str, bytes]
 """A namespace and tokens."""

@@ -9,28 +9,28 @@ top of it (`model`).
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ...ranks.cache import Cache
-from ...ranks.config import Eviction
-from ...ranks.rank_cache import RankCache
-from ...ranks.replica.answers import Admission, Wait
-from ...ranks.replica.requests import LoadState
+from ...ranks.group.cache import Cache
+from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.protocol.answers import Admission, Wait
+from ...ranks.protocol.config import Eviction
+from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.matching import Match
 from ..checkers.checkers import check_admission, check_match
 from ..checkers.findings.answers import ImpossibleAnswer, RefusedAndChanged
 from ..checkers.findings.finding import Violated
 from ..checkers.published import Published
-from ..cluster import ask
-from ..contents import Contents
-from ..faults import FaultSource, Mishap
+from ..rank.cluster import ask
 from ..rank.memory import SymbolicMemory
-from ..world import World
+from ..world.contents import Contents
+from ..world.faults import FaultSource, Mishap
+from ..world.prompts import TOKEN_BYTES
+from ..world.request import EngineRequest, EngineStage
+from ..world.world import World
 from .engine import PATIENCE, Engine
 from .every_rank import NO_PAGE
 from .keeping import Pins, Retracts
 from .misuse import misuse, refuse
 from .probing import probe
-from .prompts import TOKEN_BYTES
-from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, cache_commands
 from .serving_again import serve_again
 

@@ -13,12 +13,20 @@ from ...coordinator.expectations import Expectation, Forgotten, Queued, Seated
 from ...coordinator.operation import Phase, Queue
 from ...coordinator.verdict import Arrived, Found, SeatVerdict, Verdict, Watermark
 from ...ranks.executor.restorable import restorable
-from ...ranks.orders import CopyToDevice, CopyToHost, Fetch, LookUp, ObjectTransfer, Order, Put
-from ...ranks.replica.answers import Admission
-from ...ranks.replica.effects import Effects
+from ...ranks.protocol.answers import Admission
+from ...ranks.protocol.effects import Effects
+from ...ranks.protocol.orders import (
+    CopyToDevice,
+    CopyToHost,
+    Fetch,
+    LookUp,
+    ObjectTransfer,
+    Order,
+    Put,
+)
+from ...ranks.protocol.replica_config import ReplicaConfig
+from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.replica import Replica
-from ...ranks.replica.requests import LoadState
-from ...ranks.replica.settings import ReplicaConfig
 from .key_store import KeyStore
 from .prompts import ID_BYTES, PagedPrompt
 

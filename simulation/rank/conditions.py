@@ -8,8 +8,8 @@ from typing import Literal
 
 from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from ..checkers.findings.finding import Record
-from ..clock import Action, VirtualClock
-from ..faults import FaultSource, Mishap
+from ..world.clock import Action, VirtualClock
+from ..world.faults import FaultSource, Mishap
 from .stores import Origin
 
 LATE_US_MAX = 60_000

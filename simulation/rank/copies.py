@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...ranks.orders import CopyToDevice, CopyToHost, Direction
+from ...ranks.protocol.orders import CopyToDevice, CopyToHost, Direction
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.pages import NothingToCopy
-from ..contents import EMPTY, GARBAGE, TORN
-from ..faults import Mishap
+from ..world.contents import EMPTY, GARBAGE, TORN
+from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork
 from .memory import Slots, SymbolicMemory
 

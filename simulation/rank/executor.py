@@ -14,7 +14,7 @@ from typing import Literal
 from ...coordinator.ballot import Capped, Expired, Landed, Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...ranks.executor.base import BytesMoved, ExecutorCounts
-from ...ranks.orders import (
+from ...ranks.protocol.orders import (
     AttachStore,
     Cancel,
     CopyToDevice,
@@ -32,8 +32,8 @@ from ...ranks.orders import (
 )
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.transfers import BadOrder
-from ..contents import GARBAGE, TORN
-from ..faults import Mishap
+from ..world.contents import GARBAGE, TORN
+from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork, Page
 from .copies import Copies
 from .lookups import Lookups

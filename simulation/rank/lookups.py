@@ -4,8 +4,8 @@ from functools import partial
 
 from ...coordinator.ballot import Answered, Expired
 from ...ranks.executor.restorable import restorable
-from ...ranks.orders import LookUp, Need
-from ..faults import Mishap
+from ...ranks.protocol.orders import LookUp, Need
+from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork
 from .stores import Origin
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...ranks.orders import KV_POOL
+from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.finding import Record
 from ..checkers.findings.pages import (
@@ -14,7 +14,7 @@ from ..checkers.findings.pages import (
     WrongPage,
 )
 from ..checkers.findings.transfers import BadOrder
-from ..contents import EMPTY, SHARDS
+from ..world.contents import EMPTY, SHARDS
 
 
 class Slots:

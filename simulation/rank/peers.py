@@ -10,7 +10,7 @@ from functools import cache
 
 from ...page_format.page_layout import PageLayout, ShardPlace
 from ...page_format.shard_sources import sources_of
-from ..contents import SHARDS
+from ..world.contents import SHARDS
 from .serving import Reading, Serving
 
 PAGES_READ = "pages read from the other group"

@@ -8,7 +8,7 @@ Readers are strangers that are drawn here, and the ranks of another simulated gr
 from dataclasses import dataclass
 from functools import partial
 
-from ...ranks.orders import Serve
+from ...ranks.protocol.orders import Serve
 from ...ranks.replica.tree.node import HOST
 from .conditions import Conditions, OrderWork, Page
 from .memory import SimulatedStore, SymbolicMemory

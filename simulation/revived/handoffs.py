@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ...ranks.orders import Need
-from ...ranks.replica.basis import Basis
+from ...ranks.protocol.orders import Need
+from ...ranks.replica.core.basis import Basis
 from ...ranks.replica.operations.agenda import Agenda
 from ...ranks.replica.operations.kinds import Serving
+from ...ranks.replica.operations.requests import Requests
 from ...ranks.replica.operations.serving_peers import ServingPeers
+from ...ranks.replica.operations.store import Store
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.lookups import Lookups
 from ...ranks.replica.prefetch.prefetching import Prefetching
-from ...ranks.replica.requests import Requests
-from ...ranks.replica.store import Store
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.node import HOST, Node
 from ...ranks.replica.tree.prefixes import Prefixes
-from ..epoch import Build
+from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:

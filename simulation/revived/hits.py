@@ -6,11 +6,11 @@ from ...ranks.replica.operations.backing_up import BackingUp
 from ...ranks.replica.operations.kinds import Segment
 from ...ranks.replica.operations.lent import Lent
 from ...ranks.replica.operations.persisting import Persisting
+from ...ranks.replica.operations.store import Store
 from ...ranks.replica.parts import Parts
-from ...ranks.replica.store import Store
 from ...ranks.replica.tree.backlog import Undone
 from ...ranks.replica.tree.node import Node
-from ..epoch import Build
+from ..rank.epoch import Build
 
 
 def write_once() -> Build:

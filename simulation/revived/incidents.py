@@ -6,22 +6,22 @@ from functools import partial
 
 from ...coordinator.operation import Phase
 from ...coordinator.verdict import Arrived
-from ...ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
+from ...ranks.protocol.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
+from ...ranks.replica.core.pages import PageRun
 from ...ranks.replica.device.lent_device import LentDevice
 from ...ranks.replica.device.owned import OwnedDevice
 from ...ranks.replica.operations.lent import Lent
 from ...ranks.replica.operations.loading_back import LoadingBack
-from ...ranks.replica.pages import PageRun
+from ...ranks.replica.operations.requests import Request
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
-from ...ranks.replica.requests import Request
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.matching import reach
 from ...ranks.replica.tree.node import DEVICE, HOST, Node
 from ...ranks.replica.tree.residence import TIERS, Leaving, Residence
-from ..epoch import Build, make_executor
 from ..rank.conditions import Conditions, OrderWork
 from ..rank.copies import Copies
+from ..rank.epoch import Build, make_executor
 from ..rank.executor import SimulatedExecutor
 from ..rank.memory import SymbolicMemory
 

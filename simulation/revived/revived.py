@@ -7,8 +7,8 @@ knows of it. Which checker notices it, and in which step, is for the simulator t
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..epoch import Build
-from ..world import ENGINE, REPLICA
+from ..rank.epoch import Build
+from ..world.world import ENGINE, REPLICA
 from . import handoffs, hits, incidents, votes
 
 SEEDS = range(2_000)

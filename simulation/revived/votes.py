@@ -7,20 +7,20 @@ from functools import partial
 from ...coordinator.ballot import Ballot, Sightings
 from ...coordinator.operation import Phase, Queue
 from ...coordinator.verdict import Found, Verdict
-from ...ranks.cache import Cache
-from ...ranks.host_cache import HostCache
-from ...ranks.orders import Fetch, Need, ObjectTransfer
-from ...ranks.rank_cache import RankCache
-from ...ranks.replica.effects import Effects
+from ...ranks.group.cache import Cache
+from ...ranks.group.host_cache import HostCache
+from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.protocol.effects import Effects
+from ...ranks.protocol.orders import Fetch, Need, ObjectTransfer
 from ...ranks.replica.operations.agenda import Agenda
 from ...ranks.replica.operations.kinds import Moving, Operation, Prefetch
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.tree.residence import TIERS
-from ..contents import EMPTY
-from ..epoch import Build, make_executor
 from ..rank.conditions import Page
+from ..rank.epoch import Build, make_executor
 from ..rank.executor import SimulatedExecutor
+from ..world.contents import EMPTY
 
 
 def free_on_local_evidence() -> Build:

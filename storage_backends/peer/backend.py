@@ -27,13 +27,13 @@ from typing import Final
 
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName
+from ...ranks.protocol.allowed_sources import AllowedSources
+from ...ranks.protocol.engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
+from ...ranks.protocol.host_port import split_address
 from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..host_port import split_address
 from ..tally import Tally
 from ..uri import StoreUri
-from .allowed_sources import AllowedSources
 from .calls import look_up, read_objects
-from .engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
 from .group import PeerGroup
 
 CONNECT_S: Final = 5.0

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, StorageError
-from ..host_port import is_loopback, split_address
-from .allowed_sources import AllowedSources
+from ...ranks.protocol.allowed_sources import AllowedSources
+from ...ranks.protocol.host_port import is_loopback, split_address
 from .frame_tags import ConnectionTags
 from .handshake import greet_server, receive_exactly
 from .one_sided import OneSidedReads, Staged, headers_of

@@ -9,11 +9,11 @@ from typing import Final
 
 from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.object_name import ObjectName
+from ...ranks.protocol.allowed_sources import AllowedSources
+from ...ranks.protocol.engine_settings import EngineSettings
 from ..complaints import Trouble
 from ..handshake import UNPROVEN_S, UnprovenError
-from .allowed_sources import AllowedSources
 from .connection import Connection, connect
-from .engine_settings import EngineSettings
 from .one_sided import OneSidedReads
 from .wire import Hello
 

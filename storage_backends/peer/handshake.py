@@ -5,8 +5,8 @@ import socket
 from typing import Final
 
 from ...errors import ConfigError, StorageError
+from ...ranks.protocol.host_port import canonical_address, split_address
 from ..handshake import NotAdmitted, UnprovenError, Why, admit, introduce
-from ..host_port import canonical_address, split_address
 from .frame_tags import ConnectionTags
 from .wire import VERSION
 

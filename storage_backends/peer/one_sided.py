@@ -17,10 +17,10 @@ from typing import Final
 
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
+from ...ranks.protocol.engine_settings import EngineSettings
 from ..addresses import address_of
 from ..complaints import Trouble
 from ..daemon_threads import DaemonThreads
-from .engine_settings import EngineSettings
 from .requests import Reading
 from .streams import Parser
 from .transfer_engine import Piece, TransferEngine, shared_engine

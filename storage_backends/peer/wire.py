@@ -52,8 +52,8 @@ import msgpack
 
 from ...errors import ConfigError, StorageError
 from ...page_format.object_shape import PARTS_MAX
-from ..host_port import split_address
-from .engine_settings import require_engine_address
+from ...ranks.protocol.engine_settings import require_engine_address
+from ...ranks.protocol.host_port import split_address
 
 VERSION: Final = 3
 CONTROL_BYTES_MAX: Final = 256 << 10

@@ -13,7 +13,7 @@ from lockstep.benchmarks.path.rank import RankSpans
 from lockstep.benchmarks.path.report import PathReport
 from lockstep.benchmarks.path.settings import PathSettings
 from lockstep.benchmarks.rank_processes import Measurement, Say, run_ranks
-from lockstep.launch.interruption import Interrupted
+from lockstep.launch.cli.interruption import Interrupted
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.file.backend import THREADS
 from lockstep.storage_backends.three_fs.backend import RINGS

@@ -12,7 +12,7 @@ import pytest
 from lockstep.benchmarks import storage as benchmark
 from lockstep.benchmarks.bare_calls import BareCalls, Pages
 from lockstep.benchmarks.storage import StorageReport
-from lockstep.launch.interruption import Interrupted
+from lockstep.launch.cli.interruption import Interrupted
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend

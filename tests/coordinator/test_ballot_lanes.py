@@ -32,7 +32,7 @@ from lockstep.coordinator.lanes import (
 )
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
-from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.simulation.schedule import run_schedule
 
 SHAPE = BallotShape(world_size=3, seats=4)

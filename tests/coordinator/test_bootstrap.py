@@ -19,7 +19,7 @@ from lockstep.coordinator.bootstrap import (
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
 from lockstep.errors import CollectiveTimeout, ConfigError, PeerLost
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Bounds, CacheConfig
+from lockstep.ranks.protocol.config import Bounds, CacheConfig
 
 T = TypeVar("T")
 TIMEOUT_S = 20.0

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from lockstep.coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
-from lockstep.ranks.orders import Cancel, Fetch, LookUp, Order
-from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.protocol.orders import Cancel, Fetch, LookUp, Order
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 PAGES = 3

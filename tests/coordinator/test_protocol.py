@@ -28,8 +28,8 @@ from lockstep.errors import (
     RankUnhealthy,
     UsageError,
 )
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import Bounds, Timeouts
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.config import Bounds, Timeouts
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, LaneLayout
 from lockstep.coordinator.seats import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts
-from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.simulation.result import ScheduleResult
 from lockstep.simulation.schedule import run_schedule
 

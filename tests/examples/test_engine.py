@@ -19,7 +19,7 @@ from lockstep import Cache, LoadState, WritePolicy
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.ranks.executor.copies import CopyJob, Pages, page_pairs
 from lockstep.ranks.executor.pools import TierPools
-from lockstep.ranks.orders import CopyTransfer
+from lockstep.ranks.protocol.orders import CopyTransfer
 from tests.kit.launch.replays import TORCHRUN, Ended, run
 from tests.kit.source_tree import ROOT
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.simulation.checkers.findings.finding import Finding
-from lockstep.simulation.epoch import SOUND_BUILD, Build, make_executor
-from lockstep.simulation.models import LLAMA
 from lockstep.simulation.rank.conditions import Conditions
+from lockstep.simulation.rank.epoch import SOUND_BUILD, Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.rank.memory import SimulatedStore, SymbolicMemory
 from lockstep.simulation.schedule import run_schedule
-from lockstep.simulation.world import REPLICA
+from lockstep.simulation.world.models import LLAMA
+from lockstep.simulation.world.world import REPLICA
 
 SEEDS_MAX = 60
 

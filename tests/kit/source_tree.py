@@ -126,11 +126,15 @@ def matches(name: str, prefix: str) -> bool:
 
 
 def circles(modules: Sequence[Module]) -> list[list[str]]:
-    """Return each group of modules that import each other in a circle, by their paths."""
+    """Return each group of modules that import each other in a cycle, by their paths."""
     library = {module.path: module for module in modules}
-    imports = {
-        module.path: {other.path for other in neighbours(module, library)} for module in modules
-    }
+    return cycles(
+        {module.path: {other.path for other in neighbours(module, library)} for module in modules}
+    )
+
+
+def cycles(imports: Mapping[PurePosixPath, set[PurePosixPath]]) -> list[list[str]]:
+    """Return each group of paths of which each leads to all others."""
     reached = {path: _reached(path, imports) for path in imports}
     groups = {
         tuple(sorted(str(other) for other in reached[path] if path in reached[other]))

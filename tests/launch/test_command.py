@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from lockstep import __version__
 from lockstep.errors import ConfigError
 from lockstep.launch import command
-from lockstep.launch.environment import read_rank_environment
-from lockstep.launch.settings import ReplaySettings, with_replay_durability
+from lockstep.launch.cli.environment import read_rank_environment
+from lockstep.launch.cli.settings import ReplaySettings, with_replay_durability
 from tests.kit.launch.in_process import Run
 
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}

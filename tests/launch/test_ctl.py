@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lockstep import LockstepError, UsageError
-from lockstep.launch.interruption import EXIT_INTERRUPTED
-from lockstep.launch.report import read_report
-from lockstep.ranks.control.port import ControlPort
+from lockstep.launch.cli.interruption import EXIT_INTERRUPTED
+from lockstep.launch.replay.report import read_report
+from lockstep.ranks.group.control.port import ControlPort
 from tests.kit.launch.in_process import Run
 from tests.kit.launch.replays import COMMAND, Running, start
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.launch.interruption import Interrupted, ignore_signals, note_signals
+from lockstep.launch.cli.interruption import Interrupted, ignore_signals, note_signals
 
 SOON_S = 0.01
 NEVER_S = 3600.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.report import Report
+from lockstep.launch.replay.report import Report
 from lockstep.small_engine.profiles import PROFILES
 from tests.kit.launch.replays import replay, torchrun
 

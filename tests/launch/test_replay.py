@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.report import Report
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay.report import Report
 from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays import COMMAND, RANK, needs_ray, replay, run, torchrun, write_trace

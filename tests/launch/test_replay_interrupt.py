@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.launch.first_error import EXIT_GROUP
-from lockstep.launch.report import read_report
+from lockstep.launch.cli.first_error import EXIT_GROUP
+from lockstep.launch.replay.report import read_report
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays import COMMAND, RANK, Running, needs_ray, start, torchrun, write_trace
 from tests.kit.telemetry.trace_file import TraceFile

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lockstep.launch.report import Report
+from lockstep.launch.replay.report import Report
 from tests.kit.launch.replays import replay
 from tests.kit.telemetry.trace_file import TraceFile, are_nested
 

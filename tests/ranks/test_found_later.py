@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
-from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
+from lockstep.ranks.replica.operations.requests import LoadState
 from tests.kit.ranks.lending_engine import LendingEngine
 
 PAGE = 4

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import SlidingWindow
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.config import SlidingWindow
+from lockstep.ranks.protocol.orders import (
     CopyToDevice,
     CopyToHost,
     Put,
 )
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 

@@ -10,8 +10,8 @@ import pytest
 
 from lockstep import Cache, CacheConfig, Column, PageLayout
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.ranks.replica.store import RENEWED_PART
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
+from lockstep.ranks.replica.operations.store import RENEWED_PART
 from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.serving_alone import PAGE_TOKENS, served

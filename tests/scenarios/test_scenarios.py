@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from lockstep.coordinator.expectations import Expectation
-from lockstep.ranks.orders import Order
-from lockstep.ranks.replica.notices import Notice
+from lockstep.ranks.protocol.notices import Notice
+from lockstep.ranks.protocol.orders import Order
 from tests.kit.scenarios.language import parse
 from tests.kit.scenarios.run import run_here
 from tests.kit.scenarios.text import spaced

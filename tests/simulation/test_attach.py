@@ -7,19 +7,19 @@ import pytest
 
 from lockstep.coordinator.proposal import Readiness
 from lockstep.coordinator.verdict import Verdict
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.orders import DetachStore, Order
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.effects import Decision, Effects
+from lockstep.ranks.protocol.orders import DetachStore, Order
 from lockstep.ranks.replica.attaching import Attaching
-from lockstep.ranks.replica.effects import Decision, Effects
 from lockstep.ranks.replica.operations.persisting import Persisting
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.simulation.checkers.findings.finding import Finding
-from lockstep.simulation.epoch import Build
 from lockstep.simulation.explore import ExplorationReport, explore
+from lockstep.simulation.rank.epoch import Build
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.schedule import run_schedule
-from lockstep.simulation.world import ENGINE, REPLICA
+from lockstep.simulation.world.world import ENGINE, REPLICA
 from tests.kit.planted_bugs import assert_found, making, violations
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.simulation.explore import explore, print_report
-from lockstep.simulation.world import ENGINE, REPLICA
+from lockstep.simulation.world.world import ENGINE, REPLICA
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from lockstep.simulation.checkers.findings import (
     transfers,
 )
 from lockstep.simulation.checkers.findings.finding import Finding
-from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN
 from lockstep.simulation.rank.memory import SimulatedStore
 from lockstep.simulation.rank.stores import OTHER_STORE, OpenStore
+from lockstep.simulation.world.contents import EMPTY, GARBAGE, SHARDS, TORN
 
 JARGON = (
     *("invariant", "digest", "node", "receipt", "kv ", "None", "epoch", "Change."),

@@ -16,18 +16,18 @@ from lockstep.coordinator.ballot import Ended, Landed, Progress, Quiesced
 from lockstep.coordinator.operation import Outcome
 from lockstep.coordinator.verdict import Arrived
 from lockstep.errors import CollectiveTimeout
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.orders import Cancel, Fetch, Order
-from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.notices import Cause, Why
+from lockstep.ranks.protocol.orders import Cancel, Fetch, Order
+from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.device.owned import OwnedDevice
-from lockstep.ranks.replica.notices import Cause, Why
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
 from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
-from lockstep.ranks.replica.pages import PageRun
+from lockstep.ranks.replica.operations.requests import Request, Requests
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
-from lockstep.ranks.replica.requests import Request, Requests
 from lockstep.ranks.replica.tree import prefixes as prefixes_module
 from lockstep.ranks.replica.tree import tree as tree_module
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
@@ -37,13 +37,13 @@ from lockstep.ranks.replica.tree.room import Room
 from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
 from lockstep.simulation.checkers.findings.group import InvariantBroken
 from lockstep.simulation.checkers.findings.pages import WrongOffer
-from lockstep.simulation.epoch import Build, make_executor
-from lockstep.simulation.models import LLAMA
 from lockstep.simulation.rank.conditions import Conditions, Page
+from lockstep.simulation.rank.epoch import Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.rank.memory import SimulatedStore, SymbolicMemory
 from lockstep.simulation.schedule import Schedule
-from lockstep.simulation.world import ENGINE, REPLICA, draw_world
+from lockstep.simulation.world.models import LLAMA
+from lockstep.simulation.world.world import ENGINE, REPLICA, draw_world
 from tests.kit.planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
 
 # Bugs of one rank: the replicas part ways.

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lockstep.coordinator.ballot import Landed
-from lockstep.ranks.orders import KV_POOL, Fetch, Fork, Order
-from lockstep.ranks.replica.pages import PageRun
+from lockstep.ranks.protocol.orders import KV_POOL, Fetch, Fork, Order
+from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.tree.components.recurrent import RecurrentComponent
 from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindowComponent
 from lockstep.simulation.rank.conditions import Page

@@ -4,25 +4,25 @@ from collections.abc import Sequence
 from functools import partial
 
 from lockstep.coordinator.ballot import Ended
-from lockstep.ranks.orders import CopyToDevice, CopyTransfer, Fence, Order
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyTransfer, Fence, Order
+from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.device.lent_device import LentDevice
 from lockstep.ranks.replica.operations.kinds import LoadBack, Resume
 from lockstep.ranks.replica.operations.lent import Lent
 from lockstep.ranks.replica.operations.loading_back import LoadingBack
-from lockstep.ranks.replica.pages import PageRun
+from lockstep.ranks.replica.operations.requests import Event, LoadState, Request, Requests
 from lockstep.ranks.replica.parts import Parts
-from lockstep.ranks.replica.requests import Event, LoadState, Request, Requests
 from lockstep.ranks.replica.tree.components.base import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
 from lockstep.ranks.replica.tree.node import Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
-from lockstep.simulation.epoch import Build, make_executor
 from lockstep.simulation.rank.conditions import OrderWork
 from lockstep.simulation.rank.copies import Copies
+from lockstep.simulation.rank.epoch import Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
-from lockstep.simulation.world import ENGINE
+from lockstep.simulation.world.world import ENGINE
 from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
 
 TOUCHED = "transfer touches"

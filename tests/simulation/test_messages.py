@@ -3,11 +3,11 @@
 import pytest
 
 from lockstep.coordinator.verdict import Verdict
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.messages import Backlog
-from lockstep.ranks.replica.effects import Effects
-from lockstep.simulation.epoch import Build
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.member.messages import Backlog
+from lockstep.ranks.protocol.effects import Effects
 from lockstep.simulation.explore import ExplorationReport, explore
+from lockstep.simulation.rank.epoch import Build
 from tests.kit.planted_bugs import assert_found, violations
 
 

@@ -17,7 +17,7 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.orders import (
     KV_POOL,
     Cancel,
     CopyToDevice,
@@ -40,15 +40,15 @@ from lockstep.simulation.checkers.findings.pages import (
     WrongPage,
 )
 from lockstep.simulation.checkers.findings.transfers import BadOrder
-from lockstep.simulation.clock import RankClock, VirtualClock
-from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
-from lockstep.simulation.engine.prompts import Prompts
-from lockstep.simulation.epoch import make_executor
-from lockstep.simulation.faults import FaultSource, Mishap, Mishaps
 from lockstep.simulation.rank.conditions import Conditions
+from lockstep.simulation.rank.epoch import make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.rank.memory import SimulatedStore, Slots, SymbolicMemory
-from lockstep.simulation.world import draw_world
+from lockstep.simulation.world.clock import RankClock, VirtualClock
+from lockstep.simulation.world.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
+from lockstep.simulation.world.faults import FaultSource, Mishap, Mishaps
+from lockstep.simulation.world.prompts import Prompts
+from lockstep.simulation.world.world import draw_world
 
 KEYS = (b"a", b"b", b"c")
 WINDOW_POOL, STATE_POOL = "window", "state"

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.simulation.explore import ExplorationReport, explore, print_report
-from lockstep.simulation.world import REPLICA
+from lockstep.simulation.world.world import REPLICA
 
 RESUMED = "retract resumed"
 

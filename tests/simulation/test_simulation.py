@@ -12,12 +12,12 @@ from itertools import product
 import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
-from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.simulation.explore import ExplorationReport, explore, print_report
-from lockstep.simulation.faults import FAULT_PROFILES, Mishap
-from lockstep.simulation.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.schedule import Schedule, run_schedule
-from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
+from lockstep.simulation.world.faults import FAULT_PROFILES, Mishap
+from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
+from lockstep.simulation.world.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
 # Few seeds that meet between them all that is asked of a report below; the slow tests take more.

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.page_format.page_layout import PageLayout
-from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
-from lockstep.ranks.model_description import FULL_ATTENTION
+from lockstep.ranks.protocol.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
+from lockstep.ranks.protocol.model_description import FULL_ATTENTION
 from lockstep.small_engine.profile import PoolGeometry
 from lockstep.small_engine.profiles import PROFILES, find_profile
 

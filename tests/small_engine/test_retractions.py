@@ -6,8 +6,8 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from lockstep.ranks.cache import Cache
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.group.cache import Cache
 from lockstep.small_engine.retractions import Place
 from lockstep.small_engine.scheduler import Scheduler
 from tests.kit.left_behind import nothing_left_behind

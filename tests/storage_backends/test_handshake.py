@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends.handshake import NotAdmitted, SessionKeys, Why, admit, introduce
-from lockstep.storage_backends.host_port import (
+from lockstep.ranks.protocol.host_port import (
     canonical_address,
     is_loopback,
     joined_address,
     split_address,
     split_host,
 )
+from lockstep.storage_backends.handshake import NotAdmitted, SessionKeys, Why, admit, introduce
 from tests.kit.ranks.inboxes import SECRET, run
 
 MAGIC = b"LOCKTEST"

@@ -1,6 +1,6 @@
 """What a trace shows of events: who waited for whom, what ran side by side, what has not ended."""
 
-from lockstep.ranks.timed_events import (
+from lockstep.ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
     OperationMoved,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.ranks.timed_events import RoundHeld
+from lockstep.ranks.protocol.timed_events import RoundHeld
 from lockstep.telemetry.clocks import Alignment, align
 from lockstep.telemetry.kept_events import RankEvents
 

@@ -2,8 +2,8 @@
 
 import threading
 
-from lockstep.ranks.orders import Direction
-from lockstep.ranks.timed_events import (
+from lockstep.ranks.protocol.orders import Direction
+from lockstep.ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
     OperationMoved,

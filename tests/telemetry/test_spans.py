@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError
-from lockstep.launch.settings import ReplaySettings
-from lockstep.ranks.timed_events import (
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
     OperationMoved,

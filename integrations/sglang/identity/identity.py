@@ -11,7 +11,7 @@ from ....errors import ConfigError
 from ....page_format.page_layout import PageLayout
 from ...settings import PluginSettings
 from ...weights import FileDigests
-from ..settings import WHERE
+from ..engine.settings import WHERE
 from .adapters import Adapters
 from .kv_identity import adapter_options, kv_identity, weights_of
 from .resolved import resolved

@@ -15,9 +15,9 @@ import torch
 from ....errors import ConfigError
 from ....page_format.page_layout import Column, PageLayout
 from ....ranks.executor.engine_pages import AxisOrder, EnginePages, dtype_name
-from ....ranks.orders import KV_POOL
+from ....ranks.protocol.orders import KV_POOL
 from ...kv_description import KEYS, VALUES
-from ..contract import LatentBuffers, MhaBuffers
+from ..engine.contract import LatentBuffers, MhaBuffers
 from .slots import WINDOW_POOL
 from .state_layout import state_columns
 from .state_slots import STATE_POOL

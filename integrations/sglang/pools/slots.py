@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ....ranks.orders import KV_POOL
+from ....ranks.protocol.orders import KV_POOL
 from ....ranks.replica.operations.lent import NO_PAGE
-from ..contract import PagedAllocator, SglangRequest, WindowAllocator
+from ..engine.contract import PagedAllocator, SglangRequest, WindowAllocator
 
 WINDOW_POOL = "window"
 

@@ -21,7 +21,7 @@ import torch
 from ....errors import ConfigError
 from ....page_format.page_layout import Column
 from ....ranks.executor.engine_pages import dtype_name
-from ..contract import StateBuffers
+from ..engine.contract import StateBuffers
 
 UNITS_MAX = 16
 """In how many units a state is cut at the most; more make copies of small states slow."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ....ranks.orders import KV_POOL
-from ..contract import PagedAllocator, SglangRequest, StateRows
+from ....ranks.protocol.orders import KV_POOL
+from ..engine.contract import PagedAllocator, SglangRequest, StateRows
 from .slots import AttentionSlots, MakeRoom, Pages, Reserved
 
 STATE_POOL = "state"

@@ -6,11 +6,11 @@ made where an insert ends at a checkpoint, and copied again for whoever goes on 
 
 from collections.abc import Sequence
 
-from ...orders import Fork
-from ..effects import Outbox
-from ..notices import Cause
-from ..requests import Request
-from ..settings import ReplicaConfig
+from ...protocol.effects import Outbox
+from ...protocol.notices import Cause
+from ...protocol.orders import Fork
+from ...protocol.replica_config import ReplicaConfig
+from ..operations.requests import Request
 from ..tree.components.recurrent import RecurrentComponent
 from ..tree.node import DEVICE, Node
 from ..tree.prefixes import Prefixes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from ....coordinator.operation import Kind
 from ....errors import InternalError
 from ..operations.kinds import Copy, Operation
-from ..requests import LoadState, Request
+from ..operations.requests import LoadState, Request
 
 
 def _never(operation: Operation) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from ....coordinator.operation import Phase
-from ..basis import Basis
+from ..core.basis import Basis
 from ..operations.agenda import Agenda
 from ..operations.kinds import Copy
 from ..operations.lent import unfilled_after
-from ..requests import Request, Requests, require_name
+from ..operations.requests import Request, Requests, require_name
 from ..tree.components.base import Component
 
 

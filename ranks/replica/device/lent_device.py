@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
-from ...orders import Fence
-from ..answers import Wait
-from ..basis import Basis
-from ..notices import Hit
+from ...protocol.answers import Wait
+from ...protocol.notices import Hit
+from ...protocol.orders import Fence
+from ..core.basis import Basis
+from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
@@ -30,9 +31,8 @@ from ..operations.lent import (
     without_unfilled,
 )
 from ..operations.loading_back import LoadingBack, TailPages
+from ..operations.requests import Event, LoadState, Request, Requests, Stage
 from ..operations.saving import Saving
-from ..pages import PageRun, page_run
-from ..requests import Event, LoadState, Request, Requests, Stage
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node, covered

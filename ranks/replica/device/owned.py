@@ -6,17 +6,17 @@ on its way, and the pages that it will compute into are reserved. All of it happ
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
-from ..answers import Admission, Wait
-from ..basis import Basis
-from ..notices import Hit
+from ...protocol.answers import Admission, Wait
+from ...protocol.notices import Hit
+from ..core.basis import Basis
+from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Resume, Retract
 from ..operations.lent import NO_PAGE
 from ..operations.loading_back import LoadingBack, TailPages
+from ..operations.requests import Event, LoadState, Request, Requests, Stage
 from ..operations.saving import Saving
-from ..pages import PageRun, page_run
-from ..requests import Event, LoadState, Request, Requests, Stage
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, reach
 from ..tree.node import DEVICE, HOST, Node

@@ -6,10 +6,10 @@ What is published is shared from then on, backed up under the write policy, and 
 from collections.abc import Sequence
 
 from ....errors import UsageError
-from ..basis import Basis
-from ..notices import Cause
+from ...protocol.notices import Cause
+from ..core.basis import Basis
 from ..operations.backing_up import BackingUp
-from ..requests import Request, Requests
+from ..operations.requests import Request, Requests
 from ..tree.node import DEVICE, Node
 from ..tree.prefixes import Prefixes
 from .checkpoints import Checkpoints

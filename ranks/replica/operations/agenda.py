@@ -11,9 +11,17 @@ from ....coordinator.expectations import Forgotten, Queued, Seated, Settled, Uns
 from ....coordinator.operation import Kind, Outcome, Phase, Queue, require_step
 from ....coordinator.seats import Seats, SeatTable
 from ....coordinator.verdict import Watermark
-from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer, Put, Serve
-from ..basis import Basis
-from ..notices import Finished, Quarantined
+from ...protocol.notices import Finished, Quarantined
+from ...protocol.orders import (
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    ObjectTransfer,
+    Put,
+    Serve,
+)
+from ..core.basis import Basis
 from ..tree.residence import TIERS, Residence
 from .kinds import Copy, Moving, Operation, Persist, Prefetch, Serving
 

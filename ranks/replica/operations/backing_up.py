@@ -18,12 +18,11 @@ from collections.abc import Iterable, Sequence
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import InternalError
-from ...config import WritePolicy
-from ...orders import CopyTransfer
-from ..basis import Basis
-from ..notices import Cause, NotBegun
-from ..pages import PageRun
-from ..requests import Requests
+from ...protocol.config import WritePolicy
+from ...protocol.notices import Cause, NotBegun
+from ...protocol.orders import CopyTransfer
+from ..core.basis import Basis
+from ..core.pages import PageRun
 from ..tree.backlog import Awaited, Undone
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking
@@ -34,6 +33,7 @@ from .kinds import Backup, Retract, Segment
 from .lent import Lent
 from .pauses import Pauses
 from .persisting import Persisting, hold_pieces
+from .requests import Requests
 
 _ENDS_MAX = 4
 """So many earlier ends of a path are looked at when it is backed up."""

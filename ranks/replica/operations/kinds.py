@@ -10,8 +10,8 @@ from typing import ClassVar, NamedTuple
 
 from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
 from ....coordinator.seats import UNBOUNDED
-from ...orders import Need
-from ..pages import PageRun, page_run
+from ...protocol.orders import Need
+from ..core.pages import PageRun, page_run
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime

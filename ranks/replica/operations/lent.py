@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....errors import UsageError
-from ..pages import PageRun, page_run
+from ..core.pages import PageRun, page_run
 from ..tree.components.base import Component
 from ..tree.matching import Missing
 from ..tree.node import Node

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....coordinator.operation import Outcome
-from ...orders import CopyTransfer
-from ..journal import Journal
-from ..notices import Cause
-from ..pages import PageRun, page_run
-from ..requests import Event, Request, Requests
+from ...protocol.notices import Cause
+from ...protocol.orders import CopyTransfer
+from ..core.journal import Journal
+from ..core.pages import PageRun, page_run
 from ..tree.components.base import Component
 from ..tree.matching import Missing
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import LoadBack, Loading, Resume, Segment
+from .requests import Event, Request, Requests
 
 
 class TailPages(NamedTuple):

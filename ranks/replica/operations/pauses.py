@@ -1,6 +1,6 @@
 """Pauses between tries of something that has failed."""
 
-from ..clock import Clock
+from ..core.clock import Clock
 
 FIRST_MS = 1_000
 LONGEST_MS = 30_000

@@ -4,12 +4,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....coordinator.operation import Kind, Outcome, Queue
-from ...orders import ObjectTransfer
-from ..basis import Basis
-from ..notices import Cause, NotBegun, Stored, Tier
-from ..pages import PageRun, page_run
-from ..requests import Requests
-from ..store import Store
+from ...protocol.notices import Cause, NotBegun, Stored, Tier
+from ...protocol.orders import ObjectTransfer
+from ..core.basis import Basis
+from ..core.pages import PageRun, page_run
 from ..tree.backlog import Undone
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
@@ -19,6 +17,8 @@ from ..tree.residence import Residence
 from .agenda import Agenda
 from .kinds import Persist, Segment
 from .pauses import Pauses
+from .requests import Requests
+from .store import Store
 
 _PIECE_PAGES = 8
 """A write that failed is tried again in pieces of at most so many pages."""

@@ -9,14 +9,14 @@ the epoch ends. All of it is looked at anew, since it is asked only when somethi
 from collections.abc import Iterable
 
 from ....coordinator.operation import Phase
-from ..pages import PagePool
-from ..settings import ReplicaConfig
-from ..store import Store
+from ...protocol.replica_config import ReplicaConfig
+from ..core.pages import PagePool
 from ..tree.node import HOST
 from ..tree.prefixes import Prefixes
 from ..tree.residence import TIERS
 from .agenda import Agenda
 from .kinds import Copy, Operation
+from .store import Store
 
 KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
 """The reason that is told when a store is detached without a proposal."""

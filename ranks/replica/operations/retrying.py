@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from ...config import WritePolicy
-from ..basis import Basis
+from ...protocol.config import WritePolicy
+from ..core.basis import Basis
 from ..tree.backlog import Backlog, Undone
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes

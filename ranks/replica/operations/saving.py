@@ -9,10 +9,9 @@ between is found out, and the request computes anew.
 
 from collections.abc import Sequence
 
-from ...orders import CopyTransfer
-from ..pages import PageRun, page_run
-from ..requests import Event, Request, Requests
-from ..settings import ReplicaConfig
+from ...protocol.orders import CopyTransfer
+from ...protocol.replica_config import ReplicaConfig
+from ..core.pages import PageRun, page_run
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
@@ -22,6 +21,7 @@ from .agenda import Agenda
 from .backing_up import BackingUp
 from .kinds import Retract
 from .lent import Lent
+from .requests import Event, Request, Requests
 
 
 class Saving:

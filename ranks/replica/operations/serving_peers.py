@@ -8,10 +8,9 @@ One request may be served up to several ends: what a match needs is pinned for e
 from collections.abc import Sequence
 
 from ....coordinator.operation import Outcome
-from ..basis import Basis
-from ..deadlines import AgreedDeadlines
-from ..pages import page_run
-from ..requests import Request, Requests, Stage
+from ..core.basis import Basis
+from ..core.deadlines import AgreedDeadlines
+from ..core.pages import page_run
 from ..tree.components.base import Component
 from ..tree.node import DEVICE, HOST, Node, needed
 from ..tree.prefixes import Prefixes
@@ -19,6 +18,7 @@ from .agenda import Agenda
 from .backing_up import BackingUp
 from .kinds import Segment, Serving
 from .persisting import Persisting
+from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
 """Nothing more is served while so much of a pool of host memory is pinned for any reason: the rest is

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...orders import Need
+from ...protocol.orders import Need
+from ...protocol.replica_config import ReplicaConfig
 from ..operations.kinds import Prefetch
-from ..settings import ReplicaConfig
-from ..store import Store
+from ..operations.store import Store
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from ....coordinator.operation import Outcome, Phase
 from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
-from ...orders import Fetch, LookUp, ObjectTransfer
-from ..basis import Basis
-from ..notices import Lacking, Missed, Why
+from ...protocol.notices import Lacking, Missed, Why
+from ...protocol.orders import Fetch, LookUp, ObjectTransfer
+from ..core.basis import Basis
+from ..core.pages import PageRun
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
-from ..pages import PageRun
-from ..requests import Request, Requests
-from ..store import Store
+from ..operations.requests import Request, Requests
+from ..operations.store import Store
 from ..tree.node import HOST
 from ..tree.prefixes import Prefixes
 from .lookups import Lookups

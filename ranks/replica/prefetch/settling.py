@@ -6,11 +6,11 @@ only once all of it has landed, and whether a match may then end there is for th
 """
 
 from ....errors import InternalError
-from ..clock import Clock
-from ..notices import Cause
+from ...protocol.notices import Cause
+from ..core.clock import Clock
+from ..core.pages import PageRun, page_run
 from ..operations.kinds import Prefetch
-from ..pages import PageRun, page_run
-from ..store import Store
+from ..operations.store import Store
 from ..tree.components.base import Component
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes

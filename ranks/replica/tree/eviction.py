@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from .eviction_policies import EvictionPolicy, Graded
+from ...protocol.eviction_policies import EvictionPolicy, Graded
 
 NodeT = TypeVar("NodeT", bound=Graded)
 

@@ -12,9 +12,9 @@ has ended, or until somebody uses or pins it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from ...config import ANY_NAMESPACE, NamespaceLimit
+from ...protocol.config import ANY_NAMESPACE, NamespaceLimit
+from ...protocol.eviction_policies import LeastRecent
 from .eviction import EvictionQueue
-from .eviction_policies import LeastRecent
 from .node import Node
 
 Evictable = Callable[[int, Node], bool]

@@ -5,7 +5,7 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 from ....errors import InternalError
-from ..pages import PageRun
+from ..core.pages import PageRun
 from .components.base import Component
 
 DEVICE, HOST = 0, 1

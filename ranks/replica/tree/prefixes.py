@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ..basis import Basis
+from ..core.basis import Basis
 from .components.making import components_of
 from .components.needs import Needs
 from .node import DEVICE, Node, Place

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ....errors import InternalError
-from ...config import NamespaceLimit, WritePolicy
-from ..basis import Basis
-from ..clock import Clock
-from ..notices import Cause, Removed, Stored, Tier
-from ..pages import PagePool, PageRun, page_run
+from ...protocol.config import NamespaceLimit, WritePolicy
+from ...protocol.eviction_policies import find_policy
+from ...protocol.notices import Cause, Removed, Stored, Tier
+from ..core.basis import Basis
+from ..core.clock import Clock
+from ..core.pages import PagePool, PageRun, page_run
 from .backlog import Backlog
 from .eviction import EvictionQueue
-from .eviction_policies import find_policy
 from .holds import Holds, Receipt
 from .limits import Limits
 from .node import DEVICE, HOST, Node

@@ -7,9 +7,9 @@ keeps beyond its limits leaves by itself. Under write-back what leaves the devic
 from collections.abc import Callable, Iterable, Sequence
 
 from ....errors import InternalError
-from ..journal import Journal
-from ..notices import Cause
-from ..pages import PagePool, PageRun
+from ...protocol.notices import Cause
+from ..core.journal import Journal
+from ..core.pages import PagePool, PageRun
 from .node import DEVICE, Node
 from .residence import TIERS, Leaving, Residence
 

@@ -14,8 +14,8 @@ from lockstep.coordinator.collectives.host_group import HostIdentity, ranks_by_h
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, PeerLost
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig, Timeouts
-from lockstep.ranks.opening import connected
+from lockstep.ranks.group.opening import connected
+from lockstep.ranks.protocol.config import CacheConfig, Timeouts
 from tests.kit.collectives.contract import LANES, PATIENCE_S, Hold, lanes_of, outcome_of
 from tests.kit.ranks.as_processes import RanksAsProcesses
 

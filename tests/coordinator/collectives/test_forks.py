@@ -15,9 +15,9 @@ from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import LockstepError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.opening import connected
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.opening import connected
+from lockstep.ranks.protocol.config import CacheConfig
 from tests.kit.collectives.contract import PATIENCE_S, PROMPT_S, Hold, lanes_of
 from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 

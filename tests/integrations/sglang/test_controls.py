@@ -10,8 +10,8 @@ import pytest
 from lockstep.errors import GroupError
 from lockstep.integrations.sglang import controls as controls_module
 from lockstep.integrations.sglang.controls import Controls
-from lockstep.ranks.config import Timeouts
-from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import Timeouts
 from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.ranks.passing_time import PassingTime

@@ -4,8 +4,8 @@ import numpy as np
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.integrations.sglang.lent_backups import PATIENCE_S, SHARE, LentBackups
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL, CopyToHost
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.orders import KV_POOL, CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import PAGE_TOKENS

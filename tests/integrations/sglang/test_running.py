@@ -5,8 +5,8 @@ import torch
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.integrations.sglang.running import token_bytes
-from lockstep.ranks.config import WritePolicy
-from lockstep.ranks.orders import CopyToHost
+from lockstep.ranks.protocol.config import WritePolicy
+from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow

@@ -11,7 +11,7 @@ import pytest
 from lockstep.coordinator.collective import Transport
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.settings import (
+from lockstep.integrations.sglang.engine.settings import (
     WHERE,
     PoolSize,
     SglangSettings,
@@ -19,8 +19,8 @@ from lockstep.integrations.sglang.settings import (
     store_to_attach,
 )
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Bounds, CacheConfig, Timeouts, WritePolicy
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.config import Bounds, CacheConfig, Timeouts, WritePolicy
+from lockstep.ranks.protocol.orders import KV_POOL
 
 MAIN = {KV_POOL: PoolSize(device_pages=100, page_bytes=1 << 20)}
 TWO = MAIN | {"window": PoolSize(device_pages=50, page_bytes=1 << 20)}

@@ -9,7 +9,7 @@ from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.waiting import LANDED_FIRST_STEPS
 from lockstep.integrations.sglang.weights import Taken
-from lockstep.ranks.orders import CopyToDevice, CopyToHost, LookUp
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import SLOTS, RanksBelow
 

@@ -6,7 +6,7 @@ from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import DivergenceError
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.weights import Taken
-from lockstep.ranks.orders import LookUp, Put
+from lockstep.ranks.protocol.orders import LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import INITIAL, RanksBelow
 

@@ -13,7 +13,7 @@ from lockstep.integrations.sglang.identity import kv_identity as sglang
 from lockstep.integrations.sharing import Share
 from lockstep.integrations.vllm import kv_identity as vllm
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.sglang.configuration import Model as SglangModel
 from tests.kit.sglang.configuration import Pretrained as SglangPretrained
 from tests.kit.sglang.configuration import engine

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.ranks.orders import CopyToHost, Direction, Fence
+from lockstep.ranks.protocol.orders import CopyToHost, Direction, Fence
 from tests.kit.ranks.decided import DecidedRanksInTurn
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 

@@ -9,8 +9,8 @@ from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, LookUp
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.orders import Cancel, CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
 from tests.kit.vllm.sides import side_of

@@ -8,7 +8,7 @@ import pytest
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pending_backups import PATIENCE_S
-from lockstep.ranks.orders import CopyToHost
+from lockstep.ranks.protocol.orders import CopyToHost
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.scripted import scripted
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status

@@ -6,7 +6,7 @@ bytes. A failing seed is replayed by the test's own name.
 
 import pytest
 
-from lockstep.ranks.outside import Peers
+from lockstep.ranks.protocol.outside import Peers
 from tests.kit.vllm.overlapping_engine import BLOCKS, OverlappingEngine
 
 REQUESTS = 120

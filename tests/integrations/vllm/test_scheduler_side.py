@@ -12,8 +12,8 @@ from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.ranks.config import Timeouts
-from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put
+from lockstep.ranks.protocol.config import Timeouts
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Status
 from tests.kit.vllm.sides import side_of

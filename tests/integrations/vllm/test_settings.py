@@ -11,11 +11,11 @@ from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
 from lockstep.integrations.settings import PluginSettings, control_of
 from lockstep.integrations.sharing import Share
-from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
+from lockstep.integrations.vllm.handing_over import HandingOver
 from lockstep.integrations.vllm.settings import parse
 from lockstep.integrations.vllm.weights import InFlight, WeightsChange
-from lockstep.ranks.config import Bounds, Timeouts
-from lockstep.ranks.outside import Control, Peers
+from lockstep.ranks.protocol.config import Bounds, Timeouts
+from lockstep.ranks.protocol.outside import Control, Peers
 from tests.kit.source_tree import ROOT
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
-from lockstep.ranks.orders import CopyToHost
+from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.node import PASSING
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.vllm.changing_weights import Counts, RememberingRanks, ScriptedEngine

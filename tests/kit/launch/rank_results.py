@@ -1,6 +1,6 @@
 """What a rank hands in at the end of a replay, for reports that no replay has made."""
 
-from lockstep.launch.report import RankResult
+from lockstep.launch.replay.report import RankResult
 from lockstep.small_engine.counts import PoolCounts, ReplayCounts
 
 

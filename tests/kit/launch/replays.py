@@ -15,13 +15,13 @@ from typing import IO
 import psutil
 import pytest
 
-from lockstep.launch.report import Report, read_report
+from lockstep.launch.replay.report import Report, read_report
 from lockstep.small_engine.request import WorkloadRequest
 
 BIN = Path(sys.executable).parent
 COMMAND = (str(BIN / "lockstep"), "replay")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-RANK = ("-m", "lockstep.launch.replay")
+RANK = ("-m", "lockstep.launch.replay.replay")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the package ray")
 
 

@@ -6,7 +6,7 @@ import torch
 
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.request import WorkloadRequest

@@ -7,9 +7,9 @@ from typing import Any
 
 from lockstep import Cache, CacheConfig, Column, Control, PageLayout, ask
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.control.inbox import OpenInbox, open_inbox
-from lockstep.ranks.control.leading_inbox import LeadingInbox
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.group.control.inbox import OpenInbox, open_inbox
+from lockstep.ranks.group.control.leading_inbox import LeadingInbox
+from lockstep.ranks.replica.operations.requests import LoadState
 
 PAGE_TOKENS = 4
 LAYOUT = PageLayout(

@@ -9,12 +9,12 @@ from typing import Any
 
 from lockstep.coordinator.collectives.engine_channel import FoldedBallots
 from lockstep.coordinator.lanes import BallotShape
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.decider.deciding import DecidingCache, decide
-from lockstep.ranks.decider.dispatch import Opened
-from lockstep.ranks.decider.worker import WorkerRank
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.group.decider.deciding import DecidingCache, decide
+from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from tests.kit.ranks.in_turn import HostRanksInTurn
 
 

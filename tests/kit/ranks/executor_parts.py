@@ -22,7 +22,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.orders import (
     KV_POOL,
     CopyToDevice,
     CopyToHost,

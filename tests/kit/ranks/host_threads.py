@@ -7,10 +7,10 @@ import torch
 
 from lockstep.coordinator.collective import Collective
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.executor.engine_pages import EnginePages
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.member import Listener
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.group.member.member import Listener
+from lockstep.ranks.protocol.config import CacheConfig
 from tests.kit.ranks.as_threads import RanksAsThreads
 
 T = TypeVar("T")

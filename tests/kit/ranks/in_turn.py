@@ -18,13 +18,14 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Proposal, Readiness
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.messages import Backlog, Inbox
-from lockstep.ranks.orders import (
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.group.member.messages import Backlog, Inbox
+from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.protocol.config import Bounds, CacheConfig, Timeouts
+from lockstep.ranks.protocol.orders import (
     AttachStore,
     Cancel,
     CopyToDevice,
@@ -39,8 +40,7 @@ from lockstep.ranks.orders import (
     Put,
     Serve,
 )
-from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
 
 T = TypeVar("T")
 OrderT = TypeVar("OrderT", bound=Order)

@@ -6,12 +6,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lockstep.ranks.control.following_inbox import FollowingInbox
-from lockstep.ranks.control.frames import Connection
-from lockstep.ranks.control.inbox import OpenInbox
-from lockstep.ranks.control.leading_inbox import LeadingInbox
-from lockstep.ranks.control.numbering import InboxBounds
-from lockstep.storage_backends.host_port import split_address
+from lockstep.ranks.group.control.following_inbox import FollowingInbox
+from lockstep.ranks.group.control.frames import Connection
+from lockstep.ranks.group.control.inbox import OpenInbox
+from lockstep.ranks.group.control.leading_inbox import LeadingInbox
+from lockstep.ranks.group.control.numbering import InboxBounds
+from lockstep.ranks.protocol.host_port import split_address
 
 PATIENCE_S = 30.0
 """What only an inbox takes that does not work."""

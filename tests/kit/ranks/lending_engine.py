@@ -13,17 +13,17 @@ import numpy.typing as npt
 import torch
 
 from lockstep.coordinator.collective import Collective
-from lockstep.ranks.agreed_pools import shard_layouts
-from lockstep.ranks.config import CacheConfig, Recurrent
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.pools import DevicePool
-from lockstep.ranks.host_cache import HostCache, PagesByPool
-from lockstep.ranks.member import Flushed
-from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.group.host_cache import HostCache, PagesByPool
+from lockstep.ranks.group.member.member import Flushed
+from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.protocol.agreed_pools import shard_layouts
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.config import CacheConfig, Recurrent
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.lent import NO_PAGE
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.tokens import Tokens
 
 Table = dict[str, list[int]]

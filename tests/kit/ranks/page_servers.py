@@ -9,13 +9,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
-from lockstep.ranks.disaggregation.pages.page_server import PageServer, ServerBounds
 from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.storage_transfers import RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
-from lockstep.ranks.orders import KV_POOL, ObjectTransfer
-from lockstep.storage_backends.host_port import split_address
-from lockstep.storage_backends.peer.engine_settings import EngineSettings
+from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
+from lockstep.ranks.protocol.engine_settings import EngineSettings
+from lockstep.ranks.protocol.host_port import split_address
+from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer
 from lockstep.storage_backends.peer.handshake import greet_server
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lockstep.coordinator.stop_policy import StopPolicy
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.outside import Peers
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.outside import Peers
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.lending_engine import lending

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.config import CacheConfig
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.forward_pass import ForwardPass

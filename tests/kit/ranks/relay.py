@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from lockstep.ranks.control.loop_thread import LoopThread
-from lockstep.storage_backends.host_port import split_address
+from lockstep.ranks.group.control.loop_thread import LoopThread
+from lockstep.ranks.protocol.host_port import split_address
 
 PATIENCE_S = 30.0
 """What only a relay takes that does not work."""

@@ -7,10 +7,10 @@ from typing import TypeVar, cast
 import numpy as np
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan

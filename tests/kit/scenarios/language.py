@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
-from lockstep.ranks.config import Bounds, NamespaceLimit, Timeouts, WritePolicy
+from lockstep.ranks.protocol.config import Bounds, NamespaceLimit, Timeouts, WritePolicy
+from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
+from lockstep.ranks.replica.core.pages import PageRun, page_run
 from lockstep.ranks.replica.operations.lent import NO_PAGE
-from lockstep.ranks.replica.pages import PageRun, page_run
-from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.tree.node import Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.tree.tokens import as_token_bytes

@@ -19,8 +19,16 @@ from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.messages import Backlog
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Put
+from lockstep.ranks.group.member.messages import Backlog
+from lockstep.ranks.protocol.orders import (
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    Fetch,
+    LookUp,
+    Order,
+    Put,
+)
 from tests.kit.scenarios.language import proposal_of
 
 CLOCK_MS = 1000

@@ -8,9 +8,9 @@ from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
-from lockstep.ranks.config import NamespaceLimit
+from lockstep.ranks.protocol.config import NamespaceLimit
+from lockstep.ranks.protocol.effects import NOTHING, Effects
 from lockstep.ranks.replica.check import check
-from lockstep.ranks.replica.effects import NOTHING, Effects
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
 from lockstep.ranks.replica.tree.residence import TIERS

@@ -6,11 +6,11 @@ from typing import Any
 
 from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
-from lockstep.ranks.orders import CopyTransfer, Need, ObjectTransfer
-from lockstep.ranks.replica.answers import Admission, Dropped, Wait
-from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.protocol.answers import Admission, Dropped, Wait
+from lockstep.ranks.protocol.effects import Effects
+from lockstep.ranks.protocol.orders import CopyTransfer, Need, ObjectTransfer
+from lockstep.ranks.protocol.wire import field_names
 from lockstep.ranks.replica.operations.lent import NO_PAGE
-from lockstep.ranks.wire import field_names
 from tests.kit.scenarios.language import Names
 
 _BARE = ("request", "pool", "requests")

@@ -1,8 +1,8 @@
 """Ranks of scenarios that are processes: the replica stands in one, ballots and executors in others.
 
-What passes between them is bytes (`lockstep.ranks.wire`) and nothing else. The replica's process sends
-what is to be expected and done; a rank answers with what it was told, so that it can be compared, and
-with its vector when it is to vote. Verdicts never reach it.
+What passes between them is bytes (`lockstep.ranks.protocol.wire`) and nothing else. The replica's
+process sends what is to be expected and done; a rank answers with what it was told, so that it can be
+compared, and with its vector when it is to vote. Verdicts never reach it.
 """
 
 import multiprocessing
@@ -18,8 +18,8 @@ from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation
 from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.seats import COLUMNS, SeatTable
-from lockstep.ranks.orders import Order
-from lockstep.ranks.wire import decode, encode
+from lockstep.ranks.protocol.orders import Order
+from lockstep.ranks.protocol.wire import decode, encode
 from tests.kit.scenarios.language import Scenario
 from tests.kit.scenarios.ranks import ToldRank
 from tests.kit.scenarios.run import run

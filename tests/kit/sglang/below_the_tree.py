@@ -13,9 +13,9 @@ from lockstep.integrations.sglang.pools.slots import AttentionSlots
 from lockstep.integrations.sglang.running import RunningRequests, token_bytes
 from lockstep.integrations.sglang.waiting import Load, Waiting, WaitingRequests
 from lockstep.integrations.sglang.weights import WeightsVersions
-from lockstep.ranks.config import WritePolicy
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import CopyToHost, Direction, Fence
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import WritePolicy
+from lockstep.ranks.protocol.orders import CopyToHost, Direction, Fence
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.sglang.sent import Allocator, Sent, SentItems
 

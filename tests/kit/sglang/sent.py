@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.integrations.sglang.contract import KvRow, MultimodalInputs, SglangRequest
+from lockstep.integrations.sglang.engine.contract import KvRow, MultimodalInputs, SglangRequest
 
 
 @dataclass

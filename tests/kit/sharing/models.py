@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.integrations.kv_description import KEYS, VALUES
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 
 HEAD_SIZE, POSITIONS_MAX = 64, 2048
 SIZES: dict[str, Any] = {

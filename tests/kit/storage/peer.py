@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout, ShardPlace
-from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.executor.storage_transfers import RankObjects
-from lockstep.ranks.orders import ObjectTransfer
+from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,

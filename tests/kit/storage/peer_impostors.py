@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from lockstep.storage_backends.host_port import joined_address
+from lockstep.ranks.protocol.host_port import joined_address
 from lockstep.storage_backends.peer.handshake import greet_reader
 from lockstep.storage_backends.peer.wire import (
     PREFIX_BYTES,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from lockstep.storage_backends.host_port import split_address
+from lockstep.ranks.protocol.host_port import split_address
 from lockstep.storage_backends.peer.frame_tags import TAG_BYTES
 from lockstep.storage_backends.peer.wire import PREFIX_BYTES, Message, decode, decode_prefix
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay.worker import limits_of
 from lockstep.launch.top.sighting import Sighting, numbers_in
-from lockstep.launch.worker import limits_of
-from lockstep.ranks.cache import Cache
+from lockstep.ranks.group.cache import Cache
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.scheduler import Scheduler

@@ -13,8 +13,8 @@ from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, ToldExecutor
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent
 from tests.kit.vllm.sides import side_of

@@ -9,11 +9,11 @@ import torch
 from lockstep.page_format.object_header import HEADER_BYTES, HeaderFinding
 from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
-from lockstep.ranks import opening
-from lockstep.ranks.config import RECORD_POOLS
-from lockstep.ranks.disaggregation.pages.page_server import PageServer
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
-from lockstep.ranks.orders import KV_POOL, Direction, ObjectTransfer
+from lockstep.ranks.group import opening
+from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.protocol.config import RECORD_POOLS
+from lockstep.ranks.protocol.orders import KV_POOL, Direction, ObjectTransfer
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper

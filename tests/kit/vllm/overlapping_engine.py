@@ -14,18 +14,18 @@ import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
-from lockstep.integrations.vllm.disaggregation.handing_over import HandingOver
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.handing_over import HandingOver
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.decider.deciding import DecidingCache, decide
-from lockstep.ranks.decider.dispatch import Opened
-from lockstep.ranks.decider.worker import WorkerRank
 from lockstep.ranks.executor.engine_pages import EnginePages
-from lockstep.ranks.opening import open_rank
-from lockstep.ranks.outside import Peers
+from lockstep.ranks.group.decider.deciding import DecidingCache, decide
+from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.group.opening import open_rank
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
 from tests.kit.vllm.sides import side_of
 

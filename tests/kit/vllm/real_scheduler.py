@@ -24,12 +24,12 @@ from vllm.v1.structured_output import StructuredOutputManager
 from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.halves import Ballots, OpenedRank, PassMetadata
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.decider.dispatch import Opened
-from lockstep.ranks.decider.worker import WorkerRank
-from lockstep.ranks.orders import CopyToDevice
-from lockstep.ranks.replica.settings import ReplicaConfig
-from lockstep.ranks.wire import encode
+from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.orders import CopyToDevice
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
+from lockstep.ranks.protocol.wire import encode
 from tests.kit.ranks.in_turn import ToldExecutor
 from tests.kit.vllm.group import lockstep_connector
 

@@ -8,25 +8,25 @@ from typing import Any
 import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.integrations.vllm.disaggregation.handing_over import HANDING_OVER, HandingOver
-from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.integrations.vllm.tracked import TrackedRequest
-from lockstep.integrations.vllm.watching.block_events import (
+from lockstep.integrations.vllm.block_events import (
     BlockEvents,
     ExtraKeys,
     Origin,
     PagesRemoved,
     PagesStored,
 )
-from lockstep.integrations.vllm.watching.watching import Watching
+from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
+from lockstep.integrations.vllm.handing_over import HANDING_OVER, HandingOver
+from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.tracked import TrackedRequest
+from lockstep.integrations.vllm.watching import Watching
 from lockstep.integrations.vllm.weights import Weights
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import CacheConfig, SlidingWindow
 from lockstep.ranks.executor.engine_pages import EnginePages
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.outside import Peers
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import CacheConfig, SlidingWindow
+from lockstep.ranks.protocol.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
 from tests.kit.vllm.sides import side_of
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from lockstep.ranks.decider.worker import WorkerRank
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.orders import Direction
+from lockstep.ranks.group.decider.worker import WorkerRank
+from lockstep.ranks.protocol.orders import Direction
 
 kv_transfer: Any = import_module("vllm.distributed.kv_transfer")
 Worker: Any = import_module("vllm.v1.worker.cpu_worker").CPUWorker

@@ -10,12 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from lockstep.launch.outcome import rows_of
-from lockstep.launch.report import make_report, write_report
-from lockstep.launch.reports.meanings import OF_A_REPLAY, meaning_of
-from lockstep.launch.reports.reading import page_of
-from lockstep.launch.reports.samples import Samples
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay.meanings import OF_A_REPLAY, meaning_of
+from lockstep.launch.replay.outcome import rows_of
+from lockstep.launch.replay.reading import page_of
+from lockstep.launch.replay.report import make_report, write_report
+from lockstep.launch.replay.samples import Samples
 from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.rank_results import result
 from tests.kit.launch.replays import run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.launch.progress import PAUSE_S, Progress, progress_bar
+from lockstep.launch.cli.progress import PAUSE_S, Progress, progress_bar
 from lockstep.small_engine.counts import ReplayCounts
 
 

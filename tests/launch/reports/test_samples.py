@@ -5,16 +5,16 @@ from itertools import count, pairwise
 
 import pytest
 
-from lockstep.launch.reports import samples as samples_module
-from lockstep.launch.reports.samples import (
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay import samples as samples_module
+from lockstep.launch.replay.samples import (
     Sampler,
     Samples,
     counted_by_size,
     percentile_us,
     upper_us,
 )
-from lockstep.launch.settings import ReplaySettings
-from lockstep.launch.worker import limits_of
+from lockstep.launch.replay.worker import limits_of
 from lockstep.small_engine.scheduler import Scheduler
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays_in_process import opened

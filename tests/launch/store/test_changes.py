@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome

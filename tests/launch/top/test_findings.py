@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.top.findings import Weight, findings
 from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.launch.top.window import Window

@@ -18,7 +18,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.stores import CLOSING_MAX, StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.orders import (
     KV_POOL,
     AttachStore,
     Cancel,
@@ -303,7 +303,7 @@ def test_to_refuse_a_uri_asks_no_store_and_imports_no_client() -> None:
     """`attach_store` may be called in the thread of an engine that must go on stepping."""
     lines = (
         "import sys, lockstep",
-        "from lockstep.ranks.opening import store_access",
+        "from lockstep.ranks.group.opening import store_access",
         "columns = (lockstep.Column(name='k', layers=1, heads=2, elements=2),)",
         "layout = lockstep.PageLayout(page_tokens=4, columns=columns)",
         "config = lockstep.CacheConfig(model='m', layout=layout, device_pages=2, host_pages=2)",

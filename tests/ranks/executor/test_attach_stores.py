@@ -25,11 +25,11 @@ from lockstep import (
     UsageError,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.agreed_pools import shard_layouts
-from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.protocol.agreed_pools import shard_layouts
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry

@@ -22,7 +22,14 @@ from lockstep.ranks.executor.cuda_copies import MoveRows
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
+from lockstep.ranks.protocol.orders import (
+    KV_POOL,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    Fork,
+)
 from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     COMPONENTS,

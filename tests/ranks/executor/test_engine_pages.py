@@ -15,7 +15,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.orders import (
     KV_POOL,
 )
 from tests.kit.devices import DEVICES

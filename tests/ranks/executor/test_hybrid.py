@@ -19,7 +19,7 @@ from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
+from lockstep.ranks.protocol.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import Write
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.shardings import Shardings

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.coordinator.ballot import Answered, Ended, Expired, Landed
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
+from lockstep.ranks.protocol.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 from tests.kit.ranks.executor_parts import (

@@ -16,7 +16,7 @@ from lockstep.ranks.executor.copies import CpuCopies
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
-from lockstep.ranks.orders import (
+from lockstep.ranks.protocol.orders import (
     KV_POOL,
     Cancel,
     CopyToDevice,

@@ -8,14 +8,14 @@ import torch
 
 from lockstep.errors import ConfigError, InternalError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.agreed_pools import agreed_pools
-from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.executor.deadlines import Deadlines
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
 from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
 from lockstep.ranks.executor.stores import StoreAccess
+from lockstep.ranks.protocol.agreed_pools import agreed_pools
+from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 from tests.kit.ranks.executor_parts import LAYOUTS, mixed_layout
 
 GIB = 1 << 30

@@ -15,13 +15,13 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
-from lockstep.ranks.agreed_pools import shard_layouts
-from lockstep.ranks.config import SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.model_description import KeptState, ModelDescription
-from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Put
-from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.protocol.agreed_pools import shard_layouts
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.config import SlidingWindow
+from lockstep.ranks.protocol.model_description import KeptState, ModelDescription
+from lockstep.ranks.protocol.orders import KV_POOL, Fetch, ObjectTransfer, Put
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends.base import Counters, StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf

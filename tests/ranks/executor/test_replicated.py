@@ -11,7 +11,7 @@ from lockstep.coordinator.ballot import Answered, Ended, Landed, Progress, Quies
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
+from lockstep.ranks.protocol.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from tests.kit.ranks.executor_parts import (
     LONG_S,

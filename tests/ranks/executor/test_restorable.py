@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.orders import KV_POOL, LookUp, Need
+from lockstep.ranks.protocol.orders import KV_POOL, LookUp, Need
 
 Present = Sequence[Sequence[bool]]
 PAGES_MAX = 12

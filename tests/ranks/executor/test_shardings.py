@@ -15,7 +15,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
-from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, Put
+from lockstep.ranks.protocol.orders import KV_POOL, Fetch, LookUp, Need, Put
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf

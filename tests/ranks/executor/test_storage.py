@@ -29,7 +29,7 @@ from lockstep.ranks.executor import pace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.pace import Pace
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
+from lockstep.ranks.protocol.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.ranks.config import WritePolicy
+from lockstep.ranks.protocol.config import WritePolicy
 from tests.kit.counted_calls import calls
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 

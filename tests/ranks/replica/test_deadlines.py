@@ -1,6 +1,6 @@
 """Deadlines in agreed time: what a deadline that is set again and again costs, and which one counts."""
 
-from lockstep.ranks.replica.deadlines import AgreedDeadlines
+from lockstep.ranks.replica.core.deadlines import AgreedDeadlines
 
 
 def test_a_deadline_that_is_set_in_each_step_keeps_no_more_entries_than_one() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import DivergenceError
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.host_cache import HostCache
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksInTurn
 
 PROMPT = list(range(4 * PAGE_TOKENS))

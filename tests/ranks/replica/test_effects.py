@@ -7,11 +7,11 @@ import pytest
 from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
+from lockstep.ranks.group.member.tallies import Tallies
+from lockstep.ranks.protocol.effects import NOTHING, Effects
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.digest import state_digest
-from lockstep.ranks.replica.effects import NOTHING, Effects
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.settings import ReplicaConfig
-from lockstep.ranks.tallies import Tallies
 
 PAGE_TOKENS = 4
 

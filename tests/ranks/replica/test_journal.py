@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from lockstep.errors import UsageError
-from lockstep.ranks.replica.journal import Journal
+from lockstep.ranks.replica.core.journal import Journal
 from tests.kit.ranks.in_turn import HostRanksInTurn
 
 HISTORY: list[Sequence[object]] = [

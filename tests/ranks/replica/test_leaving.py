@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep.coordinator.ballot import Ended
-from lockstep.ranks.config import ANY_NAMESPACE, Bounds, NamespaceLimit, WritePolicy
-from lockstep.ranks.orders import CopyToHost
-from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.config import ANY_NAMESPACE, Bounds, NamespaceLimit, WritePolicy
+from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 

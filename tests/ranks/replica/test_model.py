@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
-from lockstep.ranks.orders import Fork
-from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.effects import Effects
+from lockstep.ranks.protocol.orders import Fork
+from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.check import check
-from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.requests import LoadState
-from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.tree.matching import Match
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from lockstep.errors import InternalError
-from lockstep.ranks.replica.requests import (
+from lockstep.ranks.replica.operations.requests import (
     STAGES,
     Event,
     Request,

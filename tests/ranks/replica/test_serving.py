@@ -8,11 +8,11 @@ import pytest
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import Bounds, SlidingWindow
-from lockstep.ranks.orders import CopyToDevice, CopyToHost, Put
-from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.config import Bounds, SlidingWindow
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Put
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.matching import Match
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn

@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.simulation.planning.group import InstantGroup, Served
 from lockstep.simulation.planning.key_store import KeyStore
 from lockstep.simulation.planning.oracles import belady, ideal, paths

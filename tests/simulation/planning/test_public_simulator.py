@@ -17,7 +17,7 @@ from kvcache_sim.plan import build_execution_plan
 from kvcache_sim.policies import simulate_policy
 from kvcache_sim.trace import parse_trace_lines
 
-from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.simulation.planning.group import InstantGroup
 from lockstep.simulation.planning.oracles import belady, fifo, paths
 from lockstep.simulation.planning.prompts import PagedPrompt

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
+from lockstep.launch.cli.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
 from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.complaints import SAID_AGAIN_S

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends.peer.allowed_sources import AllowedSources
+from lockstep.ranks.protocol.allowed_sources import AllowedSources
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.page_servers import serving_keys
 from tests.kit.storage.calls import opened_at

@@ -11,11 +11,11 @@ import pytest
 from lockstep.page_format.object_header import HEADER_BYTES, encode_header, part_checksums
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
-from lockstep.ranks.disaggregation.pages.page_server import PageServer
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.protocol.host_port import split_address
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
-from lockstep.storage_backends.host_port import split_address
 from lockstep.storage_backends.peer import group as peer_group
 from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
 from lockstep.storage_backends.registry import make_backend

@@ -8,7 +8,7 @@ import pytest
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.handshake import greeting
 from lockstep.storage_backends.peer.handshake import MAGIC

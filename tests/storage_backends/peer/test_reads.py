@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.allowed_sources import AllowedSources
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import connection
-from lockstep.storage_backends.peer.allowed_sources import AllowedSources
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.wire import Fetch, Forget, Pages, State, Told, encode
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys

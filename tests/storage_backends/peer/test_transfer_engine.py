@@ -14,11 +14,11 @@ from lockstep.page_format.object_header import HEADER_BYTES, encode_object
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.engine_settings import EngineSettings
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import one_sided, transfer_engine
 from lockstep.storage_backends.peer.backend import PeerBackend
-from lockstep.storage_backends.peer.engine_settings import EngineSettings
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,

@@ -9,7 +9,7 @@ import pytest
 from lockstep.errors import StorageError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import (
     ANNOUNCE_AGAIN_S,

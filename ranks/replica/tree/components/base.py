@@ -12,7 +12,7 @@ restorable sets, locks, backups and what a prefetch brings all follow from it.
 
 from typing import Protocol
 
-from ...pages import PageRun
+from ...core.pages import PageRun
 
 
 class Component(Protocol):

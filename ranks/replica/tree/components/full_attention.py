@@ -1,6 +1,6 @@
 """Full attention: one page of KV for every page of tokens, all of which a match needs."""
 
-from ....orders import KV_POOL
+from ....protocol.orders import KV_POOL
 from .base import PerPage
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .....errors import InternalError
-from ...settings import ReplicaConfig
+from ....protocol.replica_config import ReplicaConfig
 from .base import Component
 from .full_attention import FullAttentionComponent
 from .recurrent import RecurrentComponent

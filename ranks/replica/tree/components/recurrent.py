@@ -5,7 +5,7 @@ checkpoint is copied to when the request continues from it, and from which one i
 published: so what the tree has is never written again.
 """
 
-from ...pages import PageRun
+from ...core.pages import PageRun
 
 
 class RecurrentComponent:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.ranks.orders import Direction
+from lockstep.ranks.protocol.orders import Direction
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS
 from tests.kit.sglang.tree.rig import Rig

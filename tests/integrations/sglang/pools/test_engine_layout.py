@@ -12,10 +12,10 @@ import torch
 from lockstep.coordinator.collective import Collective
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.pools.engine_layout import EnginePool, engine_pools
-from lockstep.ranks.config import CacheConfig, SlidingWindow
 from lockstep.ranks.executor.engine_pages import AxisOrder
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import CacheConfig, SlidingWindow
+from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.ranks.as_threads import RanksAsThreads
 
 TOKENS, PAGES, LAYERS, HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 4, 8, 6

@@ -8,7 +8,7 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.pools.engine_layout import EnginePool, engine_pools
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 
 PAGE, PAGES, LAYERS = 64, 3, 2
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from tests.kit.sglang.slot_allocators import SlotAllocator, WindowedAllocator
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep.integrations.sglang.pools.state_slots import STATE_POOL, StateSlots
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.sglang.sent import Allocator, Row, Sent
 from tests.kit.sglang.slot_allocators import SlotAllocator
 

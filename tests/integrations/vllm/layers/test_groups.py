@@ -9,7 +9,7 @@ from lockstep.errors import ConfigError
 from lockstep.integrations.vllm.groups import STATES_SHARE, Kind, PoolGroup, pool_groups
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from tests.kit.vllm.groups import (
     TOKENS,
     ChunkedLocalAttentionSpec,

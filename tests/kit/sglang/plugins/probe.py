@@ -181,7 +181,7 @@ def _let_it_find_nothing(cache: Any) -> None:
 
 
 def _let_the_store_fail(rank: int) -> None:
-    opening: Any = import_module("lockstep.ranks.opening")
+    opening: Any = import_module("lockstep.ranks.group.opening")
     make: Callable[[str], Any] = opening.make_backend
 
     def make_failing(uri: str) -> Any:
@@ -194,7 +194,7 @@ def _let_the_store_fail(rank: int) -> None:
 
 def _poison_loads(pool: str) -> None:
     copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
-    orders: Any = import_module("lockstep.ranks.orders")
+    orders: Any = import_module("lockstep.ranks.protocol.orders")
     copy: Callable[..., None] = copies._copy
 
     def copy_and_poison(self: Any, job: Any) -> None:

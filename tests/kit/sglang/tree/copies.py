@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import Direction
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.orders import Direction
 
 
 class Copies:

@@ -13,9 +13,9 @@ import torch
 
 from lockstep.coordinator.collective import Collective
 from lockstep.integrations.sglang.identity.update import Update
-from lockstep.ranks.config import CacheConfig, ComponentConfig, WritePolicy
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.config import CacheConfig, ComponentConfig, WritePolicy
+from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.copies import Copies
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lockstep.coordinator.collective import Collective
-from lockstep.ranks.config import ComponentConfig, Recurrent
+from lockstep.ranks.protocol.config import ComponentConfig, Recurrent
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import numbers_of
 from tests.kit.sglang.tree.known_states import LAYERS, STATES, held_by, write

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from lockstep.ranks.orders import Direction
+from lockstep.ranks.protocol.orders import Direction
 from tests.kit.sglang.tree.rig import Rig
 from tests.kit.sglang.tree.rigs import Rigs
 

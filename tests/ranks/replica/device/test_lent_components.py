@@ -7,11 +7,11 @@ import pytest
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost
-from lockstep.ranks.replica.answers import Wait
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.answers import Wait
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost
+from lockstep.ranks.replica.operations.requests import LoadState
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
 COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)

@@ -9,11 +9,11 @@ import torch
 from lockstep import Cache, CacheConfig, Column, PageLayout
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import UsageError
-from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.orders import KV_POOL
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE
 
 PAGE_TOKENS = 4

@@ -5,10 +5,10 @@ from array import array
 import pytest
 
 from lockstep.errors import UsageError
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.check import check
-from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.replica.core.pages import page_run
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.settings import ReplicaConfig
 
 PAGE_TOKENS = 4
 TOKENS = array("i", range(4 * PAGE_TOKENS)).tobytes()

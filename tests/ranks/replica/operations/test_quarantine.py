@@ -6,11 +6,11 @@ import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import RankUnhealthy
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
-from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.answers import Wait
+from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.protocol.answers import Wait
+from lockstep.ranks.protocol.orders import Cancel, CopyToDevice, CopyToHost, Put
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 

@@ -1,7 +1,7 @@
 """Pages that the store had long ago are written again at their next use: they may be gone by then."""
 
-from lockstep.ranks.orders import CopyToHost, ObjectTransfer, Put
-from lockstep.ranks.replica.store import RENEWED_PART, RENEWED_S
+from lockstep.ranks.protocol.orders import CopyToHost, ObjectTransfer, Put
+from lockstep.ranks.replica.operations.store import RENEWED_PART, RENEWED_S
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 HOST_PAGES = 64

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Bounds, SlidingWindow
-from lockstep.ranks.orders import KV_POOL, CopyToHost, Put
+from lockstep.ranks.protocol.config import Bounds, SlidingWindow
+from lockstep.ranks.protocol.orders import KV_POOL, CopyToHost, Put
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksInTurn
 

@@ -3,9 +3,9 @@
 import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Recurrent, SlidingWindow, WritePolicy
-from lockstep.ranks.orders import CopyToHost, Serve
-from lockstep.ranks.outside import Peers
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow, WritePolicy
+from lockstep.ranks.protocol.orders import CopyToHost, Serve
+from lockstep.ranks.protocol.outside import Peers
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)

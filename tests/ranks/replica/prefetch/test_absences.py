@@ -1,10 +1,10 @@
 """What not every rank's store has is not asked for again for a while."""
 
 from lockstep.coordinator.ballot import Answered
-from lockstep.ranks.config import Bounds, Timeouts
-from lockstep.ranks.orders import LookUp
-from lockstep.ranks.outside import Peers
-from lockstep.ranks.replica.prefetch.remembered import Remembered
+from lockstep.ranks.protocol.config import Bounds, Timeouts
+from lockstep.ranks.protocol.orders import LookUp
+from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.replica.operations.remembered import Remembered
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 PROMPT = list(range(4 * PAGE_TOKENS))

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.ranks.orders import Need
+from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
+from lockstep.ranks.protocol.orders import Need
+from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.operations.kinds import Prefetch
 from lockstep.ranks.replica.prefetch.lookups import Lookups
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
 from lockstep.ranks.replica.tree.node import HOST, Place
 
 PAGES = 24

@@ -14,8 +14,8 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
-from lockstep.ranks.config import Bounds
-from lockstep.ranks.orders import Fetch, LookUp
+from lockstep.ranks.protocol.config import Bounds
+from lockstep.ranks.protocol.orders import Fetch, LookUp
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.kinds import Prefetch
 from lockstep.ranks.replica.tree.node import HOST

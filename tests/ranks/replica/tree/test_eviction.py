@@ -15,14 +15,14 @@ from hypothesis.stateful import (
 )
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.config import NamespaceLimit
-from lockstep.ranks.replica.tree.eviction import STALE_SPARE, EvictionQueue
-from lockstep.ranks.replica.tree.eviction_policies import (
+from lockstep.ranks.protocol.config import NamespaceLimit
+from lockstep.ranks.protocol.eviction_policies import (
     HITS_GRADED_MAX,
     EvictionPolicy,
     find_policy,
     register_eviction_policy,
 )
+from lockstep.ranks.replica.tree.eviction import STALE_SPARE, EvictionQueue
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 

@@ -5,11 +5,17 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep.errors import ConfigError, UsageError
-from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
-from lockstep.ranks.orders import CopyToHost
-from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.tree.eviction_policies import Graded, register_eviction_policy
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.config import (
+    ANY_NAMESPACE,
+    Bounds,
+    Eviction,
+    NamespaceLimit,
+    WritePolicy,
+)
+from lockstep.ranks.protocol.eviction_policies import Graded, register_eviction_policy
+from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.config import Recurrent, WritePolicy
-from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.protocol.answers import Admission, Wait
+from lockstep.ranks.protocol.config import Recurrent, WritePolicy
 from lockstep.ranks.replica.check import InvariantViolation
 from tests.kit.counted_calls import calls
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.ranks.replica.notices import Cause
-from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.protocol.notices import Cause
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
+from lockstep.ranks.replica.core.pages import page_run
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.settings import ReplicaConfig
 from lockstep.ranks.replica.tree.holds import Receipt
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys

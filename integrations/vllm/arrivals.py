@@ -1,0 +1,107 @@
+"""New requests: which are cached, under which ids and namespace, and for how long these hold."""
+
+import logging
+from collections.abc import Collection
+
+import numpy as np
+
+from ...ranks.group.host_cache import HostCache
+from ..items import ItemNames, Items, item_ids
+from .adapters import NOT_KNOWN, Adapters
+from .contract import VllmRequest
+from .items import Contents
+from .tracked import TrackedRequest, may_be_cached, namespace_of
+
+_log = logging.getLogger("vllm.lockstep")
+
+CONTENT_NOT_KNOWN = "of unknown content"
+"""Entry of the flight recorder for items whose content a rank cannot digest."""
+
+
+class Arrivals:
+    """Takes in new requests. All calls come from the engine's thread, in one order on every rank."""
+
+    def __init__(self, cache: HostCache, adapters: Adapters, *, own_embeddings: bool) -> None:
+        """Without `own_embeddings` other engines give this one embeddings of items, by names alone."""
+        self._cache = cache
+        self._adapters = adapters
+        self._own_embeddings = own_embeddings
+        self._page_tokens = cache.config.layout.page_tokens
+        self._contents = Contents()
+        self._names = ItemNames(
+            lambda: _log.warning(
+                "a client has given one uuid to two items; requests with a uuid that stands for several"
+                " items are not cached"
+            )
+        )
+        self._sessions: dict[str, VllmRequest] = {}
+        """Those that go on, which may bring items at any time."""
+        self._count = 0
+        self._told = False
+        """Whether the log says that the content of items is not known."""
+
+    def track(self, request: VllmRequest) -> TrackedRequest | None:
+        """Return what is remembered of a new request; None for one that is not cached."""
+        items = self._contents.of(request)
+        if items is None:
+            self._names.note_unknown(each.identifier for each in request.mm_features)
+        else:
+            self._names.note(items)
+        if request.resumable:
+            self._sessions[request.request_id] = request
+        if not may_be_cached(request):
+            return None
+        self._count += 1
+        known = items is not None and self._names.trusted(items)
+        if request.mm_features:
+            found = [each.content.hex() for each in items or ()] if known else [CONTENT_NOT_KNOWN]
+            self._cache.witness("items of request", self._count, "are", *found)
+        if items is None or (items and not self._own_embeddings):
+            self._tell_once()
+            return None
+        if not known:
+            return None
+        adapter = None
+        if request.lora_request is not None:
+            adapter = self._adapters.identify(request.lora_request)
+            # Ranks that have read other files, or could not, are told so by the digest. Not by the
+            # adapter's name, which may be another one on each rank; each rank logs it.
+            self._cache.witness("adapter of request", self._count, "is", adapter or NOT_KNOWN)
+            if adapter is None:
+                return None
+        return self._tracked(request, adapter, items)
+
+    def computes(self, scheduled: Collection[str]) -> None:
+        """Note what the sessions among the requests that are `scheduled` have brought by now."""
+        for name in self._sessions.keys() & scheduled if self._sessions else ():
+            features = self._sessions[name].mm_features
+            self._names.note_unknown(each.identifier for each in features)
+
+    def left(self, request: VllmRequest) -> None:
+        """Forget a request that has ended."""
+        self._sessions.pop(request.request_id, None)
+
+    def trusted(self, tracked: TrackedRequest) -> bool:
+        """Say whether what the engine computes for a request is what its key says."""
+        return self._adapters.trusted(tracked.request.lora_request) and (
+            not tracked.items or self._names.trusted(tracked.items)
+        )
+
+    def _tell_once(self) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "requests with images or other items are not cached: the scheduler does not know what"
+                " their embeddings are made of, as with mm_processor_cache_type 'shm', embeddings from"
+                " other engines, or an encoder beside the decoder"
+            )
+
+    def _tracked(self, request: VllmRequest, adapter: str | None, items: Items) -> TrackedRequest:
+        ids = None
+        if items:
+            prompt = np.asarray(request.all_token_ids[: request.num_prompt_tokens], dtype="<i4")
+            ids = item_ids(prompt.tobytes(), items, self._page_tokens)
+        kind = namespace_of(request, adapter, () if ids else items)
+        return TrackedRequest(
+            request, self._count, kind, self._page_tokens, items=items, item_ids=ids
+        )

@@ -1,0 +1,80 @@
+"""The statistics of `stats` as vLLM takes them: for its log, and for its own port of metrics."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from ...storage_backends.latencies import BOUNDS_S
+from ...telemetry.families import PREFIX, Family, Type
+from .stats import ALL, Number, Told, add, labels_of, line, spread
+
+NAMES = f"vllm:{PREFIX}"
+"""What the names begin with: vLLM forgets what begins so when another engine starts in its process."""
+
+
+class LockstepStats(KVConnectorStats):
+    """Carries what was told from the engine to its log and its metrics."""
+
+    data: Told
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add what another rank, or the same one later, has told."""
+        return LockstepStats(data=add(self.data, other.data))
+
+    def reduce(self) -> dict[str, Number]:
+        """Return what the log says of it."""
+        return line(self.data)
+
+    def is_empty(self) -> bool:
+        """Say whether nothing was told."""
+        return not self.data
+
+
+class LockstepMetrics(KVConnectorPromMetrics):
+    """Lockstep's metrics beside vLLM's own, with vLLM's labels before theirs."""
+
+    def __init__(
+        self,
+        vllm_config: object,
+        metric_types: Mapping[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._metrics = {name: self._made(family) for name, family in ALL.items()}
+
+    def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
+        """Count what an engine has told."""
+        engine = self.per_engine_labelvalues[engine_idx]
+        for name, values in transfer_stats_data.items():
+            family, metric = ALL[name], self._metrics[name]
+            for joined, value in values.items():
+                labelled = metric.labels(*engine, *labels_of(joined))
+                if family.type is Type.COUNTER:
+                    labelled.inc(value)
+                elif family.type is Type.GAUGE:
+                    labelled.set(value)
+                else:
+                    for each, times in spread(cast("list[Number]", value)):
+                        for _ in range(times):
+                            labelled.observe(each)
+
+    def _made(self, family: Family[Any]) -> Any:
+        options: dict[str, Any] = {
+            "name": f"{NAMES}{family.name}",
+            "documentation": family.meaning,
+            "labelnames": [*self._labelnames, "rank", *family.labels],
+        }
+        if family.type is Type.COUNTER:
+            return self._counter_cls(**options)
+        if family.type is Type.GAUGE:
+            return self._gauge_cls(**options, multiprocess_mode="mostrecent")
+        return self._histogram_cls(**options, buckets=BOUNDS_S)

@@ -1,0 +1,231 @@
+"""What vLLM is told of a cache's statistics: what was added since it was last told, as plain numbers.
+
+Names and labels are those of `telemetry.families`, so that whoever knows Lockstep's own metrics knows
+these. Each number has the label `rank`: what the ranks of one engine tell can be put together without
+knowing what it means.
+
+    name of a family -> label values, joined by commas and the rank first -> number
+
+Of a counter it is what was added, of a gauge what it is now, where that has changed. Of a histogram it
+is the sum and the counts of all buckets.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ...ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
+from ...ranks.protocol.orders import Direction
+from ...storage_backends.latencies import BOUNDS_S, Histogram
+from ...storage_backends.wrappers.metrics import Metrics
+from ...telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Family, Type
+
+TOLD_EVERY_S: Final = 1.0
+"""How often an engine that is busy is told; one that falls idle is told at once."""
+
+Number = int | float
+Told = dict[str, dict[str, Any]]
+"""See the module; values are numbers, or a list of them for a histogram: the sum, then the counts."""
+
+
+@dataclass(slots=True)
+class Restored:
+    """Counts the tokens that requests were promised from the cache, by what became of them."""
+
+    saved: int = 0
+    """They were loaded, and are not computed again."""
+    failed: int = 0
+    """Their load failed, so they were computed."""
+    dropped: int = 0
+    """Their request ended before its load did."""
+    _loading: dict[str, int] = field(default_factory=dict[str, int])
+
+    def begun(self, request: str, tokens: int) -> None:
+        """Count a load that has begun."""
+        self._loading[request] = tokens
+
+    def ended(self, loaded: Iterable[str], failed: Iterable[str]) -> None:
+        """Count loads that are over; those in `failed` have failed."""
+        for request in failed:
+            self.failed += self._loading.pop(request, 0)
+        for request in loaded:
+            self.saved += self._loading.pop(request, 0)
+
+    def gone(self, request: str) -> None:
+        """Count a request that has ended, perhaps while it loaded."""
+        self.dropped += self._loading.pop(request, 0)
+
+
+RESTORED: Final[tuple[Family[Restored], ...]] = (
+    Family(
+        name="restored_tokens",
+        type=Type.COUNTER,
+        meaning="Tokens that requests began to load, by what became of them: saved, failed, dropped.",
+        labels=("outcome",),
+        samples=lambda counted: [
+            (("saved",), counted.saved),
+            (("failed",), counted.failed),
+            (("dropped",), counted.dropped),
+        ],
+    ),
+)
+
+ALL: Final[Mapping[str, Family[Any]]] = {
+    **{each.name: each for each in FAMILIES},
+    **{each.name: each for each in RESTORED},
+}
+"""All that vLLM may be told, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorPart:
+    """What an executor tells that is in another process than its replica; see `ExecutorStats`."""
+
+    bytes_moved: BytesMoved
+    copies: Mapping[Direction, Histogram]
+    calls: Mapping[str, Metrics]
+    pages_corrupt: int
+    storage_late: LateCalls
+
+    @classmethod
+    def of(cls, counts: ExecutorCounts) -> "ExecutorPart":
+        """Return the part of an executor with these counts."""
+        return cls(
+            bytes_moved=counts.bytes_moved,
+            copies=counts.copies,
+            calls=counts.calls,
+            pages_corrupt=counts.pages_corrupt,
+            storage_late=counts.late_calls,
+        )
+
+
+class StatsFeed:
+    """Tells what was added to the statistics of one rank since they were last told."""
+
+    def __init__(self, rank: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rank = str(rank)
+        self._clock = clock
+        self._due = clock()
+        self._before: dict[tuple[str, str], Any] = {}
+
+    def due(self, *, idle: bool) -> bool:
+        """Say whether it is time to tell: now and then, and when the engine falls idle."""
+        now = self._clock()
+        if now < self._due and not idle:
+            return False
+        self._due = now + TOLD_EVERY_S
+        return True
+
+    def told(self, *parts: tuple[Iterable[Family[Any]], object]) -> Told:
+        """Return what has changed: of each part its families, with what they are counted of."""
+        told: Told = {}
+        gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
+        for families, counted in parts:
+            for family in families:
+                for labels, value in family.samples(counted):
+                    where = family.name, ",".join((self._rank, *labels))
+                    gone.discard(where)
+                    self._tell(told, where, family.type, value)
+        for where in gone:
+            # What is not there any more is not what it was last.
+            self._tell(told, where, Type.GAUGE, 0)
+        return told
+
+    def _tell(self, told: Told, where: tuple[str, str], of: Type, value: float | Histogram) -> None:
+        before = self._before.get(where)
+        if value == before:
+            return
+        self._before[where] = value
+        added: Any = value
+        if isinstance(value, Histogram):
+            new = value if before is None else value.since(before)
+            added = [new.sum_s, *new.counts]
+        elif of is Type.COUNTER and before is not None:
+            added = value - before
+        told.setdefault(where[0], {})[where[1]] = added
+
+
+def executor_told(feed: StatsFeed, counts: ExecutorCounts) -> Told:
+    """Return what a worker tells whose replica is in another process: what its executor has done."""
+    return feed.told((EXECUTOR_FAMILIES, ExecutorPart.of(counts)))
+
+
+def add(one: Told, other: Told) -> Told:
+    """Return what two tellings come to: of other ranks, of other parts, or of other times, in order."""
+    both: Told = {name: {**values} for name, values in one.items()}
+    for name, values in other.items():
+        family, into = ALL[name], both.setdefault(name, {})
+        for labels, value in values.items():
+            before = into.get(labels)
+            if before is None or family.type is Type.GAUGE:
+                into[labels] = value
+            elif family.type is Type.HISTOGRAM:
+                into[labels] = [each + more for each, more in zip(before, value, strict=True)]
+            else:
+                into[labels] = before + value
+    return both
+
+
+def labels_of(joined: str) -> list[str]:
+    """Return the label values of a number, the rank first."""
+    return joined.split(",")
+
+
+def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
+    """Yield values, and how often each, that a histogram of the same buckets counts as `told` says.
+
+    Each bucket's are one value in it, and all add up to the sum that was told.
+    """
+    sum_s, counts = float(told[0]), [int(each) for each in told[1:]]
+    lows = (0.0, *BOUNDS_S)
+    highs = (*BOUNDS_S, max(sum_s, BOUNDS_S[-1]))
+    least = sum(count * low for count, low in zip(counts, lows, strict=True))
+    room = sum(count * (high - low) for count, low, high in zip(counts, lows, highs, strict=True))
+    share = min(1.0, max(1e-9, (sum_s - least) / room)) if room else 1.0
+    for count, low, high in zip(counts, lows, highs, strict=True):
+        if count:
+            yield min(high, low + share * (high - low)), count
+
+
+def line(told: Told) -> dict[str, Number]:
+    """Return what an operator wants to read of a telling, in few words; what is 0 may be left out."""
+
+    def total(name: str, *labels: str) -> Number:
+        found: dict[str, Number] = told.get(name, {})
+        begins = [*labels]
+        return sum(
+            value
+            for joined, value in found.items()
+            if labels_of(joined)[1 : 1 + len(labels)] == begins
+        )
+
+    said: dict[str, Number] = {
+        "asked tokens": total("asked_tokens"),
+        "hit on device": total("hit_tokens", "device"),
+        "hit in host memory": total("hit_tokens", "host"),
+        "brought from storage": total("hit_tokens", "storage"),
+        "restored tokens": total("restored_tokens", "saved"),
+    }
+    seldom: dict[str, Number] = {
+        "failed tokens": total("restored_tokens", "failed"),
+        "failed loads": total("operations", "load_back", "failed"),
+        "missed pages": total("missed_pages"),
+        "corrupt pages": total("corrupt_pages"),
+        "late calls": total("storage_late_calls"),
+        "in flight": total("operations_in_flight"),
+        **{
+            f"MB {source} to {destination}": round(
+                total("moved_bytes", source, destination) / 1e6, 3
+            )
+            for source, destination in (
+                *(("device", "host"), ("host", "device")),
+                *(("host", "storage"), ("storage", "host")),
+            )
+        },
+    }
+    said |= {name: value for name, value in seldom.items() if value}
+    steps = [*told.get("step_seconds", {}).values()]
+    if taken := sum(sum(each[1:]) for each in steps):
+        said["us a step"] = round(sum(each[0] for each in steps) / taken * 1e6, 1)
+    return said

@@ -1,0 +1,68 @@
+"""What vLLM asks of a cache for those who watch it: its statistics, and where hits came from."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from ...ranks.group.decider.deciding import DecidingCache
+from ...storage_backends.uri import parse_uri
+from ...telemetry.families import FAMILIES, GROUP_FAMILIES
+from .contract import VllmRequest
+from .pass_result import PassResult
+from .scheduler_side import SchedulerSide
+from .stats import RESTORED, Restored, StatsFeed, Told
+
+HOST: Final = "host"
+PEER: Final = "p2p"
+ELSEWHERE: Final = "external_unspecified"
+SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": PEER}
+"""What vLLM calls the stores that it has a name for, by their schemes."""
+
+
+def source_of(store: str | None) -> str:
+    """Return what vLLM calls a store."""
+    return ELSEWHERE if store is None else SOURCES.get(parse_uri(store).scheme, ELSEWHERE)
+
+
+class Watching:
+    """Watches the scheduler's half on one rank."""
+
+    def __init__(self, side: SchedulerSide, store: str | None) -> None:
+        self._side = side
+        self._source = source_of(store)
+        self._feed = StatsFeed(side.cache.rank)
+        self._restored = Restored()
+
+    def load_begun(self, request: VllmRequest, tokens: int) -> None:
+        """Hear that a request loads so many tokens."""
+        self._restored.begun(request.request_id, tokens)
+
+    def loads_ended(self, result: PassResult) -> None:
+        """Hear what the scheduler hears of loads."""
+        self._restored.ended(result.loaded, result.failed)
+
+    def request_gone(self, request: VllmRequest) -> None:
+        """Hear that a request has ended."""
+        self._restored.gone(request.request_id)
+
+    def told(self) -> Told | None:
+        """Return what was added to the statistics, if it is time to tell."""
+        if not self._feed.due(idle=self._side.idle):
+            return None
+        cache = self._side.cache
+        # What executors do elsewhere, their workers tell.
+        families = GROUP_FAMILIES if isinstance(cache, DecidingCache) else FAMILIES
+        # The times of single steps are many, and no metric has them.
+        return self._feed.told((families, cache.stats(rounds=0)), (RESTORED, self._restored))
+
+    def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
+        """Return how many of the `tokens` that a request loads are from where, in vLLM's words."""
+        tracked = self._side.tracked(request)
+        if tracked is None:
+            return {}
+        start = tracked.device_tokens
+        first, last = self._side.cache.fetched(tracked.name)
+        fetched = max(0, min(start + tokens, last) - max(start, first))
+        handed_over = tracked.taken is not None and tracked.taken.source
+        source = PEER if handed_over else self._source
+        parts: Iterable[tuple[str, int]] = ((HOST, tokens - fetched), (source, fetched))
+        return {source: count for source, count in parts if count}

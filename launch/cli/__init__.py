@@ -1,0 +1,1 @@
+"""What subcommands share: options, amounts, errors, interruption, progress, the environment."""

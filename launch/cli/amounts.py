@@ -1,0 +1,88 @@
+"""Amounts as people write and read them: sizes, ages, and text of a stranger's making."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+from ...errors import ConfigError
+from ...storage_backends.uri import without_secrets
+
+_AMOUNT: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_BYTES: Final = {"B": 1} | {
+    f"{letter}{end}": base ** (power + 1)
+    for power, letter in enumerate("KMGTP")
+    for end, base in (("iB", 1024), ("B", 1000))
+}
+_SHOWN_MAX: Final = 200
+LINE_MAX: Final = 10_000
+"""Characters of what is shown whole: a path, or what went wrong."""
+
+
+def parse_age(text: str, option: str) -> float:
+    """Return seconds, for a text such as 90s, 15m, 12h, 7d or 2w."""
+    return _parse(text, option, _SECONDS, "a number with s, m, h, d or w, for example 7d")
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Return bytes, for a text such as 100GiB, 512MiB or 2TB."""
+    units = _BYTES
+    return int(_parse(text, option, units, "a number with B, KiB, MiB, GiB or TiB, such as 100GiB"))
+
+
+def bytes_in_words(nbytes: float) -> str:
+    """Return a number of bytes as a person reads it."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def age_in_words(age_s: float | None) -> str:
+    """Return an age as a person reads it; a dash where it is not known."""
+    if age_s is None:
+        return "-"
+    for unit, seconds, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if age_s < until:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s / 86_400:,.0f} d"
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things, such as `1 object` or `2,000 objects`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def printable(text: str, length_max: int = _SHOWN_MAX) -> str:
+    """Return a text from a store or a URI with nothing in it that a terminal would obey."""
+    shown = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+    return shown if len(shown) <= length_max else f"{shown[: length_max - 1]}…"
+
+
+def well_formed(value: object) -> object:
+    """Return what is to be JSON with no half of a character in any text of it, as file names have."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        entries = cast(Mapping[object, object], value).items()
+        return {well_formed(key): well_formed(each) for key, each in entries}
+    if isinstance(value, list | tuple):
+        return [well_formed(each) for each in cast(Sequence[object], value)]
+    return value
+
+
+def shown_store(uri: str) -> str:
+    """Return a store's URI as it may be shown on a terminal."""
+    return printable(without_secrets(uri))
+
+
+def _parse(text: str, option: str, units: dict[str, int], remedy: str) -> float:
+    match = _AMOUNT.fullmatch(text.strip())
+    unit = match[2] if match is not None else ""
+    if match is None or unit not in units:
+        raise ConfigError(f"{option} is {text!r}, must be {remedy}")
+    return float(match[1]) * units[unit]

@@ -1,0 +1,77 @@
+"""The progress of a replay: a bar on a terminal, and elsewhere a line a minute."""
+
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from ...small_engine.counts import ReplayCounts
+
+PAUSE_S: Final = 60.0
+"""Between two lines where there is no terminal, and before the first: short runs say nothing."""
+
+
+class Progress(NamedTuple):
+    """How far a replay has come, and what it has hit so far."""
+
+    done: int
+    """Requests that have left the system."""
+    total: int
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+
+    @classmethod
+    def of(cls, done: int, total: int, counts: ReplayCounts) -> "Progress":
+        """Return the progress of a rank that has counted so much."""
+        return cls(done, total, counts.prompt_tokens, counts.prompt_tokens - counts.computed_tokens)
+
+    @property
+    def hits(self) -> str:
+        """The share of prompt tokens that were cached, in words; empty where none is known."""
+        if not self.prompt_tokens:
+            return ""
+        return f"{100 * self.hit_tokens / self.prompt_tokens:.1f} % hit"
+
+
+OnDone = Callable[[Progress], None]
+"""Told how far it has come."""
+
+
+def nothing(_progress: Progress) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def progress_bar(*, shown: bool, clock: Callable[[], float] = time.monotonic) -> Generator[OnDone]:
+    """Yield what to tell of the progress, which is shown on the standard error output."""
+    if not shown:
+        yield nothing
+        return
+    if not sys.stderr.isatty():
+        yield _lines(clock)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    hits = TextColumn("{task.fields[hits]}")
+    columns = ("requests", BarColumn(), MofNCompleteColumn(), hits, TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=None, hits="")
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, hits=now.hits)
+
+
+def _lines(clock: Callable[[], float]) -> OnDone:
+    due = clock() + PAUSE_S
+
+    def tell(now: Progress) -> None:
+        nonlocal due
+        if clock() < due:
+            return
+        due = clock() + PAUSE_S
+        hits = f", {now.hits}" if now.hits else ""
+        line = f"lockstep: {now.done:,} of {now.total:,} requests{hits}"
+        print(line, file=sys.stderr, flush=True)
+
+    return tell

@@ -1,1 +1,0 @@
-"""Ranks as Ray actors: Ray starts and ends them, and carries no page and no round."""

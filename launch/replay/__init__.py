@@ -1,0 +1,1 @@
+"""A workload on real processes, under torchrun or Ray, and the report of its run."""

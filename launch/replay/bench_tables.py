@@ -1,0 +1,236 @@
+"""The tables that `lockstep bench` prints."""
+
+from typing import TYPE_CHECKING
+
+from ...ranks.protocol.engine_settings import TCP
+from ..cli.amounts import count
+
+if TYPE_CHECKING:
+    from ...benchmarks.agreement import AgreementReport
+    from ...benchmarks.handoff.report import HandoffReport
+    from ...benchmarks.path.report import PathReport
+    from ...benchmarks.storage import StorageReport
+    from ...benchmarks.tree import TreeReport
+
+
+def print_agreement(report: "AgreementReport") -> None:
+    """Print what `lockstep bench agreement` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("microseconds", no_wrap=True)
+    for title in ("p50", "p99"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for what, times in (
+        ("a whole step, blocking", report["blocking_us"]),
+        ("  of it the transport", report["exchange_us"]),
+        ("  of it Python", report["python_us"]),
+        ("the exchange alone", report["exchange_alone_us"]),
+        (
+            f"pipelined behind {report['work_us']:,} us of work: stall",
+            report["pipelined_stall_us"],
+        ),
+        ("  and reading what all ranks said", report["pipelined_wait_us"]),
+        ("  the whole step", report["pipelined_step_us"]),
+    ):
+        table.add_row(what, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}")
+    limits = report["limit_us"]
+    table.add_section()
+    table.add_row("limit: one bare all_reduce over gloo", f"{limits['gloo']:,.1f}", "")
+    table.add_row("limit: one bare exchange over shared memory", f"{limits['shm']:,.1f}", "")
+    all_reduces = count(1 + report["operations"], "all_reduce")
+    table.add_row(f"per request: {all_reduces} of one lane", f"{report['per_request_us']:,.1f}", "")
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    ratios = report["ratios"]
+    console.print(
+        f"{count(report['ranks'], 'rank')} on {count(report['cores'], 'core')},"
+        f" {count(report['operations'], 'operation')} in flight, {report['lanes']:,} lanes;"
+        f" rounds over {report['transport']}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{report['collectives_per_step']:g} collective in each step; a blocking step takes"
+        f" {_in_words(ratios['gloo_to_blocking'])} one bare all_reduce, and"
+        f" {_in_words(ratios['per_request_to_blocking'])} one all_reduce for each request",
+        soft_wrap=True,
+    )
+    if report["ranks"] > report["cores"]:
+        console.print(
+            "There are more ranks than cores, so every wait, the stall too, is also one for other"
+            " ranks' work.",
+            soft_wrap=True,
+        )
+
+
+def _in_words(ratio: float) -> str:
+    """Say how long something takes that another thing takes `ratio` times as long as."""
+    if ratio >= 1:
+        return f"1/{ratio:.{1 if ratio < 10 else 0}f} of the time of"
+    return f"{1 / max(ratio, 0.001):.2g} times the time of"
+
+
+def print_storage(report: "StorageReport") -> None:
+    """Print what `lockstep bench storage` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("GB/s", no_wrap=True)
+    for title in ("store", "limit", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for what, ours, limit, ratio in (
+        ("read", report["read_gbps"], report["limit_read_gbps"], report["ratio_read"]),
+        ("write", report["write_gbps"], report["limit_write_gbps"], report["ratio_write"]),
+    ):
+        table.add_row(what, f"{ours:.2f}", f"{limit:.2f}", f"{ratio:.2f}")
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    console.print(
+        f"pages of {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')}; "
+        f"limit: {report['limit_file']}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"existence: {report['exists_us_per_key']:.3f} us for each key that was seen; "
+        f"CPU: {report['cpu_s_per_gb']:.2f} s for each GB, {report['limit_cpu_s_per_gb']:.2f} s at "
+        "the limit",
+        soft_wrap=True,
+    )
+
+
+def print_handoff(report: "HandoffReport") -> None:
+    """Print what `lockstep bench handoff` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("GB/s", no_wrap=True)
+    for title in ("Lockstep", "limit", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
+    by = "host to host" if report["transfer"] == TCP else f"host to host, by {report['transfer']}"
+    table.add_row(by, *(f"{each:.2f}" for each in figures))
+    authenticated = report["authenticated_gbps"]
+    if authenticated is not None:
+        limit = report["limit_gbps"]
+        figures = (authenticated, limit, authenticated / limit)
+        table.add_row(f"{by}, authenticated", *(f"{each:.2f}" for each in figures))
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    if authenticated is not None:
+        console.print(
+            f"authenticated frames (`Peers.secret`): {report['authenticated_ratio']:.2f} of the speed"
+            f" without, {report['authenticated_cpu_s_per_gb']:.2f} s of CPU for each GB",
+            soft_wrap=True,
+        )
+    console.print(
+        f"pages of {count(report['page_bytes'], 'byte')}; limit: one bare connection over loopback;"
+        f" medians of {count(report['rounds'], 'round')}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"CPU: {report['handoff_cpu_s_per_gb']:.2f} s for each GB, both sides together,"
+        f" {report['limit_cpu_s_per_gb']:.2f} s at the limit",
+        soft_wrap=True,
+    )
+
+
+def print_path(report: "PathReport") -> None:
+    """Print what `lockstep bench path` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("GB/s", no_wrap=True)
+    for title in ("Lockstep", "limit", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for what, ours, limit, ratio in (
+        (
+            "storage to host, right after opening",
+            report["first_prefetch_gbps"],
+            report["limit_first_prefetch_gbps"],
+            report["first_prefetch_ratio"],
+        ),
+        (
+            "storage to host",
+            report["l3_l2_gbps"],
+            report["limit_l3_l2_gbps"],
+            report["l3_l2_ratio"],
+        ),
+        (
+            "host to device",
+            report["l2_l1_gbps"],
+            report["limit_l2_l1_gbps"],
+            report["l2_l1_ratio"],
+        ),
+        (
+            "host to storage",
+            report["l2_l3_gbps"],
+            report["limit_l2_l3_gbps"],
+            report["l2_l3_ratio"],
+        ),
+    ):
+        table.add_row(what, f"{ours:.2f}", f"{limit:.2f}", f"{ratio:.2f}")
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    console.print(
+        f"{count(report['ranks'], 'rank')} on {count(report['cpus'], 'core')}, pages of"
+        f" {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')} a rank;"
+        f" limit: {report['limit_text']}; medians of {report['turns'] - 1} turns, one right after"
+        " opening",
+        soft_wrap=True,
+    )
+    console.print(
+        f"CPU: {report['l3_l2_cpu_s_per_gb']:.2f} s for each GB read,"
+        f" {report['limit_l3_l2_cpu_s_per_gb']:.2f} s at the limit;"
+        f" {report['l2_l3_cpu_s_per_gb']:.2f} s for each GB written,"
+        f" {report['limit_l2_l3_cpu_s_per_gb']:.2f} s at the limit",
+        soft_wrap=True,
+    )
+    if report["limit_device_gbps"] is not None:
+        console.print(
+            f"the device alone, past the page cache: {report['limit_device_gbps']:.2f} GB/s",
+            soft_wrap=True,
+        )
+    if report["left_behind"]:
+        console.print(
+            "Pages that were written are still there: this store cannot list them, or lets none go.",
+            soft_wrap=True,
+        )
+
+
+def print_tree(report: "TreeReport") -> None:
+    """Print what `lockstep bench tree` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...benchmarks.tree import OPS
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("microseconds", no_wrap=True)
+    for title in ("page", "nodes", "tokens", "path", "p50", "memcmp", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for op in OPS:
+        points = [point for point in report["points"] if point["op"] == op]
+        table.add_row(op, style="bold")
+        for point in points:
+            table.add_row(
+                f"  {point['components']}",
+                str(point["page_tokens"]),
+                f"{point['nodes']:,}",
+                f"{point['tokens']:,}",
+                str(point["path_nodes"] or ""),
+                f"{point['p50_us']:,.1f}",
+                f"{point['limit_us']:,.2f}",
+                f"{point['p50_us'] / max(point['limit_us'], 0.01):,.1f}",
+                end_section=point is points[-1],
+            )
+    console = Console(highlight=False, emoji=False)
+    console.print(table)

@@ -1,0 +1,138 @@
+"""How a replay ends for the person who started it: the report's file, a table, and a status."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from rich.console import Console
+from rich.table import Table
+
+from ...small_engine.profiles import find_profile
+from ..cli.amounts import bytes_in_words, count
+from ..cli.first_error import EXIT_FAULT, say
+from ..cli.interruption import EXIT_INTERRUPTED
+from .report import Report, faults_of, write_report
+
+Row = tuple[str, str, bool]
+"""A row of a table: label, value, and whether a section ends there."""
+
+EXIT_REFUSED = 5
+"""The replay showed no fault, and there were requests that it could not serve."""
+
+
+def conclude(report: Report, *, path: str | None, table: bool) -> int:
+    """Print the report as a table, write it to `path`, and return the status to exit with."""
+    if table:
+        console = Console(highlight=False, emoji=False)
+        console.print(_pace(report), soft_wrap=True)
+        profile = find_profile(str(report["settings"]["profile"]))
+        console.print(profile.scale, soft_wrap=True)
+        title = count(report["ranks"], "rank")
+        console.print(
+            table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
+        )
+        console.print("lockstep replay --explain says what each row means")
+    # The table comes first: a report that cannot be written must not take the run with it.
+    if path is not None:
+        write_report(path, report)
+    for line in report["refusals"]:
+        say(f"refused: {line}")
+    unnamed = report["refused"] - len(report["refusals"])
+    if report["refusals"] and unnamed > 0:
+        say(f"refused: {unnamed} more")
+    for kind, outcomes in report["operations"].items():
+        if outcomes.get("failed"):
+            failed = f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed"
+            say(f"{failed}; see the warnings before this")
+    faults = faults_of(report)
+    for fault in faults:
+        say(fault)
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    if faults:
+        return EXIT_FAULT
+    return EXIT_REFUSED if report["refused"] else 0
+
+
+def _pace(report: Report) -> str:
+    """Say when requests entered, which a reader of the table would else take from the trace."""
+    settings = report["settings"]
+    unused = "" if settings["trace"] is None else "; the trace's timestamps are not used"
+    requests = count(cast("int", settings["concurrency"]), "request")
+    return f"{requests} in the system at a time (--concurrency){unused}"
+
+
+def table_of(reports: Mapping[str, Report]) -> Table:
+    """Return a table with one column for each report, by its title."""
+    columns = {title: rows_of(report) for title, report in reports.items()}
+    table = Table(title=None, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right")
+    for rows in zip(*columns.values(), strict=True):
+        label, _, section_ends = rows[0]
+        table.add_row(label, *(value for _, value, _ in rows), end_section=section_ends)
+    return table
+
+
+def rows_of(report: Report) -> list[Row]:
+    """Return the rows of the table that shows a replay."""
+    prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
+
+    def share(tokens: int) -> str:
+        return f"{tokens:,} ({100 * tokens / prompt:.1f} %)" if prompt else f"{tokens:,}"
+
+    ended = report["operations"]
+    failed = sum(outcomes.get("failed", 0) for outcomes in ended.values())
+    return [
+        ("requests served", f"{report['requests']:,}", False),
+        ("requests refused", f"{report['refused']:,}", False),
+        ("requests retracted", f"{report['retractions']:,}", False),
+        ("  resumed", f"{report['resumes']:,}", False),
+        ("requests preempted", f"{report['preempted']:,}", False),
+        ("wall time", f"{report['wall_s']:.2f} s", True),
+        ("prompt tokens", f"{prompt:,}", False),
+        ("  computed", share(report["computed_tokens"]), False),
+        ("  hit on the device (L1)", share(hits["device"]), False),
+        ("  hit in host memory (L2)", share(hits["host"]), False),
+        ("  hit in storage (L3)", share(hits["storage"]), True),
+        *_pool_rows(report),
+        ("steps", f"{report['steps']:,}", False),
+        ("rounds", f"{report['rounds']:,}", False),
+        ("collectives", f"{report['collectives']:,}", False),
+        ("carried by", report["transport"], False),
+        ("time in Cache.step p50", f"{report['round_us']['p50']:,.0f} us", False),
+        ("time in Cache.step p99", f"{report['round_us']['p99']:,.0f} us", True),
+        ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),
+        ("  of them failed", f"{failed:,}", False),
+        ("operations left at the end", f"{report['operations_left']:,}", False),
+        ("device to host", bytes_in_words(moved["l1_to_l2"]), False),
+        ("host to device", bytes_in_words(moved["l2_to_l1"]), False),
+        ("host to storage", bytes_in_words(moved["l2_to_l3"]), False),
+        ("storage to host", bytes_in_words(moved["l3_to_l2"]), True),
+        ("pages verified when used", f"{report['pages_verified']:,}", False),
+        ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
+        ("pages corrupt", f"{report['pages_corrupt']:,}", False),
+        ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
+        ("storage calls that timed out", f"{report['storage_late_calls']:,}", False),
+        ("  waited for them", f"{report['storage_waited_s']:,.1f} s", False),
+        ("replicas equal", _equality(report["digests"]), False),
+    ]
+
+
+def _equality(digests: Sequence[str]) -> str:
+    if not digests:
+        return "not compared"
+    return "yes" if len(set(digests)) == 1 else "NO"
+
+
+def _pool_rows(report: Report) -> list[Row]:
+    """Return two rows for each pool: its size, and how much of it was compared."""
+    pools = report["pools"]
+    rows: list[Row] = []
+    for name, pool in pools.items():
+        pages = f"{pool['device_pages']:,} + {pool['host_pages']:,}"
+        compared = pool["pages_verified"] + pool["pages_rechecked"]
+        size = f"{pages} of {bytes_in_words(pool['page_bytes'])}"
+        rows.append((f"pool {name}: pages in L1 + L2", size, False))
+        rows.append(("  pages compared", f"{compared:,}", name == [*pools][-1]))
+    return rows

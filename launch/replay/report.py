@@ -1,0 +1,337 @@
+"""The report of a replay: one JSON object.
+
+Each rank hands in a `RankResult`; rank 0 makes the report from all of them. What every rank counts
+alike (tokens, steps) is taken from rank 0; bytes, pages and corrupt pages are sums over the ranks.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict, cast
+
+import msgpack
+import numpy as np
+
+from ...errors import ConfigError
+from ...small_engine.counts import PoolCounts, ReplayCounts
+from ...storage_backends.uri import without_secrets
+from ..cli.settings import ReplaySettings
+from .samples import Samples, counted_by_size, upper_us
+
+
+class HitTokens(TypedDict):
+    """Prompt tokens by the tier that they came from."""
+
+    device: int
+    host: int
+    storage: int
+
+
+class Percentiles(TypedDict):
+    """Says how long something took, over the samples of all ranks."""
+
+    p50: float
+    p99: float
+
+
+class Bytes(TypedDict):
+    """Bytes moved between tiers, summed over the ranks."""
+
+    l1_to_l2: int
+    l2_to_l1: int
+    l2_to_l3: int
+    l3_to_l2: int
+
+
+class Pool(TypedDict):
+    """One pool of the model's, and what was compared in it, summed over the ranks."""
+
+    device_pages: int
+    host_pages: int
+    page_bytes: int
+    """How many bytes one rank keeps of a page, or in a slot for a recurrent state."""
+    pages_verified: int
+    pages_rechecked: int
+    pages_corrupt: int
+
+
+class Report(TypedDict):
+    """Says what a replay has shown. Every key is always present."""
+
+    ranks: int
+    """Ranks that handed in what they counted: all, unless the replay was interrupted."""
+    interrupted: bool
+    """Whether the replay was ended before its time. Then this is what was counted so far: operations
+    are left, and ranks were not stopped in the same step, so that there are no digests to compare."""
+    requests: int
+    """Requests that were served."""
+    refused: int
+    """Requests that can never fit the device pool; nothing else counts them."""
+    refusals: list[str]
+    """The first of them, by name."""
+    retractions: int
+    """How often a request left the device with all that it had, so that an older one could go on."""
+    resumes: int
+    """How often one came back with all that it had; the others began again."""
+    preempted: int
+    """How often a request gave up its pages so that an older one could go on, and began again: there
+    was no room to save it, or nothing to be saved."""
+    recomputed_tokens: int
+    """Tokens that requests had, lost, and computed again; nothing else counts them."""
+    prompt_tokens: int
+    """`computed_tokens` and the three of `hit_tokens` together."""
+    computed_tokens: int
+    hit_tokens: HitTokens
+    output_tokens: int
+    steps: int
+    rounds: int
+    transport: str
+    """What carried the rounds, and why."""
+    collectives: int
+    """Collectives that a rank launched for its rounds."""
+    round_us: Percentiles
+    """How long a step of the cache kept the engine, in microseconds: the vote, the wait for the other
+    ranks, and what follows from the verdict; without the waits for progress that an engine asks for."""
+    operations: dict[str, dict[str, int]]
+    operations_left: int
+    """Operations that had not ended when everything was flushed. Must be 0 at the end."""
+    violations: list[str]
+    """Invariants that a replica broke at rest, by which a leaked page shows. Must be empty."""
+    bytes: Bytes
+    pages_verified: int
+    """Pages that came from the cache and were compared when used, over all pools and ranks."""
+    pages_rechecked: int
+    """Pages that were compared when their request had finished, over all pools and ranks."""
+    pages_corrupt: int
+    """Pages, verified or rechecked, whose bytes were wrong. Must be 0."""
+    pools: dict[str, Pool]
+    """The pools by name: `kv` for full attention, `window` and `state` where the profile has them."""
+    storage_corrupt: int
+    """Objects that the store found corrupt and did not serve, summed over the ranks."""
+    storage_late_calls: int
+    """Calls to the store that timed out, summed over the ranks."""
+    storage_waited_s: float
+    """How long they took, summed over calls that ran side by side."""
+    loads_failed: int
+    saves_failed: int
+    """Retractions of which a copy failed, so that the request began again."""
+    digests: list[str]
+    """What each rank's replicated state digests to at the end. Must be equal."""
+    wall_s: float
+    """How long it took from the first request to the end of the last write."""
+    flush_s: float
+    """The part of `wall_s` that writes took after the last request had left."""
+    samples: Samples | None
+    """What rank 0 saw while it ran; None where it took none."""
+    round_us_counts: list[list[float]]
+    """How many steps of all ranks took how long, as `round_us`: a time in microseconds, and how many
+    took less than it and at least 11/12 of it. Sizes that no step had are left out."""
+    settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """Holds what one rank hands in when its replay is over."""
+
+    counts: ReplayCounts
+    refusals: list[str]
+    steps: int
+    rounds: int
+    transport: str
+    collectives: int
+    round_us: list[float]
+    operations: dict[str, dict[str, int]]
+    operations_left: int
+    violation: str
+    """The first invariant that the replica broke at rest, or nothing."""
+    bytes_moved: dict[str, int]
+    storage_corrupt: int
+    storage_late_calls: int
+    storage_waited_s: float
+    digest: int
+    wall_s: float
+    flush_s: float
+    samples: Samples | None = None
+    """What was seen meanwhile; of rank 0 alone."""
+    timeline: bytes | None = None
+    """The rank's events (`RankEvents.pack`), if it has kept any."""
+
+    def pack(self) -> bytes:
+        """Return the result as msgpack."""
+        record = asdict(self)
+        record["digest"] = f"{self.digest & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+        packed: bytes = msgpack.packb(record)
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "RankResult":
+        """Return what `pack` packed."""
+        record = cast("dict[str, object]", msgpack.unpackb(packed))
+        record["counts"] = ReplayCounts.from_record(cast("dict[str, object]", record["counts"]))
+        record["digest"] = int(cast("str", record["digest"]), 16)
+        return cls(**record)  # type: ignore[arg-type]
+
+
+def make_report(
+    settings: ReplaySettings, results: Sequence[RankResult], *, interrupted: bool = False
+) -> Report:
+    """Return the report of the results of all ranks, by rank.
+
+    Of an interrupted replay some may be missing, but not that of rank 0.
+    """
+    first = results[0]
+    counts = first.counts
+    round_us = np.concatenate([np.asarray(each.round_us, dtype=np.float64) for each in results])
+    p50, p99 = np.percentile(round_us, [50, 99]) if len(round_us) else (0.0, 0.0)
+
+    def moved(way: str) -> int:
+        return sum(each.bytes_moved[way] for each in results)
+
+    return Report(
+        ranks=len(results),
+        interrupted=interrupted,
+        requests=counts.requests,
+        refused=counts.refused,
+        refusals=first.refusals,
+        retractions=counts.retractions,
+        resumes=counts.resumes,
+        preempted=counts.preempted,
+        recomputed_tokens=counts.recomputed_tokens,
+        prompt_tokens=counts.prompt_tokens,
+        computed_tokens=counts.computed_tokens,
+        hit_tokens=HitTokens(
+            device=counts.hit_device_tokens,
+            host=counts.hit_host_tokens,
+            storage=counts.hit_storage_tokens,
+        ),
+        output_tokens=counts.output_tokens,
+        steps=first.steps,
+        rounds=first.rounds,
+        transport=first.transport,
+        collectives=max(each.collectives for each in results),
+        round_us=Percentiles(p50=round(float(p50), 1), p99=round(float(p99), 1)),
+        operations=first.operations,
+        operations_left=max(each.operations_left for each in results),
+        violations=sorted({each.violation for each in results if each.violation}),
+        bytes=Bytes(
+            l1_to_l2=moved("l1_to_l2"),
+            l2_to_l1=moved("l2_to_l1"),
+            l2_to_l3=moved("l2_to_l3"),
+            l3_to_l2=moved("l3_to_l2"),
+        ),
+        pages_verified=sum(each.counts.pages_verified for each in results),
+        pages_rechecked=sum(each.counts.pages_rechecked for each in results),
+        pages_corrupt=sum(each.counts.pages_corrupt for each in results),
+        pools=_pools(settings, [each.counts for each in results]),
+        storage_corrupt=sum(each.storage_corrupt for each in results),
+        storage_late_calls=sum(each.storage_late_calls for each in results),
+        storage_waited_s=round(sum(each.storage_waited_s for each in results), 3),
+        loads_failed=counts.loads_failed,
+        saves_failed=counts.saves_failed,
+        digests=[] if interrupted else [f"{each.digest:016x}" for each in results],
+        wall_s=round(max(each.wall_s for each in results), 3),
+        flush_s=round(max(each.flush_s for each in results), 3),
+        samples=first.samples,
+        round_us_counts=[
+            [upper_us(size), int(steps)]
+            for size, steps in enumerate(counted_by_size(round_us))
+            if steps
+        ],
+        settings=shown_settings(settings),
+    )
+
+
+def shown_settings(settings: ReplaySettings) -> dict[str, object]:
+    """Return the settings as a report has them: with a store's URI as it may be shown."""
+    shown: dict[str, object] = asdict(settings)
+    if settings.store is not None:
+        shown["store"] = without_secrets(settings.store)
+    return shown
+
+
+def _pools(settings: ReplaySettings, counts: Sequence[ReplayCounts]) -> dict[str, Pool]:
+    pages = settings.pool_pages()
+    pools: dict[str, Pool] = {}
+    for name, page_bytes in settings.page_bytes().items():
+        of_ranks = [each.pools.get(name, PoolCounts()) for each in counts]
+        pools[name] = Pool(
+            device_pages=pages[name][0],
+            host_pages=pages[name][1],
+            page_bytes=page_bytes,
+            pages_verified=sum(each.pages_verified for each in of_ranks),
+            pages_rechecked=sum(each.pages_rechecked for each in of_ranks),
+            pages_corrupt=sum(each.pages_corrupt for each in of_ranks),
+        )
+    return pools
+
+
+def faults_of(report: Report) -> list[str]:
+    """Return what must not be in a report, one sentence each."""
+    faults: list[str] = []
+    if report["pages_corrupt"]:
+        pools = {name: each["pages_corrupt"] for name, each in report["pools"].items()}
+        where = ", ".join(f"{pages} in pool {name}" for name, pages in pools.items() if pages)
+        faults.append(f"{report['pages_corrupt']} pages held wrong bytes: {where}")
+    if report["operations_left"] and not report["interrupted"]:
+        faults.append(f"{report['operations_left']} operations had not ended at the end")
+    faults += report["violations"]
+    if len(set(report["digests"])) > 1:
+        faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")
+    return faults
+
+
+def check_that_writable(path: str, what: str = "report") -> None:
+    """Raise `ConfigError` if no report can be written at `path`, or `what` else it is."""
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"cannot write the {what} {path}: it is a directory")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot write the {what} {path}: there is no directory {target.parent}")
+    if _is_written_through(target):
+        return
+    trial = _beside(target)
+    try:
+        trial.touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def write_report(path: str, report: Mapping[str, object]) -> None:
+    """Write the report as `write_text` does."""
+    write_text(path, f"{json.dumps(report, indent=2)}\n")
+
+
+def write_text(path: str, text: str, what: str = "report") -> None:
+    """Write a file whole or not at all: to a temporary one that is then renamed.
+
+    What is no plain file, as a pipe or a device, stays what it is, and is written to as it stands.
+    """
+    target = Path(path)
+    temporary = _beside(target)
+    try:
+        if _is_written_through(target):
+            target.write_text(text, encoding="utf-8")
+            return
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_written_through(target: Path) -> bool:
+    return target.is_symlink() or (target.exists() and not target.is_file())
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def read_report(path: str | Path) -> Report:
+    """Return a report that `write_report` wrote."""
+    return cast("Report", json.loads(Path(path).read_text(encoding="utf-8")))

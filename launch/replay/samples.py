@@ -1,0 +1,188 @@
+"""Samples: what rank 0 sees while it runs, a bounded series of moments.
+
+A step costs one look at the clock. Where the series is full every second moment is dropped, and as
+much time as before passes twice between two of them; what lies between two moments is kept, as counts
+are since the start and times of steps are counted by their size.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ...ranks.group.cache import Cache
+    from ...small_engine.scheduler import Scheduler
+
+MOMENTS_MAX: Final = 500
+_FIRST_PAUSE_S: Final = 0.05
+SIZES_PER_DOUBLING: Final = 8
+_SIZES: Final = 27 * SIZES_PER_DOUBLING
+"""From 1 us to two minutes; what is longer counts as that."""
+
+
+class Samples(TypedDict):
+    """What rank 0 saw while it ran: one entry of each list for each moment.
+
+    Tokens, requests, rounds and bytes are counted since the start, and bytes are those of rank 0 alone.
+    """
+
+    seconds: list[float]
+    """Since the start."""
+    requests: list[int]
+    """Requests that had left: served or refused."""
+    requests_in_system: list[int]
+    operations_in_flight: list[int]
+    prompt_tokens: list[int]
+    """Prompt tokens of the requests that were served."""
+    hit_device_tokens: list[int]
+    """The part of them that was on the device."""
+    hit_host_tokens: list[int]
+    hit_storage_tokens: list[int]
+    rounds: list[int]
+    round_us_p50: list[float]
+    """How long a step of the cache kept the engine since the moment before, as `Report.round_us`;
+    within a twelfth."""
+    round_us_p99: list[float]
+    l1_to_l2_bytes: list[int]
+    l2_to_l1_bytes: list[int]
+    l2_to_l3_bytes: list[int]
+    l3_to_l2_bytes: list[int]
+
+
+Counted = npt.NDArray[np.int64]
+"""How many steps took how long, by size."""
+
+
+def counted_by_size(times_us: Sequence[float] | npt.NDArray[np.float64]) -> Counted:
+    """Return how many of these times are of each size."""
+    times = np.maximum(np.asarray(times_us, dtype=np.float64), 1.0)
+    sizes = np.minimum((np.log2(times) * SIZES_PER_DOUBLING).astype(np.int64), _SIZES - 1)
+    return np.bincount(sizes, minlength=_SIZES).astype(np.int64)
+
+
+def upper_us(size: int) -> float:
+    """Return the time below which those of a size are."""
+    return round(float(2 ** ((size + 1) / SIZES_PER_DOUBLING)), 1)
+
+
+def percentile_us(counted: Counted, share: float) -> float:
+    """Return the time that so large a share of all is not above; 0 of none."""
+    total = int(counted.sum())
+    if not total:
+        return 0.0
+    size = int(np.searchsorted(counted.cumsum(), share * total))
+    return round(float(2 ** ((size + 0.5) / SIZES_PER_DOUBLING)), 1)
+
+
+@dataclass(slots=True)
+class _Moment:
+    """One moment, and the times of the steps since the one before."""
+
+    seconds: float
+    counts: tuple[int, ...]
+    """In the order of `_COUNTS`."""
+    times: Counted
+
+
+_COUNTS: Final = (
+    "requests",
+    "requests_in_system",
+    "operations_in_flight",
+    "prompt_tokens",
+    "hit_device_tokens",
+    "hit_host_tokens",
+    "hit_storage_tokens",
+    "rounds",
+    "l1_to_l2_bytes",
+    "l2_to_l1_bytes",
+    "l2_to_l3_bytes",
+    "l3_to_l2_bytes",
+)
+
+
+class Sampler:
+    """Takes the samples of one rank; `look` is to be called once in every step."""
+
+    def __init__(
+        self,
+        cache: "Cache",
+        stopped: Callable[[], bool],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`stopped` is asked by `look`, which stands in its place."""
+        self._cache = cache
+        self._stopped = stopped
+        self._clock = clock
+        self._scheduler: Scheduler | None = None
+        self._moments: list[_Moment] = []
+        self._pause_s = _FIRST_PAUSE_S
+        self._began = self._due = 0.0
+        self._steps = 0
+
+    def begin(self, scheduler: "Scheduler") -> None:
+        """Take the first moment, before the first request is served."""
+        self._scheduler = scheduler
+        self._began = self._clock()
+        self._take(self._began)
+
+    def look(self) -> bool:
+        """Take a moment if it is time for one; return what `stopped` says."""
+        now = self._clock()
+        if self._scheduler is not None and now >= self._due:
+            self._take(now)
+        return self._stopped()
+
+    def samples(self) -> Samples:
+        """Return what was seen so far, the present moment included."""
+        self._take(self._clock())
+        columns = zip(*(each.counts for each in self._moments), strict=True)
+        record: dict[str, object] = {
+            name: list(column) for name, column in zip(_COUNTS, columns, strict=True)
+        }
+        record["seconds"] = [each.seconds for each in self._moments]
+        for name, share in (("round_us_p50", 0.5), ("round_us_p99", 0.99)):
+            record[name] = [percentile_us(each.times, share) for each in self._moments]
+        return cast("Samples", record)
+
+    def _take(self, now: float) -> None:
+        scheduler = self._scheduler
+        assert scheduler is not None
+        steps = self._cache.stats(rounds=0).steps
+        stats = self._cache.stats(rounds=steps - self._steps)
+        self._steps = steps
+        counts, moved = scheduler.counts, stats.bytes_moved
+        moment = _Moment(
+            round(now - self._began, 3),
+            (
+                counts.requests + counts.refused,
+                scheduler.in_system,
+                len(self._cache.inspection.in_flight),
+                counts.prompt_tokens,
+                counts.hit_device_tokens,
+                counts.hit_host_tokens,
+                counts.hit_storage_tokens,
+                stats.rounds,
+                moved.l1_to_l2,
+                moved.l2_to_l1,
+                moved.l2_to_l3,
+                moved.l3_to_l2,
+            ),
+            counted_by_size(stats.round_us),
+        )
+        if len(self._moments) == MOMENTS_MAX:
+            self._thin_out()
+        self._moments.append(moment)
+        self._due = now + self._pause_s
+
+    def _thin_out(self) -> None:
+        """Drop every second moment but the first, and leave its times to the one after it."""
+        first, *others = self._moments
+        left = others[len(others) // 2 * 2 :]
+        for dropped, stays in zip(others[::2], others[1::2], strict=False):
+            stays.times = dropped.times + stays.times
+        self._moments = [first, *others[1::2], *left]
+        self._pause_s *= 2

@@ -1,0 +1,241 @@
+"""The one function that every rank runs, whatever launched it.
+
+It joins the ranks, opens the cache on a gloo group of its own, replays the workload, gathers the
+results, and leaves together with the others. After an error or an interruption it leaves at once and
+alone: closing its connections is what tells the others. What it has counted by then is handed in
+(`handing_in`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ...coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
+from ...coordinator.collectives.torch_gloo import TorchCollective
+from ...errors import CollectiveTimeout, ConfigError, PeerLost
+from ...small_engine.limits import EngineLimits
+from ...small_engine.scheduler import Scheduler
+from ...small_engine.workload import count_requests, requests_of, spread_over
+from ...storage_backends.uri import without_secrets
+from ...telemetry.kept_events import KeptEvents
+from ...telemetry.port import watch as watch_cache
+from ..cli.environment import RankEnvironment, prepare_for_mooncake
+from ..cli.first_error import was_claimed
+from ..cli.interruption import Interrupted
+from ..cli.meeting import JOIN_TIMEOUT_S, address_towards, joined
+from ..cli.progress import OnDone, Progress, nothing
+from ..cli.settings import ReplaySettings
+from .handing_in import Run, collect, hand_in, was_begun
+from .pool_memory import check_pool_memory
+from .report import RankResult, Report, make_report
+from .samples import Sampler
+
+if TYPE_CHECKING:
+    from ...coordinator.collective import Collective
+    from ...ranks.group.cache import Cache
+    from ...ranks.protocol.config import CacheConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Lets a rank and its launcher see each other while the rank runs."""
+
+    on_done: OnDone = nothing
+    """Told of the progress."""
+    stopped: Callable[[], bool] = lambda: False
+    """Asked in every step whether the rank shall end."""
+    on_joined: Callable[[], None] = lambda: None
+    """Told when the rank has met the others, before it opens anything that needs an orderly end."""
+    on_open: Callable[[], None] = lambda: None
+    """Told when the first request is about to be served, from where on `stopped` is asked."""
+    on_interrupted: Callable[[], None] = lambda: None
+    """Told when the rank has begun to leave early."""
+
+
+class Replayed(NamedTuple):
+    """What has come of a replay."""
+
+    report: Report
+    timelines: Sequence[bytes]
+    """The events of all ranks that handed in (`RankEvents.pack`), where they were to keep them."""
+
+
+def run_rank(
+    settings: ReplaySettings,
+    environment: RankEnvironment,
+    store: Store,
+    watch: Watch | None = None,
+) -> Replayed | None:
+    """Replay on this rank. Returns what has come of it on rank 0, and None on the others.
+
+    `store` is where the ranks meet (`meeting.meet`). Once `watch.stopped` has said so, or a rank was
+    interrupted, the report has what was counted so far, and the other ranks raise `Interrupted`. So
+    does rank 0 where nothing could be counted yet.
+
+    Raises `ConfigError` on every rank alike for settings that differ or cannot work, and `GroupError`
+    if the group cannot go on.
+    """
+    watch = watch or Watch()
+    prepare_for_mooncake()
+    torch.set_num_threads(1)
+    with joined(environment, store, timeout_s=settings.round_timeout_s) as collective:
+        watch.on_joined()
+        agreed, requests = _agree(settings, environment, collective)
+        replayed = _replay(agreed, requests, environment, _Group(store, collective), watch)
+        if replayed is None or not replayed.report["interrupted"]:
+            # The rounds are over; nobody takes the store away while another rank still leaves.
+            dist.barrier()
+    return replayed
+
+
+def _agree(
+    settings: ReplaySettings, environment: RankEnvironment, collective: "Collective"
+) -> tuple[ReplaySettings, int]:
+    """Return the settings with the smallest pools of all ranks, and the number of requests.
+
+    Raises the same `ConfigError` on every rank if the settings differ or one of the ranks cannot
+    replay them; every line of the trace has been checked before the first request is served.
+    """
+    pools = agree_on_settings(
+        collective,
+        settings.fingerprint(),
+        settings.pool_sizes(),
+        JOIN_TIMEOUT_S,
+        shown=without_secrets,
+    )
+    agreed = settings.with_sizes(pools)
+    problem: str | None = None
+    requests = 0
+    try:
+        if agreed.ranks != environment.world_size:
+            raise ConfigError(
+                f"--ranks is {agreed.ranks}, but {environment.world_size} ranks were started; "
+                "leave --ranks out under torchrun"
+            )
+        check_pool_memory(agreed, ranks_here=environment.local_world_size)
+        requests = count_requests(agreed.trace, agreed.requests)
+    except ConfigError as error:
+        problem = str(error)
+    agree_that_all_are_ready(collective, problem, JOIN_TIMEOUT_S)
+    return agreed, requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Holds what joins the ranks: where they met, and what carries collectives."""
+
+    store: Store
+    collective: TorchCollective
+
+
+def _replay(
+    settings: ReplaySettings,
+    requests: int,
+    environment: RankEnvironment,
+    group: _Group,
+    watch: Watch,
+) -> Replayed | None:
+    from ...ranks.group.cache import Cache
+    from ...ranks.group.opening import connected
+
+    config = _with_control_reached(settings.cache_config(), environment, group.collective)
+    collective = connected(config, group.collective)
+    events = None if settings.timeline is None else KeptEvents()
+    timeline = None if events is None else events.note
+    device = _device_of(settings, environment)
+    cache = Cache.open(config, collective, device=device, timeline=timeline)
+    try:
+        watch_cache(cache, settings.metrics_port)
+        own, results = _served(cache, collective, group.store, settings, requests, watch, events)
+        if results is None:
+            hand_in(group.store, environment.rank, own)
+    finally:
+        # After an error or an interruption nobody waits for a round any more.
+        cache.abandon()
+    interrupted = results is None
+    if environment.rank == 0:
+        if results is None:
+            results = collect(group.store, own, environment.world_size)
+        report = make_report(settings, results, interrupted=interrupted)
+        kept = [each.timeline for each in results if each.timeline is not None]
+        return Replayed(report, kept)
+    if interrupted:
+        raise Interrupted
+    return None
+
+
+def _with_control_reached(
+    config: "CacheConfig", environment: RankEnvironment, collective: TorchCollective
+) -> "CacheConfig":
+    """Return the settings with the address at which other ranks hear of an operator's requests."""
+    if config.control is None:
+        return config
+    mine = address_towards(environment.master_addr, environment.master_port)
+    host = collective.gather(mine.encode(), JOIN_TIMEOUT_S)[0].decode()
+    return replace(config, control=replace(config.control, host=host))
+
+
+def _served(  # noqa: PLR0917 - what a rank has by then.
+    cache: "Cache",
+    collective: "Collective",
+    store: Store,
+    settings: ReplaySettings,
+    requests: int,
+    watch: Watch,
+    events: KeptEvents | None,
+) -> tuple[RankResult, list[RankResult] | None]:
+    """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
+
+    def on_done(done: int) -> None:
+        watch.on_done(Progress.of(done, requests, scheduler.counts))
+
+    sampler = Sampler(cache, watch.stopped) if cache.rank == 0 else None
+    scheduler = Scheduler(
+        cache,
+        spread_over(
+            settings.namespaces, requests_of(settings.trace, settings.seed, settings.requests)
+        ),
+        limits_of(settings),
+        on_done=on_done,
+        stopped=watch.stopped if sampler is None else sampler.look,
+    )
+    run = Run(cache, scheduler, sampler, events)
+    watch.on_open()
+    try:
+        own = run.to_its_end()
+        packed = collective.gather(own.pack(), JOIN_TIMEOUT_S)
+        results = [RankResult.unpack(each) for each in packed]
+        cache.close(flush=False)
+    except (Interrupted, PeerLost, CollectiveTimeout) as error:
+        # Ranks are ended by a signal also where one of them has failed.
+        failed = was_claimed(store)
+        if failed or not (isinstance(error, Interrupted) or was_begun(store)):
+            raise
+        watch.on_interrupted()
+        return run.so_far(), None
+    return own, results
+
+
+def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
+    """Return the device of a rank's L1. Raises `ConfigError` where there is none."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but torch finds no CUDA device; use --device cpu")
+    return torch.device("cuda", environment.local_rank % torch.cuda.device_count())
+
+
+def limits_of(settings: ReplaySettings) -> EngineLimits:
+    """Return the bounds of each rank's scheduler."""
+    return EngineLimits(
+        concurrency=settings.concurrency,
+        page_tokens=settings.page_tokens,
+        device_pages=settings.device_pages,
+        prefill_tokens=settings.prefill_tokens,
+        output_tokens_max=settings.output_tokens_max,
+        verify=settings.verify,
+    )

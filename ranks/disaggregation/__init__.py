@@ -1,1 +1,0 @@
-"""What a group that prefills and one that decodes need of each other: pages, and small tensors."""

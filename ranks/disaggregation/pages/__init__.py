@@ -1,1 +1,0 @@
-"""How other groups read host pages of this one."""

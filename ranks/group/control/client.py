@@ -1,0 +1,98 @@
+"""What an operator's process says to a group, and hears from it."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final, cast
+
+from .... import errors
+from ....errors import ConfigError, LockstepError, UsageError
+
+ANSWERED_S: Final = 30.0
+"""Longer than most requests take that the group has not given up itself."""
+WAITED_S: Final = 900.0
+"""The same for those that wait for a store."""
+_WAITING: Final = frozenset({"flush", "attach", "detach"})
+LINE_BYTES_MAX: Final = 16 << 20
+"""Bytes of one request; a prompt of a million tokens has seven million."""
+
+
+def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
+    """Ask the group that listens at `path` for something; return what became of it.
+
+    `what` is a request of docs/control.md and `asked` its fields. Any process of the group's user
+    may ask, but not the engine's thread of rank 0, which would wait for itself.
+
+    Raises what the group has raised, with its words: a `UsageError` where the request is refused, a
+    `StorageError` where a store could not be opened, a `LockstepError` where the ranks have not agreed
+    on it within their time; and a `ConfigError` where no group of this user listens.
+    """
+    path = Path(path)
+    if timeout_s is None:
+        timeout_s = WAITED_S if what in _WAITING else ANSWERED_S
+    line = json.dumps({**asked, "ask": what}).encode() + b"\n"
+    if len(line) > LINE_BYTES_MAX:
+        raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
+    _require_reachable(path)
+    try:
+        with connected(path, timeout_s) as connection, connection.makefile("rb") as answers:
+            connection.sendall(line)
+            told = answers.readline()
+    except TimeoutError as error:
+        raise LockstepError(f"no answer at {path} within {timeout_s:g} s") from error
+    except OSError as error:
+        raise ConfigError(unreached(path, error)) from error
+    return _answer_in(told, path)
+
+
+def connected(path: Path, timeout_s: float) -> socket.socket:
+    """Return a connection to a socket; raises `OSError`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def unreached(path: Path, error: OSError) -> str:
+    """Say why a group cannot be reached."""
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens at {path} any more: its group has ended"
+    return f"{path} cannot be reached: {error.strerror or error}"
+
+
+def _require_reachable(path: Path) -> None:
+    try:
+        owner = path.stat().st_uid
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no socket at {path}; start the group with `control`, as `lockstep replay"
+            f" --control {path}` does"
+        ) from error
+    except OSError as error:
+        raise ConfigError(unreached(path, error)) from error
+    if not path.is_socket():
+        raise ConfigError(f"{path} is no socket; name the one that the group was started with")
+    if os.geteuid() not in {0, owner}:
+        raise ConfigError(f"{path} is the socket of user {owner}, who alone may ask that group")
+
+
+def _answer_in(told: bytes, path: Path) -> Any:
+    if not told.endswith(b"\n"):
+        raise LockstepError(f"the group at {path} has ended before it answered")
+    try:
+        parsed: object = json.loads(told)
+    except ValueError as error:
+        raise UsageError(f"what listens at {path} is no group: {error}") from error
+    answer = cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {"answer": None}
+    became: object = answer.get("answer", {})
+    if not isinstance(became, dict):
+        raise UsageError(f"what listens at {path} is no group: it answers {told[:80]!r}")
+    if "error" not in answer:
+        return cast("dict[str, Any]", became)
+    kind = getattr(errors, str(answer.get("type")), LockstepError)
+    raise kind(str(answer["error"]))

@@ -1,0 +1,95 @@
+"""One rank's part in what is asked: to carry it out, and on rank 0 to tell what became of it."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import cast
+
+from ....errors import ConfigError, LockstepError, UsageError
+from ....storage_backends.uri import without_secrets
+from ..member.messages import CONTROL_MAGIC
+from ..member.rank_cache import RankCache
+from .requests import Answer, ControlRequest, asked_by, pack, unpack
+
+log = logging.getLogger("lockstep")
+
+
+class GroupControl:
+    """Carries out requests on one rank. To be made on every rank before the cache's first step.
+
+    It belongs to the engine's thread, but for `waited_for`.
+    """
+
+    def __init__(self, cache: RankCache) -> None:
+        """`cache` must have an inbox, as those of all ranks have."""
+        self.cache = cache
+        self._lock = threading.Lock()
+        self._waiting: dict[bytes, Future[Answer]] = {}
+        """Where the answers to requests are waited for that came by way of this rank."""
+        cache.obey(self._carry_out)
+
+    def waited_for(self, request: ControlRequest) -> "tuple[bytes, Future[Answer]]":
+        """Return the message that a request is, and where its answer will be. For any thread."""
+        ticket, answer = secrets.token_bytes(8), Future[Answer]()
+        with self._lock:
+            self._waiting[ticket] = answer
+        answer.add_done_callback(lambda _: self._forget(ticket))
+        return pack(ticket, request), answer
+
+    def close(self) -> None:
+        """Tell whoever still waits that no answer will come."""
+        with self._lock:
+            left = list(self._waiting.values())
+        for answer in left:
+            # One that has begun by then is told by the cache itself.
+            if not answer.running() and answer.set_running_or_notify_cancel():
+                answer.set_exception(LockstepError("the group has ended before it was done"))
+
+    def _forget(self, ticket: bytes) -> None:
+        with self._lock:
+            self._waiting.pop(ticket, None)
+
+    def _carry_out(self, number: int, content: bytes) -> bool:
+        if not content.startswith(CONTROL_MAGIC):
+            return False
+        ticket, request = unpack(content)
+        log.info("message %d asks: %s", number, _shown(asked_by(request)))
+        waiting = self._begun(ticket)
+        try:
+            became = request.carry_out(self.cache)
+        except (UsageError, ConfigError) as error:
+            waiting.set_exception(error)
+            return True
+        if isinstance(became, Future):
+            became.add_done_callback(lambda ended: _pass_on(ended, waiting))
+        else:
+            waiting.set_result(became)
+        return True
+
+    def _begun(self, ticket: bytes) -> "Future[Answer]":
+        """Return where a request's answer is to be told; where nobody waits for it, nowhere."""
+        with self._lock:
+            waiting = self._waiting.get(ticket)
+        # Whoever asked may have gone; the others do it all the same, and so does this rank.
+        begun = waiting is not None and waiting.set_running_or_notify_cancel()
+        return waiting if waiting is not None and begun else Future()
+
+
+def _pass_on(ended: "Future[None]", waiting: "Future[Answer]") -> None:
+    error = ended.exception()
+    if error is None:
+        waiting.set_result({})
+    else:
+        waiting.set_exception(error)
+
+
+def _shown(asked: Mapping[str, object]) -> str:
+    """Return a request for the log: no passwords, and not all tokens of a prompt."""
+    shown = dict(asked)
+    if "tokens" in shown:
+        shown["tokens"] = f"{len(cast('list[int]', shown['tokens']))} tokens"
+    if "store" in shown:
+        shown["store"] = without_secrets(str(shown["store"]))
+    return ", ".join(f"{name} {value!r}" for name, value in shown.items())

@@ -1,0 +1,1 @@
+"""One process that decides for many ranks: the replica there, executor and ballot in each worker."""

@@ -1,0 +1,155 @@
+"""A worker's process: the executor and the ballot of one rank, told by the decider.
+
+Nothing is decided here. A dispatch is obeyed in its order before the worker's forward pass of that
+step; copies begin where the pass stands; and after it the rank votes with all that it has seen. An
+engine with a drafter asks for the vote before the step's backups begin: they count in the next one.
+"""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from ....coordinator.ballot import Ballot, Ended
+from ....coordinator.collectives.engine_channel import FoldedBallots
+from ....coordinator.lanes import BallotShape, LaneLayout, Voter
+from ....coordinator.proposal import NOTHING_STAGED, Proposal, Readiness, Staged
+from ....coordinator.seats import SeatTable
+from ....errors import WireError
+from ...executor.base import Executor
+from ...protocol.dispatch import CarryOut, Dispatch, Expect, GiveUp, Prepare, Rest, Told, Vote
+from ...protocol.orders import AttachStore, CopyToDevice, CopyToHost, DetachStore, Direction, Fence
+from ...protocol.wire import decode
+from ..member.member import steady_clock_ms
+
+log = logging.getLogger("lockstep")
+
+_NO_ROWS = np.empty((0, 3), dtype=np.int64)
+
+
+class WorkerRank:
+    """One rank under a decider. All calls come from the worker's thread."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        shape: BallotShape,
+        rank: int,
+        *,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`shape` is that of all ballots of the group; the executor is closed with this."""
+        self.executor = executor
+        self.rank = rank
+        self._ballot = Ballot(shape, rank)
+        self._clock_ms = clock_ms or steady_clock_ms()
+        self._copies: dict[int, None] = {}
+        """Those that have not been reported to have ended, in the order in which they were ordered."""
+        self._heard = 0
+        self._rest_s = 0.0
+        self._vote: Vote | None = None
+        self._staged: Proposal | None = None
+        self._refused = False
+        self._trouble: str | None = None
+
+    def obey(self, dispatch: bytes) -> None:
+        """Do what the decider tells in this step, but for copies, which wait for their moment.
+
+        Returns once no copy touches device pages that the engine is about to overwrite. Raises
+        `WireError` for bytes that make no sense.
+        """
+        number, told = decode_dispatch(dispatch)
+        if number != self._heard + 1 and self._trouble is None:
+            self._trouble = f"dispatch {number} of the decider came after {self._heard}"
+        self._heard = number
+        self._rest_s, self._vote = 0.0, None
+        for each in told:
+            self._follow(each)
+
+    def begin_loads(self) -> None:
+        """Begin the copies to the device: before the forward pass of this step is launched."""
+        self.executor.begin_copies(Direction.TO_DEVICE)
+
+    def begin_backups(self) -> None:
+        """Begin the copies to the host: after the forward pass of this step was launched."""
+        self.executor.begin_copies(Direction.TO_HOST)
+
+    def vote(self) -> FoldedBallots | None:
+        """Return this rank's ballot of the step; None if no round was launched with it."""
+        if self._rest_s:
+            self.executor.wait(self._rest_s)
+        if self._vote is None:
+            return None
+        for progress in self.executor.progress():
+            self._ballot.note(progress)
+            if isinstance(progress, Ended):
+                self._copies.pop(progress.operation, None)
+        trouble = self._trouble or self.executor.trouble()
+        if trouble is not None:
+            log.error("rank %d cannot go on: %s", self.rank, trouble)
+        asked = self._vote
+        layout = LaneLayout(
+            epoch=asked.epoch,
+            round=asked.round,
+            state_digest=asked.state_digest,
+            seats=SeatTable(_NO_ROWS, asked.layout_digest),
+        )
+        voter = Voter(
+            healthy=trouble is None,
+            time_ms=self._clock_ms(),
+            staged=self._readiness(),
+        )
+        return FoldedBallots.of(self.rank, asked.round, self._ballot.fill(layout, voter))
+
+    def wait_for_copies(self, timeout_s: float) -> None:
+        """Return when no copy touches a device page; the engine is about to unmap them.
+
+        A copy that has not ended after `timeout_s` fails.
+        """
+        if self._copies:
+            self.executor.carry_out([Fence(tuple(self._copies), timeout_s)])
+
+    def close(self) -> None:
+        """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""
+        self.executor.close()
+
+    def _follow(self, told: Told) -> None:
+        match told:
+            case Expect(expectations=expectations):
+                self._ballot.follow(expectations)
+            case CarryOut(orders=orders):
+                for each in orders:
+                    if isinstance(each, CopyToHost | CopyToDevice):
+                        self._copies[each.operation] = None
+                if any(isinstance(order, AttachStore | DetachStore) for order in orders):
+                    self._staged = None
+                self.executor.carry_out(orders)
+            case Prepare(change=change, store=store):
+                self._staged, self._refused = Proposal(change, store), False
+                self.executor.stage(self._staged)
+            case GiveUp():
+                if self._staged is not None:
+                    self.executor.unstage(self._staged)
+                self._staged = None
+            case Rest(at_most_s=at_most_s):
+                self._rest_s = at_most_s
+            case Vote():
+                self._vote = told
+
+    def _readiness(self) -> Staged:
+        if self._staged is None:
+            return NOTHING_STAGED
+        readiness = self.executor.readiness(self._staged)
+        if isinstance(readiness, str):
+            if not self._refused:
+                log.error("rank %d refuses a store that was proposed: %s", self.rank, readiness)
+            self._refused, readiness = True, Readiness.REFUSED
+        return Staged(self._staged.digest, readiness)
+
+
+def decode_dispatch(data: bytes) -> Dispatch:
+    """Read what the decider has written; raises `WireError` for anything else."""
+    dispatch = decode(data)
+    if not isinstance(dispatch, Dispatch):
+        raise WireError(f"a {type(dispatch).__name__} came in the place of a dispatch")
+    return dispatch

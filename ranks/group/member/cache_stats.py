@@ -1,0 +1,102 @@
+"""The statistics of one rank's cache."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ....storage_backends.latencies import Histogram
+from ....storage_backends.wrappers.metrics import Metrics
+from ...executor.base import BytesMoved, LateCalls
+from ...protocol.notices import Tier
+from ...protocol.orders import Direction
+from ...replica.attaching import StoreState
+from ...replica.tree.prefixes import Prefixes
+from .tallies import ReplicaStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """How the pages of one pool on one tier are used; equal on all ranks."""
+
+    pages: int
+    """How many there are."""
+    free: int
+    """Pages that nobody owns."""
+    cached: int
+    """Pages of cached prefixes. The rest is the requests' and the operations' own."""
+    held: int
+    """Those of them that running requests, pins and operations keep from being evicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """Statistics of one rank's cache since it was opened; `dataclasses.asdict` makes JSON of them."""
+
+    rank: int
+    world_size: int
+    steps: int
+    rounds: int
+    transport: str
+    """The name of the transport; after a colon the reason for it, where the group has chosen it."""
+    collectives: int
+    """Collectives that the transport has launched for rounds; equal to `steps`."""
+    round_us: list[float]
+    """For each of the last steps, how long it kept the engine, without the idle wait it asked for."""
+    steps_took: Histogram
+    """The same for all steps."""
+    waited_s: float
+    """How long this rank has waited in its rounds for the others: the rank that all wait for has the
+    least."""
+    replica: ReplicaStats
+    """Statistics of the replica; equal on all ranks."""
+    pools: Mapping[str, Mapping[Tier, PoolUse]]
+    """How full each pool is, by its name and tier; equal on all ranks."""
+    in_flight: Mapping[str, int]
+    """Operations in flight, by their kind; equal on all ranks."""
+    unwritten_pages: Mapping[str, int]
+    """Pages that are still to be copied to host memory or written to the store, by the cause of the
+    delay; equal on all ranks."""
+    left_unwritten_pages: Mapping[str, int]
+    """Pages that have left memory before that could be done; equal on all ranks."""
+    namespaces: int
+    """Namespaces, which salts make, of which something is cached or requests are known."""
+    namespaces_begun: int
+    """How often a namespace had nothing and got something: with salts that never come back it grows
+    as requests do."""
+    bytes_moved: BytesMoved
+    copies: Mapping[Direction, Histogram]
+    """How long copies took, from when they began until the step that heard of their end."""
+    calls: Mapping[str, Metrics]
+    """What was asked of stores, by the kind of store: its URI's scheme with the wrappers before it."""
+    pages_corrupt: int
+    """Pages whose bytes in storage were wrong; each was a miss."""
+    storage_late: LateCalls
+    """Calls to the store that timed out."""
+    store: StoreState
+    """How far the group is with its store; equal on all ranks."""
+    ended_by: str
+    """The name of the error that has ended the epoch, or nothing while it lasts."""
+    digest: int
+    """The digest of the replicated state; equal on all ranks."""
+
+    @property
+    def operations(self) -> dict[str, dict[str, int]]:
+        """How many operations of each kind ended in each way."""
+        return self.replica.operations
+
+
+def pools_in_use(prefixes: Prefixes) -> dict[str, dict[Tier, PoolUse]]:
+    """Return how full each pool is, by its name and tier. Any thread may ask."""
+    residence = prefixes.residence
+    kept = residence.holds.kept_pages
+    return {
+        each.pool: {
+            tier: PoolUse(
+                pages=residence.pools[index][each.index].capacity,
+                free=residence.pools[index][each.index].free,
+                cached=residence.tree_pages[index][each.index],
+                held=kept[index][each.index],
+            )
+            for index, tier in enumerate((Tier.DEVICE, Tier.HOST))
+        }
+        for each in prefixes.components
+    }

@@ -1,0 +1,413 @@
+"""One rank's part in its group: its rounds, what follows from them, and how it ends."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ....coordinator.ballot import Ballot
+from ....coordinator.collective import Collective
+from ....coordinator.collectives.home_process import HomeProcess
+from ....coordinator.lanes import BallotShape
+from ....coordinator.round import Rounds
+from ....coordinator.verdict import Verdict
+from ....errors import GroupError, InternalError, RankUnhealthy, UsageError
+from ....storage_backends.latencies import Latencies
+from ...executor.base import Executor
+from ...protocol.config import CacheConfig
+from ...protocol.effects import NOTHING, Effects
+from ...protocol.notices import Notice
+from ...protocol.replica_config import ReplicaConfig
+from ...protocol.timed_events import RoundHeld, StepHalf, Timeline
+from ...replica.attaching import StoreState
+from ...replica.parts import SOUND, Parts
+from ...replica.replica import Replica
+from ...replica.tree.backlog import Undone
+from .cache_stats import CacheStats, pools_in_use
+from .inspection import Inspection
+from .messages import AgreedMessages, CarryOut, Inbox
+from .proposals import StagedProposals
+from .shortfalls import Shortfalls
+from .tallies import Tallies
+from .timing import EffectTimes
+
+_T = TypeVar("_T")
+
+FLUSH_POLL_S = 0.005
+"""How long an idle flush waits for local progress before it votes again."""
+
+ROUND_TIMES_KEPT = 1 << 17
+"""How many of the last steps are remembered with their time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The result of a flush, the same on every rank; true if everything is written."""
+
+    in_time: bool
+    """Whether everything that could be done has ended."""
+    unwritten: Mapping[Undone, int] = field(default_factory=dict[Undone, int])
+    """Pages that could not be copied to host memory or written to the store, by cause."""
+
+    def __bool__(self) -> bool:
+        """Say whether everything is written."""
+        return self.in_time and not self.unwritten
+
+
+Listener = Callable[[Sequence[Notice]], None]
+"""Told what has happened, by the engine's thread and in order; must not wait, and changes nothing."""
+
+log = logging.getLogger("lockstep")
+
+
+class Member:
+    """One rank's member of a group, driven by an engine.
+
+    Every rank makes the same calls in the same order with the same arguments, all from one thread;
+    exceptions are named where they are. A process that is forked from a rank's has no part in the
+    group: commands and rounds raise `UsageError` there. `release` and `close`, which a parent may have
+    put into `finally`, do no harm.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        collective: Collective,
+        executor: Executor,
+        replica_config: ReplicaConfig,
+        *,
+        clock_ms: Callable[[], int] | None = None,
+        parts: Parts = SOUND,
+        ballot: Callable[[BallotShape, int], Ballot] = Ballot,
+        inbox: Inbox | None = None,
+        listener: Listener | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Put a cache together from its parts; `open` makes them from a configuration."""
+        self.config = config
+        self._executor = executor
+        shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
+        self._ballot = ballot(shape, collective.rank)
+        self._replica = Replica(replica_config, parts)
+        self._rounds = Rounds(
+            collective,
+            shape,
+            timeout_s=config.timeouts.round_s,
+            recorder=self._replica.journal,
+            epoch=replica_config.epoch,
+        )
+        self._inspection = Inspection(self._replica, self._rounds, executor)
+        self._collective = collective
+        self._home = HomeProcess()
+        self._clock_ms = clock_ms or steady_clock_ms()
+        self._steps = self._step = 0
+        self._step_s = 0.0
+        self._waited_s = 0.0
+        self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
+        self._steps_took = Latencies()
+        self._tallies = Tallies()
+        self._freed: list[str] = []
+        """Released requests whose lent device pages have become free."""
+        self._shortfalls = Shortfalls(collective.rank)
+        self._staging = StagedProposals(collective.rank, executor)
+        self._messages = AgreedMessages(inbox)
+        self._listener = listener
+        self._timeline = timeline
+        self._times = None if timeline is None else EffectTimes(self._replica.agenda, timeline)
+        self._voted_s = 0.0
+        self._closed = False
+        self._at_close: list[Callable[[], None]] = []
+
+    @property
+    def inspection(self) -> Inspection:
+        """The state behind the cache, to be read only."""
+        return self._inspection
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self._collective.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that share every page."""
+        return self._collective.world_size
+
+    def store_state(self) -> StoreState:
+        """Say how far the group is with its store, as of this rank's last step."""
+        return self._replica.store_state
+
+    def messages(self) -> tuple[bytes, ...]:
+        """Return the messages from outside that have become commands since the last call, in order.
+
+        The same on every rank, in the same step: one counts from the verdict on that every rank has it
+        in its inbox, and its bytes are in the digest. The inbox keeps it until it is taken here, and
+        takes no more of them than its bounds allow. Nothing where the cache has no inbox.
+        """
+        self._home.require_here()
+        return self._messages.take()
+
+    def obey(self, carry_out: CarryOut) -> None:
+        """Have messages that are requests to the cache itself carried out as they become commands.
+
+        To be said on every rank before the first step. The engine is not told of these messages.
+        """
+        self._messages.carry_out = carry_out
+
+    def step(self, *, idle_s: float = 0.0) -> None:
+        """Run one round; call it once in every engine step, also when nothing is in flight.
+
+        `idle_s` is that of `end_step`. Raises `GroupError` when the epoch has ended; every later call
+        raises it too.
+        """
+        self.begin_step()
+        self.end_step(idle_s=idle_s)
+
+    def begin_step(self) -> None:
+        """Apply a verdict: the first half of a step, for an engine that decides between the halves.
+
+        With `pipeline_depth` 0 the round is this step's and is waited for here; with 1 it is the one
+        that the step before has launched.
+        """
+        self._step = self._steps + 1
+        started = time.monotonic()
+        if not self.config.pipeline_depth:
+            self.open_round()
+        self.close_round()
+        ended = time.monotonic()
+        self._step_s = ended - started
+        if self._timeline is not None:
+            launches = not self.config.pipeline_depth
+            self._timeline(StepHalf(self._step, launches, started, ended))
+
+    def end_step(self, *, idle_s: float = 0.0) -> None:
+        """Launch this step's round, if that was not done yet: the second half of a step.
+
+        An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
+        waits up to so long for local progress, or for a message where nothing is in flight, and then
+        for the round too, since there is no forward pass to hide it behind.
+        """
+        if idle_s and not self._replica.idle:
+            self._executor.wait(idle_s)
+        elif idle_s:
+            self._messages.wait(idle_s)
+        started = time.monotonic()
+        if self.config.pipeline_depth:
+            self.open_round()
+            if idle_s:
+                self.close_round()
+        ended = time.monotonic()
+        took_s = self._step_s + ended - started
+        if self._timeline is not None and self.config.pipeline_depth:
+            self._timeline(StepHalf(self._step, True, started, ended))
+        self._round_us.append(took_s * 1e6)
+        self._steps_took.add(took_s)
+
+    def open_round(self) -> None:
+        """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
+        self._home.require_here()
+        for progress in self._executor.progress():
+            self._ballot.note(progress)
+        trouble = self._executor.trouble()
+        if trouble is not None:
+            log.error("rank %d cannot go on: %s", self.rank, trouble)
+        if self._timeline is not None:
+            self._voted_s = time.monotonic()
+        try:
+            self._rounds.open(
+                self._replica.seats(),
+                self._replica.digest,
+                self._ballot,
+                healthy=trouble is None,
+                time_ms=self._clock_ms(),
+                staged=self._staging.vote(),
+                messages=self._messages.count,
+            )
+        except (GroupError, InternalError) as error:
+            self._staging.close(error)
+            raise
+        self._steps += 1
+
+    def close_round(self) -> None:
+        """Apply the verdict of the pending round, if there is one."""
+        if self._rounds.pending or self._rounds.ended_by is not None:
+            try:
+                verdict = self._await_verdict()
+                effects = self._apply(verdict)
+                if effects.lost is not None:
+                    self._rounds.end(RankUnhealthy(effects.lost))
+            except (GroupError, InternalError) as error:
+                self._staging.close(error)
+                raise
+            self._follow((None, effects))
+
+    def write_out(self) -> None:
+        """Begin once more to copy and write what has failed or found no room before; see `flush`."""
+        self._require_group()
+        self._follow(self._replica.write_out())
+
+    def flush(self) -> Flushed:
+        """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
+
+        What has failed or found no room before is tried once more. The answer is the same on every
+        rank. It is true if all is written; false if some pages could not be, or if it took longer than
+        `timeouts.flush_s` in agreed time.
+        """
+        self.write_out()
+        self.step()
+        in_time = self.step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
+        return Flushed(in_time, self._replica.unwritten)
+
+    def close(self, *, flush: bool = True) -> None:
+        """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
+
+        `flush=False` drops what is in flight; every rank must then do the same. In a process that was
+        forked from this rank's, which has none of its threads, this does nothing.
+        """
+        if self._closed or not self._home.is_here:
+            return
+        self._closed = True
+        try:
+            if flush and self._rounds.ended_by is None:
+                _tell_of_unwritten(self.rank, self.flush())
+            if self._rounds.pending:
+                self.close_round()
+        except GroupError as error:
+            log.warning("rank %d closes without its group: %s", self.rank, error)
+        finally:
+            self._staging.close(UsageError("the cache is closed"))
+            self._executor.close()
+            self._collective.close()
+            self._tell_of_close()
+
+    def abandon(self) -> None:
+        """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
+
+        For a rank that ends by an error of its own: the others notice, and end with a named one.
+        """
+        if not self._closed and self._home.is_here:
+            self._closed = True
+            self._staging.close(UsageError("the cache is closed"))
+            self._collective.close()
+            self._executor.close()
+            self._tell_of_close()
+
+    def at_close(self, then: Callable[[], None]) -> None:
+        """Have something done when the cache is closed or abandoned, after everything else."""
+        self._at_close.append(then)
+
+    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
+        """Return what this rank has done so far; `round_us` of the last `rounds` steps at most.
+
+        Any thread may ask, and stops nobody.
+        """
+        counts = self._executor.counts()
+        in_flight = Counter(
+            each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())
+        )
+        prefixes, ended_by = self._replica.prefixes, self._rounds.ended_by
+        return CacheStats(
+            rank=self.rank,
+            world_size=self.world_size,
+            steps=self._steps,
+            rounds=self._rounds.count,
+            transport=self._collective.transport,
+            collectives=self._collective.launches,
+            # A copy of the whole is one step to the engine's thread, which may go on adding.
+            round_us=list(self._round_us)[-rounds:] if rounds else [],
+            steps_took=self._steps_took.histogram(),
+            waited_s=self._waited_s,
+            replica=self._tallies.stats(),
+            pools=pools_in_use(prefixes),
+            # What is no plain map, `asdict` makes no map of.
+            in_flight=dict(in_flight),
+            unwritten_pages=dict[str, int](self._replica.unwritten.items()),
+            left_unwritten_pages=dict[str, int](self._replica.left_unwritten.items()),
+            namespaces=len(prefixes.tree.roots),
+            namespaces_begun=prefixes.begun,
+            bytes_moved=counts.bytes_moved,
+            copies=counts.copies,
+            calls=counts.calls,
+            pages_corrupt=counts.pages_corrupt,
+            storage_late=counts.late_calls,
+            store=self.store_state(),
+            ended_by="" if ended_by is None else type(ended_by).__name__,
+            digest=self._replica.digest,
+        )
+
+    def _tell_of_close(self) -> None:
+        for each in self._at_close:
+            each()
+
+    def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
+        """Run rounds until `done`, which follows from the replica; False after `patience_s`.
+
+        In agreed time, so on every rank alike, and from the first of these rounds on: an engine that
+        was idle has heard of no time since its last one, or of none at all (0).
+        """
+        began_ms = 0
+        while not done():
+            self.step(idle_s=FLUSH_POLL_S)
+            now_ms = self._replica.clock.agreed_ms
+            began_ms = began_ms or now_ms
+            if now_ms - began_ms > patience_s * 1000:
+                return done()
+        return True
+
+    def _await_verdict(self) -> Verdict:
+        started = time.monotonic()
+        pending = self._rounds.pending
+        try:
+            return self._rounds.close()
+        finally:
+            ended = time.monotonic()
+            self._waited_s += ended - started
+            if self._timeline is not None and pending:
+                number = self._rounds.count
+                self._timeline(RoundHeld(number, self._voted_s, started, ended))
+
+    def _apply(self, verdict: Verdict) -> Effects:
+        return self._replica.apply(verdict)
+
+    def _require_group(self) -> None:
+        self._home.require_here()
+        if self._rounds.ended_by is not None:
+            # The one error is raised each time, and would keep all that it has passed through.
+            raise self._rounds.ended_by.with_traceback(None)
+
+    def _follow(self, outcome: tuple[_T, Effects]) -> _T:
+        """Do what follows from a command or a verdict, in its order, and return the answer."""
+        answer, effects = outcome
+        if self._times is not None:
+            self._times.follow(effects)
+        if effects is not NOTHING:
+            if effects.expectations:
+                self._ballot.follow(effects.expectations)
+            if effects.orders:
+                self._executor.carry_out(effects.orders)
+            if effects.decisions:
+                self._staging.decide(effects.decisions)
+            self._freed += effects.freed
+            if effects.notices:
+                self._tallies.fold(effects.notices)
+                self._shortfalls.tell_of(effects.notices)
+                if self._listener is not None:
+                    self._listener(effects.notices)
+            for number, content in self._messages.agree(effects.messages):
+                self._follow(self._replica.hear(number, content))
+                self._messages.obey(number, content)
+        return answer
+
+
+def _tell_of_unwritten(rank: int, flushed: Flushed) -> None:
+    if flushed.unwritten:
+        causes = ", ".join(f"{cause} {pages}" for cause, pages in flushed.unwritten.items())
+        log.warning("rank %d closes, and pages are not written: %s", rank, causes)
+
+
+def steady_clock_ms() -> Callable[[], int]:
+    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
+    base_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

@@ -1,0 +1,115 @@
+"""Proposals on this rank: any thread may stage one, and verdicts decide on it.
+
+The engine's thread votes for what is staged in each of its rounds and hears how it has ended; whoever
+has staged it learns that through a future. A lock holds the two apart, for no longer than it takes to
+start a thread, or to import a store's module the first time.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import RLock
+
+from ....coordinator.proposal import NOTHING_STAGED, Change, Proposal, Readiness, Staged
+from ....errors import LockstepError, StorageError, UsageError
+from ....storage_backends.uri import without_secrets
+from ...executor.base import Executor
+from ...protocol.effects import Decision
+
+log = logging.getLogger("lockstep")
+
+
+@dataclass(slots=True, eq=False)
+class _StagedProposal:
+    """A proposal that is staged, and those who wait for it."""
+
+    proposal: Proposal
+    outcome: "Future[None]" = field(default_factory=Future[None])
+    refusal: str | None = None
+    """Why this rank refuses it, once it does."""
+
+
+class StagedProposals:
+    """The proposal that is staged on this rank; at most one at a time."""
+
+    def __init__(self, rank: int, executor: Executor) -> None:
+        self._rank = rank
+        self._executor = executor
+        # A handler of signals may close the cache, whatever of this it interrupts.
+        self._lock = RLock()
+        self._pending: _StagedProposal | None = None
+        self._closed_by: LockstepError | None = None
+
+    def stage(self, proposal: Proposal) -> "Future[None]":
+        """Stage a proposal, from any thread, and return at once; see `RankCache.attach_store`."""
+        with self._lock:
+            if self._closed_by is not None:
+                # The one error is raised each time, and would keep all that it has passed through.
+                raise self._closed_by.with_traceback(None)
+            pending = self._pending
+            if pending is not None and pending.proposal != proposal:
+                raise UsageError(
+                    f"to {_words(pending.proposal)} was proposed on this rank and is not decided yet;"
+                    " wait for that"
+                )
+            if pending is None:
+                self._executor.stage(proposal)
+                pending = self._pending = _StagedProposal(proposal)
+                # Whoever waits cannot take back what other ranks may have heard of.
+                pending.outcome.set_running_or_notify_cancel()
+            return pending.outcome
+
+    def vote(self) -> Staged:
+        """Return what this rank says of it in its next ballot."""
+        with self._lock:
+            pending = self._pending
+            if pending is None:
+                return NOTHING_STAGED
+            readiness = self._executor.readiness(pending.proposal)
+            if isinstance(readiness, str):
+                if pending.refusal is None:
+                    log.error(
+                        "rank %d cannot %s: %s", self._rank, _words(pending.proposal), readiness
+                    )
+                pending.refusal, readiness = readiness, Readiness.REFUSED
+            return Staged(pending.proposal.digest, readiness)
+
+    def decide(self, decisions: Sequence[Decision]) -> None:
+        """Let what is staged end as the ranks have decided."""
+        for decision in decisions:
+            with self._lock:
+                pending = self._pending
+                if pending is None or decision.proposal not in (None, pending.proposal.digest):
+                    continue
+                self._pending = None
+                if decision.withdrawn is not None:
+                    self._executor.unstage(pending.proposal)
+            self._tell(pending, decision)
+
+    def close(self, error: LockstepError) -> None:
+        """Decide nothing any more: the group has ended, as `error` says."""
+        with self._lock:
+            self._closed_by = self._closed_by or error
+            pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.outcome.set_exception(error)
+
+    def _tell(self, pending: _StagedProposal, decision: Decision) -> None:
+        words = _words(pending.proposal)
+        if decision.withdrawn is None:
+            log.info("rank %d: all ranks agree to %s", self._rank, words)
+            pending.outcome.set_result(None)
+            return
+        why = decision.withdrawn
+        if pending.refusal is not None:
+            own = f"rank {self._rank} cannot open it: {pending.refusal}"
+            why = own if decision.refused_rank == self._rank else f"{own}; {why}"
+        log.warning("rank %d: the proposal to %s is withdrawn: %s", self._rank, words, why)
+        pending.outcome.set_exception(StorageError(f"could not {words}: {why}"))
+
+
+def _words(proposal: Proposal) -> str:
+    if proposal.change is Change.ATTACH:
+        return f"attach store {without_secrets(proposal.store)!r}"
+    return "detach the store"

@@ -1,0 +1,362 @@
+"""Opening a cache: settings are compared, and memory and store made ready, on every rank or on none."""
+
+import logging
+import platform
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from urllib.parse import quote, urlencode
+
+import torch
+
+from ...coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
+from ...coordinator.collective import Collective
+from ...coordinator.collectives.connecting import connect
+from ...coordinator.collectives.torch_gloo import TorchCollective
+from ...coordinator.lanes import BallotShape
+from ...errors import ConfigError, LockstepError, StorageError
+from ...page_format.page_layout import ShardPlace
+from ...storage_backends.base import StorageBackend
+from ...storage_backends.peer.transfer_engine import TransferEngine
+from ...storage_backends.peer.wire import decode_rank, encode_rank
+from ...storage_backends.records.shardings import Shardings
+from ...storage_backends.registry import is_built_in, known_schemes, make_backend
+from ...storage_backends.uri import RANK, parse_uri, without_secrets
+from ...storage_backends.wrappers.claimed import ClaimedBackend
+from ...version import VERSION
+from ..executor.engine_pages import EnginePages
+from ..executor.executor import RankExecutor
+from ..executor.host_memory import check_host_memory
+from ..executor.storage_transfers import RankObjects
+from ..executor.stores import StoreAccess
+from ..executor.writers import EVERYTHING, WriterShare
+from ..page_server.page_server import PageServer, ServerBounds
+from ..protocol.agreed_pools import (
+    AgreedPool,
+    agreed_pools,
+    namespace_of,
+    pool_layouts,
+    size_settings,
+)
+from ..protocol.config import CacheConfig
+from ..protocol.engine_settings import EngineSettings
+from ..protocol.orders import KV_POOL
+from ..protocol.outside import Peers
+from ..protocol.replica_config import ReplicaConfig
+from ..protocol.timed_events import Timeline
+
+Lent = EnginePages | Mapping[str, EnginePages]
+"""An engine's device pages by the name of their pool; alone they are full attention's."""
+
+_log = logging.getLogger(__name__)
+
+_ENGINE_PAGES = "engine pages"
+_PER_RANK = ("peers.address", "peers.reached_at", "peers.device")
+"""Settings that are each rank's own."""
+
+
+def new_group(config: CacheConfig) -> Collective:
+    """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
+    return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
+
+
+def connected(config: CacheConfig, group: TorchCollective) -> Collective:
+    """Connect the ranks of a group by the transport that is configured.
+
+    Collective over the group, which belongs to the transport from now on (`connecting.connect`).
+    """
+    shape = BallotShape(world_size=group.world_size, seats=config.bounds.prefetches)
+    return connect(group, config.transport, lanes=shape.length, timeout_s=_longest_s(config))
+
+
+def _longest_s(config: CacheConfig) -> float:
+    # Gloo's own bound must end neither what the start is still allowed to wait for, nor a round.
+    return max(config.timeouts.round_s, config.timeouts.open_s)
+
+
+def open_rank(
+    config: CacheConfig,
+    collective: Collective,
+    device: torch.device | Lent,
+    *,
+    has_inbox: bool = False,
+    names_pages: bool = False,
+    timeline: Timeline | None = None,
+) -> tuple[RankExecutor, ReplicaConfig]:
+    """Return the executor and the replica's settings of one rank.
+
+    Collective: every rank calls it at the same point. `device` is where pages of the cache's own are,
+    or the pages that an engine lends; either every rank has an inbox, or none has. Raises the same
+    `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
+    cache's from now on, and is closed if there is no cache to give it to.
+    """
+    lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
+    try:
+        return _agree_and_open(
+            config,
+            collective,
+            lent,
+            has_inbox=has_inbox,
+            names_pages=names_pages,
+            timeline=timeline,
+        )
+    except BaseException:
+        collective.close()
+        raise
+
+
+def _agree_and_open(
+    config: CacheConfig,
+    collective: Collective,
+    device: torch.device | Mapping[str, EnginePages],
+    *,
+    has_inbox: bool,
+    names_pages: bool,
+    timeline: Timeline | None,
+) -> tuple[RankExecutor, ReplicaConfig]:
+    timeout_s = config.timeouts.open_s
+    lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
+    mine = lent[KV_POOL].pages if KV_POOL in lent else 0
+    pools, engine_pages = _agree(config, collective, mine, timeout_s, has_inbox=has_inbox)
+    hosts = collective.gather(platform.node().encode(), timeout_s)
+    # Memory is checked on every rank before any rank takes its share, which would count twice.
+    with _problems_told(collective, timeout_s):
+        check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
+    executor: RankExecutor | None = None
+    connect = partial(store_access, config, collective.rank, collective.world_size)
+    connect_source = partial(source_access, config, collective.rank, collective.world_size)
+    try:
+        with _problems_told(collective, timeout_s):
+            executor = RankExecutor.create(
+                config,
+                pools,
+                device,
+                connect=connect,
+                connect_source=connect_source,
+                timeline=timeline,
+            )
+            server = _page_server(config, collective, executor)
+        if server is not None:
+            told = collective.gather(encode_rank(server.rank), timeout_s)
+            server.open([decode_rank(each) for each in told])
+    except BaseException:
+        if executor is not None:
+            executor.close()
+        raise
+    assert executor is not None
+    replica_config = ReplicaConfig.of(
+        config,
+        pools={name: (each.device_pages, each.host_pages) for name, each in pools.items()},
+        model_digest=bytes.fromhex(namespace_of(config).digest()),
+        life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
+        engine_pages=engine_pages,
+        names_pages=names_pages,
+    )
+    return executor, replica_config
+
+
+def _agree(
+    config: CacheConfig,
+    collective: Collective,
+    engine_pages: int,
+    timeout_s: float,
+    *,
+    has_inbox: bool,
+) -> tuple[dict[str, AgreedPool], int]:
+    """Compare the settings of all ranks; return this rank's pools in the sizes that all can have.
+
+    And the smallest number of device pages that an engine has, where engines own them.
+    """
+    fields: dict[str, Scalar] = flatten(config)
+    for name in _PER_RANK:
+        fields.pop(name, None)
+    fields["world_size"] = collective.world_size
+    fields["version"] = VERSION
+    fields["inbox"] = has_inbox
+    fields["owner of device pages"] = "cache" if config.device_pages else "engine"
+    # The settings that may differ between ranks; the smallest is used.
+    names = [name for pair in size_settings(config).values() for name in pair]
+    smallest = {name: int(str(fields.pop(name))) for name in names}
+    smallest[_ENGINE_PAGES] = engine_pages
+    secret = "" if config.peers is None else config.peers.secret
+    shown = partial(_shown, secret)
+    sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=shown)
+    pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
+    return pools, sizes[_ENGINE_PAGES]
+
+
+def _shown(secret: str, text: str) -> str:
+    return "a secret" if secret and text == secret else without_secrets(text)
+
+
+def _host_bytes(
+    pools: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
+) -> int:
+    """Return the host memory of all pools; device pages count where they are host memory of ours."""
+    counted = isinstance(device, torch.device) and device.type == "cpu"
+    return sum(
+        (pool.host_pages + (pool.device_pages if counted else 0)) * pool.layout.page_bytes
+        for pool in pools.values()
+    )
+
+
+@contextmanager
+def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
+    """Tell the other ranks whether the block went well here; raise on all if it did not on one."""
+    problem: str | None = None
+    try:
+        yield
+    except LockstepError as error:
+        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is.
+        problem = f"{type(error).__name__}: {error}"
+    agree_that_all_are_ready(collective, problem, timeout_s)
+
+
+def store_access(config: CacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
+    """Say how a rank uses a store, whether it is there from the start or attached later.
+
+    `store` is the URI that all ranks are given. Raises `ConfigError` for one that makes no sense, by
+    its scheme, a wrapper or an option. Asks no store, and imports no client.
+    """
+    uri = store.replace(RANK, str(rank))
+    place = ShardPlace.of(rank, world_size, config.pipeline_stages)
+    namespace = namespace_of(config).digest()
+    return StoreAccess(
+        kind=_kind(uri),
+        make_backend=_maker(config, uri),
+        namespace=namespace,
+        writer=_writer(store, place),
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
+    )
+
+
+def source_access(config: CacheConfig, rank: int, world_size: int, source: str) -> StoreAccess:
+    """Say how a rank reads from another group that serves its pages at the URI `source`.
+
+    Raises `ConfigError` for a URI that makes no sense, or where `peers` is not set.
+    """
+    if config.peers is None or parse_uri(source).scheme != "peer":
+        raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
+    if config.peers.excludes(source):
+        raise ConfigError(
+            f"{source!r} is none of the sources that are allowed; see allow_sources of peers"
+        )
+    options = _reading_options(config.peers)
+    uri = f"{source}{'&' if '?' in source else '?'}{options}" if options else source
+    place = ShardPlace.of(rank, world_size, config.pipeline_stages)
+    namespace = namespace_of(config).digest()
+    return StoreAccess(
+        kind=_kind(uri),
+        make_backend=partial(make_backend, uri),
+        namespace=namespace,
+        writer=EVERYTHING,
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
+    )
+
+
+def _reading_options(peers: Peers) -> str:
+    """Return the options of a source's URI that say how this rank reads."""
+    options = {"secret": peers.secret} if peers.secret else {}
+    if peers.allow_sources:
+        options["allow_sources"] = ",".join(peers.allow_sources)
+    if peers.engine is not None:
+        options |= {
+            "transfer": peers.transfer,
+            "protocol": peers.protocol,
+            "device": peers.device,
+            "insists": str(int(peers.insists)),
+        }
+    return urlencode(options, quote_via=quote)
+
+
+def _page_server(
+    config: CacheConfig, collective: Collective, executor: RankExecutor
+) -> PageServer | None:
+    """Return the server of this rank's pages, which the executor has from now on; None without one."""
+    if config.peers is None:
+        return None
+    place = ShardPlace.of(collective.rank, collective.world_size, config.pipeline_stages)
+    namespace, peers = namespace_of(config).digest(), config.peers
+    objects = RankObjects(
+        pools=executor.host_pools,
+        namespace=namespace,
+        writer=EVERYTHING,
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
+    )
+    # A reader that stalls must not keep pages until they count as pages that nobody ever lets go of.
+    bounds = ServerBounds()
+    quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
+    server = PageServer(
+        objects,
+        peers.address,
+        secret=peers.secret,
+        reached_at=peers.reached_at,
+        bounds=replace(bounds, quiet_s=quiet_s),
+        make_engine=partial(_serving_engine, peers.engine),
+    )
+    executor.serve_with(server)
+    return server
+
+
+def _serving_engine(settings: EngineSettings | None, host: str) -> TransferEngine | None:
+    """Return the engine by which readers may read this rank's pages; None without one.
+
+    Raises `ConfigError` where there must be one.
+    """
+    if settings is None:
+        return None
+    try:
+        engine = TransferEngine(settings.protocol, settings.device, host)
+    except StorageError as error:
+        if settings.insists:
+            raise ConfigError(f"pages cannot be served as `peers` insists: {error}") from error
+        _log.warning("pages are served over connections alone: %s", error)
+        return None
+    _log.warning(
+        "pages are served by Mooncake's transfer engine at %s: it listens on every interface and asks"
+        " for no secret, so whoever reaches its ports can read and write host pages",
+        engine.address,
+    )
+    return engine
+
+
+def _kind(uri: str) -> str:
+    parsed = parse_uri(uri)
+    return "+".join([*parsed.wrappers, parsed.scheme])
+
+
+def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:
+    """Return a function that returns a store's backend.
+
+    A backend of ours is made at once, so that a wrong URI is refused here. That of another package is
+    made when the function is called, since nobody knows what the package imports or does for it.
+    """
+    scheme = parse_uri(uri).scheme
+    if not is_built_in(scheme) and scheme in known_schemes():
+        return partial(_backend, config, uri)
+    backend = _backend(config, uri)
+    return lambda: backend
+
+
+def _backend(config: CacheConfig, uri: str) -> StorageBackend:
+    return ClaimedBackend(
+        make_backend(uri),
+        model=config.model,
+        weights_version=config.weights_version,
+        layouts=pool_layouts(config),
+        store=uri,
+    )
+
+
+def _writer(store: str, place: ShardPlace) -> WriterShare:
+    """Return this rank's share of writing the pages that are the same on every rank."""
+    if RANK in store:
+        return EVERYTHING
+    uri = parse_uri(store)
+    if uri.scheme == "memory" and not uri.host:
+        # Private, so it is a store of its own for each rank, too.
+        return EVERYTHING
+    return WriterShare(rank=place.tp_rank, world_size=place.tp_size)

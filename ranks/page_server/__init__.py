@@ -1,0 +1,1 @@
+"""How other groups read this one's host pages (`peer://`)."""

@@ -1,0 +1,50 @@
+"""Which groups may be read from, as an operator has said: networks and names of hosts. Pure."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final
+
+from ...errors import ConfigError
+from .host_port import ip_of, is_ip, split_host
+
+
+class AllowedSources:
+    """The sources that `allow_sources` of `Peers` allows; all of them if it is empty."""
+
+    def __init__(self, entries: Sequence[str] = ()) -> None:
+        """Raises `ConfigError` for what is neither a network, an address nor the name of a host."""
+        self._entries: Final = tuple(entries)
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._names: set[str] = set()
+        for each in entries:
+            try:
+                self._networks.append(ipaddress.ip_network(each.strip("[]")))
+            except ValueError as error:
+                if "/" in each:
+                    raise ConfigError(f"{each!r} is no network: {error}") from None
+                name, port = split_host(each)
+                if port is not None:
+                    raise ConfigError(f"{each!r} names a port; name the host alone") from None
+                self._names.add(_folded(name))
+
+    def excludes(self, host: str) -> bool:
+        """Say whether `host` is not allowed, as far as that shows before its name is resolved."""
+        if not self._entries or _folded(host) in self._names:
+            return False
+        return self._is_outside(host) if is_ip(host) else not self._networks
+
+    def require(self, host: str, place: str) -> None:
+        """Raise `ConfigError` unless `host` may be read from, which is at the address `place`."""
+        if self._entries and _folded(host) not in self._names and self._is_outside(place):
+            raise ConfigError(
+                f"{host} ({place}) is none of the sources that are allowed: {', '.join(self._entries)}"
+                " (allow_sources of `peers`)"
+            )
+
+    def _is_outside(self, place: str) -> bool:
+        found = ip_of(place)
+        return not any(found in network for network in self._networks)
+
+
+def _folded(name: str) -> str:
+    return name.rstrip(".").lower()

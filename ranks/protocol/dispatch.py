@@ -1,0 +1,75 @@
+"""What a decider tells the workers that hold the ranks' pages. Plain data.
+
+One dispatch in each step of the engine, the same for every worker: what the replica's effects say to
+ballot and executor, in their order, and last the round to vote in. It leaves the process as
+`ranks.wire` writes it (rule R11), whatever channel an engine brings it by.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from ...coordinator.expectations import Expectation
+from ...coordinator.proposal import Change
+from .config import CacheConfig
+from .orders import Order
+from .replica_config import ReplicaConfig
+
+
+class Expect(NamedTuple):
+    """For the ballot: what it is to expect from now on."""
+
+    expectations: tuple[Expectation, ...]
+
+
+class CarryOut(NamedTuple):
+    """For the executor: what it is to do."""
+
+    orders: tuple[Order, ...]
+
+
+class Prepare(NamedTuple):
+    """For the executor: a proposal is staged, and prepared in the background."""
+
+    change: Change
+    store: str
+
+
+class GiveUp(NamedTuple):
+    """For the executor: nothing comes of the proposal that is staged."""
+
+
+class Rest(NamedTuple):
+    """The engine computes nothing in this step: wait so long, at most, for progress to vote for."""
+
+    at_most_s: float
+
+
+class Vote(NamedTuple):
+    """Vote in this round: the header that the ballots of all ranks have alike."""
+
+    epoch: int
+    round: int
+    state_digest: int
+    layout_digest: int
+
+
+Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Rest | Vote
+
+
+class Dispatch(NamedTuple):
+    """All that the workers are told in one step."""
+
+    number: int
+    """Which one it is, from 1 on: a worker that misses one knows it."""
+    told: tuple[Told, ...]
+
+
+class Opened(NamedTuple):
+    """What a worker tells the decider once, when its memory and its store are ready."""
+
+    rank: int
+    world_size: int
+    config: CacheConfig
+    """The settings that all ranks have agreed on."""
+    replica: ReplicaConfig
+    serving_address: str
+    """Where readers of other groups find this rank's pages; empty if they cannot."""

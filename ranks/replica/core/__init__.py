@@ -1,0 +1,1 @@
+"""What every part of a replica shares: settings, clocks, journal, deadlines and free lists."""

@@ -1,0 +1,69 @@
+"""Page tables and the free list of one pool.
+
+A page number is a slot of the pool on every rank. The free list is replicated state: its order
+decides which slots are handed out next, so it may change by command or verdict only.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from xxhash import xxh3_64_intdigest as fingerprint
+
+from ....errors import InternalError
+from .journal import Journal
+
+if TYPE_CHECKING:
+    PageRun: TypeAlias = array[int]
+else:
+    # At run time `array` takes no parameters before Python 3.12.
+    PageRun = array
+"""Page numbers of one pool, in prefix order."""
+
+
+def page_run(pages: Iterable[int] = ()) -> PageRun:
+    """Return a run of the given page numbers."""
+    return array("i", pages)
+
+
+class PagePool:
+    """The free pages of one pool: last given back, first taken."""
+
+    def __init__(self, name: str, capacity: int, journal: Journal) -> None:
+        self.name = name
+        self.capacity = capacity
+        self._free = page_run(range(capacity - 1, -1, -1))
+        self._journal = journal
+
+    @property
+    def free(self) -> int:
+        """The number of pages that nobody owns."""
+        return len(self._free)
+
+    def has(self, count: int) -> bool:
+        """Say whether `count` pages are free."""
+        return count <= len(self._free)
+
+    def free_pages(self) -> PageRun:
+        """Return a copy of the free list, in its order."""
+        return page_run(self._free)
+
+    def take(self, count: int) -> PageRun:
+        """Hand out `count` pages, which the caller knows to be free."""
+        if count > len(self._free):
+            raise InternalError(f"{count} {self.name} pages were taken of {len(self._free)} free")
+        if not count:
+            return page_run()
+        pages = self._free[: -count - 1 : -1]
+        del self._free[-count:]
+        self._journal.record("take", self.name, count, pages[0], fingerprint(pages))
+        return pages
+
+    def give_back(self, pages: PageRun) -> None:
+        """Put pages back, which the caller owned. They are handed out again in the same order."""
+        if not pages:
+            return
+        self._free.extend(pages[::-1])
+        self._journal.record("give back", self.name, len(pages), pages[0], fingerprint(pages))
+        if len(self._free) > self.capacity:
+            raise InternalError(f"more {self.name} pages were given back than there are")

@@ -1,0 +1,169 @@
+"""N real caches in one thread: every command goes to all of them, and all of them take every step.
+
+The ranks must answer alike, and must launch rounds that are equal in number and shape. Both are checked
+here, at the moment they happen.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ...coordinator.collective import Collective, PendingRound, Vector
+from ...coordinator.collectives.in_process import InProcessGroup
+from ...coordinator.divergence import first_difference
+from ...errors import CollectiveTimeout, GroupError
+from ...ranks.group.member.rank_cache import RankCache
+from ..checkers.findings.answers import OtherAnswer
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.group import OtherShape, WrongVotes
+from ..world.clock import VirtualClock
+
+Answer = TypeVar("Answer")
+AnyCache = TypeVar("AnyCache", bound=RankCache)
+
+
+def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Answer]) -> Answer:
+    """Give one command to every rank and return the answer, which must be the same on all."""
+    answers = [command(cache) for cache in caches]
+    first = answers[0]
+    for rank, answer in enumerate(answers):
+        if answer != first:
+            raise Violated(OtherAnswer(what, str(first), rank, str(answer)))
+    return first
+
+
+class WatchedCollective:
+    """A transport that records every collective that its rank reaches."""
+
+    def __init__(self, inner: Collective) -> None:
+        self._inner = inner
+        self.transport = inner.transport
+        self.reached: list[tuple[str, int]] = []
+        """By launch: the kind of element and the length; a gathering has the length 0."""
+
+    @property
+    def rank(self) -> int:
+        """See `Collective`."""
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        """See `Collective`."""
+        return self._inner.world_size
+
+    @property
+    def launches(self) -> int:
+        """See `Collective`."""
+        return self._inner.launches
+
+    def launch(self, lanes: Vector) -> PendingRound:
+        """See `Collective`."""
+        self.reached.append((lanes.dtype.str, lanes.size))
+        return self._inner.launch(lanes)
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """Refuse: no step may gather, and one thread could not wait for the other ranks."""
+        del payload, timeout_s
+        self.reached.append(("gather", 0))
+        raise CollectiveTimeout("the simulator compares the flight recorders itself")
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._inner.close()
+
+
+MakeCache = Callable[[int, Collective], RankCache]
+"""Makes the cache of one rank over its transport."""
+
+
+class Cluster:
+    """The caches of one epoch.
+
+    A step has two halves. Every rank takes the first one before any rank takes the second, so that no
+    wait ever blocks.
+    """
+
+    def __init__(self, ranks: int, *, depth: int, clock: VirtualClock, make: MakeCache) -> None:
+        group = InProcessGroup(ranks)
+        self.steps = 0
+        self.collectives_per_step_max = 0
+        self.collectives = [WatchedCollective(group.member(rank)) for rank in range(ranks)]
+        self.caches = [make(rank, collective) for rank, collective in enumerate(self.collectives)]
+        self._depth = depth
+        self._clock = clock
+        self._shape: tuple[str, int] | None = None
+        self._open = False
+        self._errors: list[GroupError | None] = []
+        self._reached: list[int] = []
+
+    def step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
+        """Take one step without commands on every rank but `missing`; see `end_step`."""
+        self.begin_step(middle_us, missing)
+        return self.end_step(missing=missing)
+
+    def begin_step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
+        """Apply the verdicts of a round on every rank but `missing`; return what each rank has raised.
+
+        `middle_us` of virtual time pass while the round is on its way.
+        """
+        self._errors = [None] * len(self.caches)
+        self._reached = [len(each.reached) for each in self.collectives]
+        if self._depth:
+            if self._open:
+                self._half(missing, lambda cache: cache.close_round())
+            self._clock.advance(middle_us)
+        else:
+            self._half(missing, lambda cache: cache.open_round())
+            self._clock.advance(middle_us)
+            self._half(missing, lambda cache: cache.close_round())
+        return self._errors
+
+    def end_step(
+        self, *, idle_s: float = 0.0, missing: int | None = None
+    ) -> list[GroupError | None]:
+        """Launch the step's round unless `begin_step` has; return what each rank has raised so far.
+
+        `idle_s` is how long an engine that has nothing to compute waits; see `RankCache.end_step`.
+        """
+        if idle_s:
+            self._half(missing, lambda cache: cache.inspection.executor.wait(idle_s))
+        if self._depth:
+            self._half(missing, lambda cache: cache.open_round())
+            self._open = not idle_s
+            if idle_s:
+                self._half(missing, lambda cache: cache.close_round())
+        self.steps += 1
+        if not any(self._errors) and missing is None:
+            self._check_collectives()
+        return self._errors
+
+    def _half(self, missing: int | None, half: Callable[[RankCache], object]) -> None:
+        for rank, cache in enumerate(self.caches):
+            if rank == missing or self._errors[rank] is not None:
+                continue
+            try:
+                half(cache)
+            except GroupError as error:
+                self._errors[rank] = error
+
+    def _check_collectives(self) -> None:
+        before = self._reached
+        for rank, (collective, count) in enumerate(zip(self.collectives, before, strict=True)):
+            reached = collective.reached[count:]
+            self.collectives_per_step_max = max(self.collectives_per_step_max, len(reached))
+            if len(reached) != 1:
+                raise Violated(WrongVotes(rank, len(reached)))
+            if self._shape is None:
+                self._shape = reached[0]
+            if reached[0] != self._shape:
+                raise Violated(OtherShape(rank, reached[0], self._shape))
+
+    def absent(self) -> int | None:
+        """Return the first rank that has launched fewer rounds than the others, or None."""
+        launched = [each.launches for each in self.collectives]
+        fewest = min(launched)
+        return launched.index(fewest) if fewest < max(launched) else None
+
+    def first_difference(self) -> str:
+        """Return the first recorded change that is not the same on all ranks."""
+        recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
+        return first_difference(recorders) or "the recorders do not reach back to it"

@@ -1,0 +1,144 @@
+"""One epoch of a schedule: new processes with empty memory, over stores that outlive them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...coordinator.ballot import Ballot
+from ...coordinator.collective import Collective
+from ...ranks.group.cache import Cache
+from ...ranks.group.host_cache import HostCache
+from ...ranks.group.member.messages import Backlog
+from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.protocol.replica_config import ReplicaConfig
+from ...ranks.replica.parts import SOUND, Parts
+from ..checkers.findings.finding import Record
+from ..world.clock import RankClock, VirtualClock
+from ..world.faults import FaultSource
+from ..world.world import ENGINE, World
+from .cluster import Cluster
+from .conditions import Conditions
+from .copies import Copies
+from .executor import SimulatedExecutor
+from .memory import SimulatedStore, SymbolicMemory
+from .stores import FIRST_STORE, RankStores
+
+_PAGE_BYTES = 1 << 10
+"""How many bytes a page counts as moved; nothing else depends on it."""
+
+MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
+"""Makes the executor of one rank from its conditions, its memory and its store."""
+
+
+def make_executor(
+    conditions: Conditions,
+    memory: SymbolicMemory,
+    store: SimulatedStore,
+    *,
+    kind: type[SimulatedExecutor] = SimulatedExecutor,
+    copies: type[Copies] = Copies,
+) -> SimulatedExecutor:
+    """Return an executor; it keeps its promises unless other classes are handed in."""
+    return kind(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES, copies=copies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What the ranks of a schedule are made from; another part here puts a bug into them."""
+
+    make: MakeExecutor = make_executor
+    parts: Parts = SOUND
+    """The parts of the replica."""
+    ballot: type[Ballot] = Ballot
+    cache: type[Cache] = Cache
+    """The cache of a rank whose replica owns the device pages."""
+    host_cache: type[HostCache] = HostCache
+    """The cache of a rank whose engine owns them."""
+    inbox: type[Backlog] = Backlog
+
+
+SOUND_BUILD = Build()
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The group of one epoch, with the memory of each rank."""
+
+    cluster: Cluster
+    executors: list[SimulatedExecutor]
+    memories: list[SymbolicMemory]
+    """The memory of each rank, by rank."""
+    inboxes: list[Backlog]
+    """The messages that have reached each rank, by rank."""
+    sick: set[int] = field(default_factory=set[int])
+
+    @property
+    def caches(self) -> list[RankCache]:
+        """The caches by rank."""
+        return self.cluster.caches
+
+    @property
+    def lost(self) -> str | None:
+        """Why no rank can go on because copies do not end; None if the ranks can go on.
+
+        One copy into the engine's own device pages is enough for that; of other copies it takes too
+        many.
+        """
+        if any(executor.lost_device for executor in self.executors):
+            return "device lost"
+        return "too many copies hang" if any(each.inspection.lost for each in self.caches) else None
+
+
+def begin_epoch(
+    world: World,
+    number: int,
+    *,
+    clock: VirtualClock,
+    clocks: Sequence[RankClock],
+    stores: Sequence[RankStores],
+    faults: FaultSource,
+    find: Record,
+    build: Build,
+) -> Epoch:
+    """Start a group. The epoch's number keeps its random draws apart from those of other epochs."""
+    config = world.config
+    pools = config.pool_sizes()
+    replica_config = ReplicaConfig.of(
+        config,
+        pools=pools,
+        model_digest=b"simulated",
+        engine_pages=world.device_pages if world.l1 == ENGINE else 0,
+    )
+    executors: list[SimulatedExecutor] = []
+    memories: list[SymbolicMemory] = []
+    inboxes = [build.inbox() for _ in range(world.ranks)]
+
+    def make_cache(rank: int, collective: Collective) -> RankCache:
+        memory = SymbolicMemory(world.pools, find, rank)
+        conditions = Conditions(
+            rank,
+            clock=clock,
+            faults=faults,
+            random=world.stream(f"executor/{number}/{rank}"),
+            find=find,
+        )
+        executor = build.make(conditions, memory, stores[rank].named(FIRST_STORE))
+        executor.stores.find = stores[rank].named
+        if config.store is None:
+            executor.stores.detach()
+        executor.lends_device = world.l1 == ENGINE
+        memories.append(memory)
+        executors.append(executor)
+        kind = build.host_cache if world.l1 == ENGINE else build.cache
+        return kind(
+            config,
+            collective,
+            executor,
+            replica_config,
+            clock_ms=clocks[rank].now_ms,
+            parts=build.parts,
+            ballot=build.ballot,
+            inbox=inboxes[rank],
+        )
+
+    cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
+    return Epoch(cluster, executors, memories, inboxes)

@@ -1,0 +1,1 @@
+"""What a seed draws: the world of a schedule, its faults, models, prompts and requests."""

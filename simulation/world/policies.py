@@ -1,0 +1,42 @@
+"""What a schedule's cache copies and keeps: write policy, order of eviction, limits and pins."""
+
+from dataclasses import dataclass
+from random import Random
+
+from ...ranks.protocol.config import ANY_NAMESPACE, Eviction, NamespaceLimit, WritePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The policies of one schedule."""
+
+    write_policy: WritePolicy
+    selective_hits: int
+    eviction: Eviction
+    limits: tuple[NamespaceLimit, ...]
+    pinned_pages: int | None
+
+
+def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
+    """Draw the policies; an engine that owns the device pages decides itself what to back up."""
+    write_policy = random.choice((*[WritePolicy.WRITE_THROUGH] * 3, *WritePolicy))
+    return Policies(
+        write_policy=WritePolicy.WRITE_THROUGH if engine_owns_device else write_policy,
+        selective_hits=random.randint(1, 3),
+        eviction=random.choice((Eviction.LRU, *Eviction)),
+        limits=draw_limits(random) if random.random() < 0.25 else (),
+        pinned_pages=random.choice((None, 4, 20)),
+    )
+
+
+def draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:
+    """Draw limits of one namespace or several; some bound nothing."""
+    return tuple(
+        NamespaceLimit(
+            namespace=namespace,
+            device_pages=random.choice((None, 0, 5, 20)),
+            host_pages=random.choice((None, 0, 5, 20)),
+            ttl_s=random.choice((None, 0.2, 2.0)),
+        )
+        for namespace in random.choice(((ANY_NAMESPACE,), ("tenant",), ("tenant", ANY_NAMESPACE)))
+    )

@@ -1,0 +1,100 @@
+"""Prompts that share prefixes: they branch within pages and between them, repeat, and continue."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from .world import World
+
+TOKEN_BYTES = 4
+_SEGMENT_WORDS = 50
+_OUTPUT_WORDS = 2
+"""So few that answers to one prompt often begin alike, and two requests compute the same."""
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A piece of text that prompts may share, and the pieces that may follow it."""
+
+    tokens: bytes
+    branches: list["_Branch"] = field(default_factory=list["_Branch"])
+
+
+class Prompts:
+    """Draws the prompts of one schedule."""
+
+    def __init__(self, world: World) -> None:
+        self._random = world.stream("prompts")
+        self._page_tokens = world.page_tokens
+        self._tokens_max = world.prompt_pages_max * world.page_tokens
+        self._sparse = bool(world.config.components)
+        self._roots = [self._grow(0, 0) for _ in range(self._random.randint(1, 3))]
+        self._earlier: list[tuple[str, bytes]] = []
+
+    def draw(self) -> tuple[str, bytes]:
+        """Return a namespace and the tokens of a prompt, of at least two tokens."""
+        draw = self._random.random()
+        again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
+        if self._earlier and draw < again:
+            namespace, tokens = self._random.choice(self._earlier)
+        elif self._earlier and draw < further:
+            namespace, tokens = self._random.choice(self._earlier)
+            tokens += _words(self._random, self._page_tokens * 2, _SEGMENT_WORDS)
+        else:
+            namespace = "tenant" if self._random.random() < 0.12 else ""
+            tokens = self._walk()
+        tokens = tokens[: self._tokens_max * TOKEN_BYTES]
+        while len(tokens) < 2 * TOKEN_BYTES:
+            tokens += _words(self._random, 1, _SEGMENT_WORDS)
+        return namespace, tokens
+
+    def earlier(self, random: Random) -> tuple[str, bytes]:
+        """Return namespace and tokens of an earlier request, or the first text if there was none."""
+        return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
+
+    @property
+    def earliest_first(self) -> Sequence[tuple[str, bytes]]:
+        """Namespaces and tokens of earlier requests."""
+        return self._earlier
+
+    def remember(self, namespace: str, tokens: bytes) -> None:
+        """Let later prompts repeat or continue `tokens`: the prompt and answer of a request."""
+        self._earlier.append((namespace, tokens))
+        if len(self._earlier) > 24:
+            del self._earlier[self._random.randrange(len(self._earlier))]
+
+    def answer(self, tokens_max: int) -> bytes:
+        """Return tokens that the model puts out."""
+        return _words(self._random, self._random.randint(1, tokens_max), _OUTPUT_WORDS)
+
+    def _grow(self, depth: int, start: int) -> _Branch:
+        """Return a piece of text that begins at token `start`, with all that may follow it."""
+        length = self._random.randint(1, 3 * self._page_tokens)
+        choices = (1, 1, 2, 2, 3)
+        if self._sparse:
+            # State that exists at some lengths only shows most where prompts part there, and between.
+            choices = (1, 2, 2, 3, 3)
+            if self._random.random() < 0.6:
+                length += -(start + length) % self._page_tokens
+        branch = _Branch(_words(self._random, length, _SEGMENT_WORDS))
+        if depth < 4:
+            for _ in range(self._random.choice(choices) if depth < 3 else 1):
+                branch.branches.append(self._grow(depth + 1, start + length))
+        return branch
+
+    def _walk(self) -> bytes:
+        branch = self._random.choice(self._roots)
+        tokens = branch.tokens
+        while branch.branches and self._random.random() < (0.95 if self._sparse else 0.85):
+            branch = self._random.choice(branch.branches)
+            tokens += branch.tokens
+        if self._random.random() < 0.3:
+            tokens = tokens[: self._random.randint(1, len(tokens) // TOKEN_BYTES) * TOKEN_BYTES]
+        if self._random.random() < 0.25:
+            tokens += _words(self._random, self._page_tokens * 3, _SEGMENT_WORDS)
+        return tokens
+
+
+def _words(random: Random, length: int, words: int) -> bytes:
+    return array("i", [random.randrange(words) for _ in range(length)]).tobytes()

@@ -1,0 +1,311 @@
+"""The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from ...coordinator.stop_policy import StopPolicy, StopRule
+from ...page_format.page_layout import Column, PageLayout
+from ...ranks.protocol.config import (
+    Bounds,
+    CacheConfig,
+    ComponentConfig,
+    Recurrent,
+    SlidingWindow,
+    Timeouts,
+)
+from ...ranks.protocol.orders import KV_POOL
+from ...ranks.protocol.outside import Peers
+from .faults import FAULT_PROFILES, Mishaps, draw_plan
+from .models import MODEL_PROFILES, draw_components
+from .policies import draw_policies
+
+REPLICA, ENGINE, BOTH = "replica", "engine", "both"
+L1_CHOICES = (REPLICA, ENGINE, BOTH)
+"""Who owns the device pages (L1); with `both`, the seed decides."""
+
+IDLE_S = 0.002
+"""How long an engine waits for progress in a step that computes nothing."""
+
+STEPS_MIN = 100
+"""The fewest steps of a schedule; a shorter one proves little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the seed of a schedule has decided before its first step."""
+
+    seed: int
+    ranks: int
+    steps: int
+    profile: str
+    """The profile of the model, one of `MODEL_PROFILES`."""
+    fault_profile: str
+    """The profile of the faults, one of `FAULT_PROFILES`."""
+    depth: int
+    l1: str
+    """Who owns the device pages: REPLICA or ENGINE."""
+    device_pools: Mapping[str, int]
+    """How many pages each pool has on the device of each rank, by name, whoever owns them."""
+    config: CacheConfig
+    faults: Mishaps
+    requests_max: int
+    """How many requests the engine has in flight at a time."""
+    arrival_rate: float
+    """The chance that a request arrives in a step with room for it."""
+    step_us_max: int
+    """How long a forward pass takes at most."""
+    prompt_pages_max: int
+    """How long a prompt is at most, in pages."""
+    role: str = ""
+    """See `Side`; empty for a group alone."""
+    meanwhile_us: int = 0
+    """How long another group may take over its own steps between two of this one."""
+
+    @property
+    def page_tokens(self) -> int:
+        """How many tokens a page has."""
+        return self.config.layout.page_tokens
+
+    @property
+    def device_pages(self) -> int:
+        """How many pages full attention has on each rank, whoever owns them."""
+        return self.device_pools[KV_POOL]
+
+    @property
+    def pools(self) -> dict[str, tuple[int, int]]:
+        """How many pages each pool has on the device and on the host, by name."""
+        sizes = self.config.pool_sizes()
+        return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
+
+    @property
+    def state_pools(self) -> frozenset[str]:
+        """The names of the pools of recurrent states."""
+        components = self.config.components
+        return frozenset(each.pool for each in components if isinstance(each, Recurrent))
+
+    @property
+    def checkpoint_tokens(self) -> int | None:
+        """How many tokens lie between checkpoints of a recurrent state; None in a model without one."""
+        for component in self.config.components:
+            if isinstance(component, Recurrent):
+                return component.checkpoint_tokens
+        return None
+
+    @property
+    def whole_step_us_max(self) -> int:
+        """How long a step takes at most, with all that an engine with pages of its own waits for."""
+        waits_s = 0.0
+        if self.l1 == ENGINE:
+            waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
+        return 2 * self.step_us_max + int(waits_s * 1_000_000) + self.meanwhile_us
+
+    def stream(self, name: str) -> Random:
+        """Return a random stream of its own, so that draws of one part never shift those of another."""
+        return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
+
+    def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
+        """Say whether an empty device has room for the cached part of a request and its reserve."""
+        unit = self.page_tokens
+        cached = cached_tokens // unit
+        wanted = max(cached, -(-reserve_tokens // unit))
+        windows = {
+            each.pool: -(-each.window_tokens // unit)
+            for each in self.config.components
+            if isinstance(each, SlidingWindow)
+        }
+        return wanted <= self.device_pages and all(
+            wanted - max(0, cached - window) <= self.pools[pool][0]
+            for pool, window in windows.items()
+        )
+
+    @property
+    def replay(self) -> str:
+        """The command that runs this schedule again."""
+        return (
+            f"lockstep simulate --seeds {self.seed}:{self.seed + 1} --ranks {self.ranks} "
+            f"--steps {self.steps} --profile {self.profile} --faults {self.fault_profile} "
+            f"--depth {self.depth} --l1 {self.l1}"
+        )
+
+
+def _draw_layout(random: Random, heads: int) -> PageLayout:
+    column = Column(name="kv", layers=1, heads=heads, elements=1, dtype="uint8")
+    return PageLayout(page_tokens=random.choice((1, 2, 3, 4, 4, 4)), columns=(column,))
+
+
+def _owned(components: Sequence[ComponentConfig], l1: str) -> tuple[ComponentConfig, ...]:
+    """Return the components without device pages, where those are the engine's."""
+    return tuple(each if l1 == REPLICA else replace(each, device_pages=0) for each in components)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is settled for one of two groups before its world is drawn."""
+
+    role: str
+    """What tells the groups apart."""
+    heads: int
+    """As many heads of a layer as the ranks of both can divide; 0 for one for each rank."""
+    prompt_pages: int
+    """How long a prompt is at most, in pages; 0 lets it be drawn."""
+
+
+_ALONE = Side("", 0, 0)
+
+
+def draw_world(
+    seed: int,
+    *,
+    ranks: int,
+    steps: int,
+    profile: str | None = None,
+    faults: str = "mixed",
+    depth: int,
+    l1: str = BOTH,
+    side: Side = _ALONE,
+) -> World:
+    """Draw the world of one schedule. Raises `ValueError` for a size or name that is not possible."""
+    _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
+    scope = f"{seed}/{faults}/{side.role}{ranks}"
+    # Owner and model are drawn from streams of their own, so that all else is the same for each.
+    owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
+    l1, profile = _choose(owner, model, l1, profile)
+    random = Random(f"{scope}/world")
+    plan = draw_plan(random, Random(f"{scope}/tokens"), profile=faults, ranks=ranks, steps=steps)
+    requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
+    prompt_pages_max = side.prompt_pages or random.randint(4, 14)
+    device_pages, host_pages = _draw_pools(
+        random, requests_max, prompt_pages_max, tiny=plan.tiny_pools
+    )
+    policies = draw_policies(Random(f"{scope}/policies"), l1 != REPLICA)
+    layout = _draw_layout(random, side.heads or ranks)
+    components = draw_components(
+        model,
+        profile,
+        page_tokens=layout.page_tokens,
+        heads=side.heads or ranks,
+        requests_max=requests_max,
+        prompt_pages_max=prompt_pages_max,
+        tiny=plan.tiny_pools,
+    )
+    config = CacheConfig(
+        model="simulated",
+        layout=layout,
+        components=_owned(components, l1),
+        device_pages=device_pages if l1 == REPLICA else 0,
+        host_pages=host_pages,
+        store="memory://" if random.random() < 0.94 else None,
+        peers=Peers(),
+        stop_policy=_draw_stop_policy(random),
+        write_policy=policies.write_policy,
+        selective_hits=policies.selective_hits,
+        eviction=policies.eviction,
+        limits=policies.limits,
+        pipeline_depth=depth,
+        bounds=_draw_bounds(random, policies.pinned_pages, tiny=plan.tiny_bounds),
+        timeouts=draw_timeouts(random, fence_s=owner.choice((0.001, 0.006))),
+    )
+    return World(
+        seed=seed,
+        ranks=ranks,
+        steps=steps,
+        profile=profile,
+        fault_profile=faults,
+        depth=depth,
+        l1=l1,
+        device_pools={KV_POOL: device_pages}
+        | {each.pool: each.device_pages for each in components},
+        config=config,
+        faults=plan,
+        requests_max=requests_max,
+        arrival_rate=random.uniform(0.3, 1.0),
+        step_us_max=random.choice((6_000, 15_000, 30_000)),
+        prompt_pages_max=prompt_pages_max,
+        role=side.role,
+    )
+
+
+def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
+    """Return who owns L1, and the model: as given, or else drawn."""
+    drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
+    return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
+
+
+def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str) -> None:
+    """Raise `ValueError` for the first setting of a schedule that is not possible."""
+    if profile not in (None, *MODEL_PROFILES):
+        raise ValueError(f"unknown profile {profile!r}; known: {', '.join(MODEL_PROFILES)}")
+    if faults not in FAULT_PROFILES:
+        raise ValueError(f"unknown faults {faults!r}; known: {', '.join(FAULT_PROFILES)}")
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}, must be 1 or more")
+    if steps < STEPS_MIN:
+        raise ValueError(f"steps is {steps}, must be {STEPS_MIN} or more")
+    if l1 not in L1_CHOICES:
+        raise ValueError(f"unknown owner of L1 {l1!r}; known: {', '.join(L1_CHOICES)}")
+
+
+def _draw_stop_policy(random: Random) -> StopPolicy:
+    return StopPolicy(
+        rule=random.choice(tuple(StopRule)),
+        base_s=random.choice((0.02, 0.1)),
+        per_ki_token_s=random.choice((0.0, 2.0)),
+        cap_s=random.choice((0.08, 0.5)),
+    )
+
+
+def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
+    """Draw short ones, so that a schedule meets them."""
+    return Timeouts(
+        round_s=0.004,
+        lookup_s=random.choice((0.05, 0.3)),
+        persist_s=random.choice((0.1, 0.4)),
+        copy_s=random.choice((0.04, 0.2)),
+        fence_s=fence_s,
+        quiesce_s=random.choice((0.03, 0.15)),
+        miss_memory_s=(miss_memory_s := random.choice((0.05, 0.5))),
+        absence_memory_s=miss_memory_s / 2,
+        flush_s=30.0,
+        open_s=0.3,
+    )
+
+
+def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
+    """Draw how many pages device and host have. A roomy device holds what all requests use."""
+    in_use = requests * (prompt_pages + 4)
+    if tiny:
+        host_pages = random.choice(
+            (
+                random.randint(2, prompt_pages),
+                random.randint(prompt_pages, prompt_pages * 3),
+                100,
+                100,
+            )
+        )
+        return random.randint(prompt_pages, in_use // 3 + prompt_pages), host_pages
+    match random.randrange(4):
+        case 0:
+            device_pages = in_use + 60
+            return device_pages, device_pages + random.randint(0, 60)
+        case 1:
+            return in_use, 100
+        case 2:
+            return in_use, in_use // 2 + prompt_pages
+        case _:
+            return prompt_pages + 4 + in_use // 2, in_use // 2 + prompt_pages
+
+
+def _draw_bounds(random: Random, pinned_pages: int | None, *, tiny: bool) -> Bounds:
+    if not tiny:
+        return Bounds(prefetches=random.choice((8, 32)), pinned_pages=pinned_pages)
+    return Bounds(
+        pinned_pages=pinned_pages,
+        prefetches=random.randint(1, 3),
+        prefetches_waiting=random.randint(0, 4),
+        prefetch_pages=random.choice((None, 4, 16)),
+        persists=random.randint(1, 3),
+        persists_waiting=random.randint(0, 4),
+        quarantine_pages=random.choice((None, 1, 8)),
+        remembered_misses=random.choice((0, 2, 64)),
+    )

@@ -1,0 +1,226 @@
+"""KV events name the blocks that vLLM would name, and what they claim is what host memory has."""
+
+from pathlib import Path
+from weakref import ref
+
+from lockstep.integrations.vllm.block_events import (
+    NAMESPACES_MAX,
+    BlockEvents,
+    PagesRemoved,
+    PagesStored,
+)
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.notices import Cause, Removed, Reset, Stored, Tier
+from lockstep.ranks.protocol.orders import KV_POOL
+from tests.kit.ranks.host_threads import on_every_rank
+from tests.kit.vllm.scripted import PAGE_TOKENS, ChainedHasher, ScriptedEngine, scripted
+from tests.kit.vllm.sent_requests import Item, Position, Sent
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
+
+
+def hashes(told: PagesStored | PagesRemoved) -> list[bytes]:
+    if isinstance(told, PagesRemoved):
+        return [*told.hashes]
+    return [each for page in told.pages for each in page.hashes]
+
+
+def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> set[bytes]:
+    """Return what a router takes a tier to have after these events."""
+    known: set[bytes] = set()
+    for each in events:
+        if each.tier is tier:
+            known = (
+                known | {*hashes(each)}
+                if isinstance(each, PagesStored)
+                else known - {*hashes(each)}
+            )
+    return known
+
+
+def chain(engine: ScriptedEngine, request: Sent) -> list[bytes]:
+    return engine.hasher.chain(request)
+
+
+def test_a_page_in_host_memory_is_told_by_the_hash_that_the_engine_has_of_it() -> None:
+    with scripted() as engine:
+        request = engine.serve(PROMPT)
+
+        [told] = engine.told()
+
+    assert isinstance(told, PagesStored)
+    assert (told.tier, hashes(told)) == (Tier.HOST, chain(engine, request))
+    assert [token for page in told.pages for token in page.tokens] == PROMPT
+    assert told.pages[0].before is None
+
+
+def test_what_continues_a_prefix_is_told_after_the_block_that_it_continues() -> None:
+    with scripted() as engine:
+        first = engine.serve(PROMPT)
+        engine.told()
+
+        second = engine.serve(LONGER)
+        [told] = engine.told()
+
+    assert isinstance(told, PagesStored)
+    assert told.pages[0].before == chain(engine, first)[-1]
+    assert hashes(told) == chain(engine, second)[4:]
+
+
+def test_pages_that_another_engine_has_written_are_told_once_a_request_brings_them(
+    tmp_path: Path,
+) -> None:
+    with scripted(f"file://{tmp_path}") as engine:
+        engine.serve(PROMPT)
+    with scripted(f"file://{tmp_path}") as restarted:
+        request = restarted.serve(LONGER)
+
+        told = restarted.told()
+
+    assert restarted.sources == [{"disk": len(PROMPT)}]
+    first, *_ = told
+    assert hashes(first) == chain(restarted, request)[:4]
+    assert held(told) == held(told, Tier.STORAGE) == {*chain(restarted, request)}
+
+
+def test_salts_and_images_are_hashed_as_the_engine_hashes_them() -> None:
+    image = Item("a cat", Position(offset=PAGE_TOKENS + 1, length=PAGE_TOKENS))
+    with scripted() as engine:
+        requests = [
+            engine.serve(PROMPT),
+            engine.serve(PROMPT, cache_salt="tenant"),
+            engine.serve(PROMPT, mm_features=[image]),
+        ]
+
+        told = engine.told()
+
+    chains = [chain(engine, each) for each in requests]
+    assert [hashes(each) for each in told] == chains
+    assert len({each for hashed in chains for each in hashed}) == 3 * 4 - 1
+
+
+def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
+    with scripted(host_pages=6) as engine:
+        engine.serve(PROMPT)
+        second = engine.serve([50 + each for each in PROMPT])
+
+        told = engine.told()
+        cached = engine.cache.stats().pools[KV_POOL][Tier.HOST].cached
+
+    known = held(told)
+    assert any(isinstance(each, PagesRemoved) for each in told)
+    assert {*chain(engine, second)} <= known
+    assert len(known) == cached
+
+
+def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had() -> None:
+    """A router that heard of none of it would send requests to where their KV is no more."""
+    with scripted() as engine:
+        request = engine.serve(PROMPT)
+        engine.told()
+
+        assert engine.side.reset()
+        engine.events.listen([Reset(0, None)])
+        taken_back = engine.told()
+        engine.serve(PROMPT)
+        told = engine.told()
+
+    assert [type(each) for each in taken_back] == [PagesRemoved]
+    assert hashes(taken_back[0]) == chain(engine, request) == hashes(told[0])
+    assert isinstance(told[0], PagesStored)
+
+
+def test_what_a_request_computes_that_waited_while_the_weights_changed_is_told() -> None:
+    with scripted() as engine:
+        request = engine.arrive(PROMPT)
+
+        engine.side.weights_are("step-1")
+        engine.answer_to(request)
+
+        assert held(engine.told()) == {*chain(engine, request)}
+
+
+def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
+    hasher = ChainedHasher(hash_tokens=2, block_tokens=4)
+    events = BlockEvents(hasher)
+    request = Sent(PROMPT)
+    events.saw(request, "", str.encode)
+    tokens = b"".join(each.to_bytes(4, "little") for each in PROMPT)
+
+    # Pages of eight tokens, two blocks in each.
+    events.listen([Stored(Tier.HOST, KV_POOL, 2, Cause.BACKED_UP, b"", (b"1", b"2"), tokens)])
+    [told] = events.take(str.encode)
+
+    assert hashes(told) == hasher.chain(request)
+
+
+def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
+    tokens = b"\0" * (4 * PAGE_TOKENS * len(keys))
+    return Stored(Tier.HOST, KV_POOL, len(keys), Cause.BACKED_UP, after, keys, tokens)
+
+
+def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
+    """No new request finds them, whatever becomes of them."""
+    events = BlockEvents(ChainedHasher())
+    events.saw(Sent(), "", lambda _: b"old")
+    events.listen([stored((b"1",), b"old"), Reset(1, None)])
+
+    first = [*events.take(lambda _: b"new")]
+    events.listen([stored((b"2",), b"1"), Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))])
+    later = [*events.take(lambda _: b"new")]
+
+    assert [type(each) for each in first] == [PagesStored, PagesRemoved]
+    assert later == []
+
+
+def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None:
+    """A reset to earlier weights gives new pages the keys of those that requests still hold."""
+    events = BlockEvents(ChainedHasher())
+    events.saw(Sent(), "", lambda _: b"")
+    gone = Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))
+    events.listen([stored((b"1",), b""), stored((b"1", b"2"), b""), gone])
+
+    first = [*events.take(lambda _: b"")]
+    events.listen([gone])
+    later = [*events.take(lambda _: b"")]
+
+    assert [len(hashes(each)) for each in first] == [1, 1]
+    assert [type(each) for each in later] == [PagesRemoved]
+
+
+def test_one_rank_may_tell_for_all_of_them() -> None:
+    """Each would tell the same; that the others do not is no difference between them."""
+    events = BlockEvents(ChainedHasher())
+
+    def serve(cache: HostCache) -> list[PagesStored | PagesRemoved]:
+        events.saw(Sent(), "", lambda name: cache.last_key(b"", name))
+        cache.back_up("r", PROMPT, range(4))
+        assert cache.flush()
+        return [] if cache.rank else [*events.take(lambda name: cache.last_key(b"", name))]
+
+    told = on_every_rank(serve, listener=events.listen)
+
+    assert [len(hashes(each)) for rank in told for each in rank] == [4]
+
+
+def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
+    """An item of vLLM has the pixels too, and there is a namespace for each image."""
+    events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
+    pixels = ref(image)
+
+    events.saw(Sent(mm_features=[image]), "of the image", str.encode)
+    del image
+
+    assert pixels() is None
+
+
+def test_salts_without_end_do_not_fill_memory() -> None:
+    events = BlockEvents(ChainedHasher())
+    for salt in range(NAMESPACES_MAX + 1):
+        events.saw(Sent(), str(salt), str.encode)
+
+    events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
+
+    # The first is forgotten, so nothing is told of it.
+    assert len([*events.take(str.encode)]) == 1

@@ -1,0 +1,345 @@
+"""One scripted engine computes a prompt, and another goes on with it: real servers, real bytes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.integrations.vllm.handing_over import HandingOver
+from lockstep.ranks.page_server.page_server import PageServer
+from lockstep.ranks.protocol.orders import ObjectTransfer
+from lockstep.ranks.protocol.outside import Peers
+from lockstep.ranks.replica.device.lent_copies import LentCopies
+from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
+from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
+
+TOKENS = list(range(1, 6 * PAGE_TOKENS + 3))
+"""Six whole pages, and half a page."""
+WHOLE = 6 * PAGE_TOKENS
+FOR_ANOTHER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
+"""What vLLM's routers send with a prompt that is to be computed."""
+HASTE = HandingOver(ttl_s=0.05, patience_s=0.05)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def prefill(stack: ExitStack) -> ScriptedEngine:
+    engine = stack.enter_context(scripted(peers=Peers()))
+    engine.memory[:] = torch.rand_like(engine.memory)
+    return engine
+
+
+@pytest.fixture
+def decode(stack: ExitStack) -> ScriptedEngine:
+    return stack.enter_context(scripted(peers=Peers(), handing_over=HASTE))
+
+
+def computed(engine: ScriptedEngine, tokens: list[int] = TOKENS, **attributes: Any) -> Any:
+    """Let an engine compute a prompt for another one; return what it answers."""
+    engine.serve(tokens, kv_transfer_params=FOR_ANOTHER, **attributes)
+    return engine.answer
+
+
+def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> int:
+    """Return how many tokens an engine need not compute."""
+    return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
+
+
+def asked(engine: ScriptedEngine, request: Sent) -> int | None:
+    """Return what an engine is told in one pass that asks for a request."""
+    found = engine.side.hit(request, 0)
+    engine.rest()
+    return found
+
+
+def answered(engine: ScriptedEngine, request: Sent) -> int:
+    """Return what an engine is told in the end."""
+    while (found := asked(engine, request)) is None:
+        pass
+    return found
+
+
+def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
+    while not done():
+        engine.rest()
+
+
+def test_what_one_engine_has_computed_another_has_byte_for_byte(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    params = computed(prefill)
+
+    assert params["remote_tokens"] == WHOLE
+    assert loaded(decode, params) == WHOLE
+    assert torch.equal(decode.memory[:6], prefill.memory[:6])
+
+
+@pytest.mark.parametrize("window_tokens", [0, PAGE_TOKENS, 2 * PAGE_TOKENS - 1])
+def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
+    stack: ExitStack, window_tokens: int
+) -> None:
+    """What a match needs of a window is what is before that page."""
+    prefill, decode = (
+        stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
+    )
+    prefill.window[:] = torch.rand_like(prefill.window)
+    tokens, last = TOKENS[:WHOLE], WHOLE - PAGE_TOKENS
+    params = computed(prefill, tokens)
+    first = decode.cache.needed_from(last).get("window", last)
+    window = slice(first // PAGE_TOKENS, last // PAGE_TOKENS)
+
+    assert params["remote_tokens"] == last
+    assert loaded(decode, params, tokens) == last
+    assert torch.equal(decode.window[window], prefill.window[window])
+
+
+def test_a_request_waits_for_what_the_other_engine_has_only_promised(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    """The answer is on its way before the last copies have ended."""
+    sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
+    promised = {
+        "do_remote_prefill": True,
+        "remote_host": "127.0.0.1",
+        "remote_port": int(prefill.cache.serving_uri.rpartition(":")[2]),
+        "remote_tokens": WHOLE,
+    }
+    sent.kv_transfer_params = promised
+    decode.side.arrived(sent)
+    early = [asked(decode, sent) for _ in range(3)]
+    computed(prefill)
+
+    assert early == [None] * 3
+    assert answered(decode, sent) == WHOLE
+
+
+def test_a_page_that_is_lost_is_computed_with_all_that_follow(
+    prefill: ScriptedEngine, decode: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = PageServer.serve
+
+    def serve_four(self: PageServer, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
+        [each] = transfers
+        four = each._replace(keys=each.keys[:4], pages=each.pages[:4])
+        serve(self, operation, [four, each._replace(keys=each.keys[5:], pages=each.pages[5:])])
+
+    monkeypatch.setattr(PageServer, "serve", serve_four)
+
+    assert loaded(decode, computed(prefill)) == 4 * PAGE_TOKENS
+    assert torch.equal(decode.memory[:4], prefill.memory[:4])
+
+
+def test_an_engine_that_is_gone_costs_its_readers_no_more_than_their_patience(
+    stack: ExitStack, decode: ScriptedEngine
+) -> None:
+    with scripted(peers=Peers()) as prefill:
+        params = computed(prefill)
+
+    assert loaded(decode, params) == 0
+
+
+def test_where_the_other_engine_is_gone_its_store_is_asked(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}"
+    with scripted(store, peers=Peers()) as prefill:
+        params = computed(prefill)
+    decode = stack.enter_context(scripted(store, peers=Peers(), handing_over=HASTE))
+
+    assert loaded(decode, params) == WHOLE
+    assert decode.sources == [{"disk": WHOLE}]
+
+
+def test_what_comes_from_the_other_engine_is_told_apart_from_what_the_store_has(
+    stack: ExitStack, prefill: ScriptedEngine, tmp_path: Path
+) -> None:
+    decode = stack.enter_context(scripted(f"file://{tmp_path}", peers=Peers()))
+
+    loaded(decode, computed(prefill))
+
+    assert decode.sources == [{"p2p": WHOLE}]
+
+
+def test_engines_that_serve_nothing_hand_over_by_the_store(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    prefill, decode = (stack.enter_context(scripted(f"file://{tmp_path}")) for _ in range(2))
+    params = computed(prefill)
+
+    assert params["remote_host"] is params["remote_port"] is None
+    assert loaded(decode, params) == WHOLE
+
+
+def test_an_engine_that_nobody_can_read_from_says_so_and_promises_nothing(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = stack.enter_context(scripted())
+
+    assert [computed(prefill), computed(prefill)] == [None, None]
+    assert [each for each in caplog.messages if "set `peers`, or a store" in each] == [
+        caplog.messages[-1]
+    ]
+
+
+def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
+    decode: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"do_remote_prefill": True, "remote_host": "a b", "remote_port": 7, "remote_tokens": 9}
+
+    assert loaded(decode, params) == 0
+    assert "remote_host is 'a b'" in caplog.text
+
+
+@pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
+def test_params_that_are_no_map_cost_no_more_than_what_they_could_have_said(
+    decode: ScriptedEngine, params: object
+) -> None:
+    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
+    assert loaded(decode, params) == 0
+    assert decode.answer is None
+
+
+def test_a_reader_without_peers_is_told_what_to_set(
+    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = stack.enter_context(scripted())
+
+    assert loaded(decode, computed(prefill)) == 0
+    assert "set `peers` in kv_connector_extra_config" in caplog.text
+
+
+def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_computed(
+    prefill: ScriptedEngine, decode: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = computed(prefill)
+    for each in (prefill, decode):
+        each.side.reset()
+    sent = Sent(TOKENS, kv_transfer_params=params)
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert computed(prefill) is None
+    assert "nobody has said which weights there are" in caplog.text
+
+
+def test_engines_whose_roles_are_exchanged_say_so_and_wait_for_nothing(
+    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = stack.enter_context(scripted(peers=Peers(), backs_up=False))
+    producer = stack.enter_context(scripted(peers=Peers(), loads=False))
+
+    assert computed(consumer) is None
+    assert loaded(producer, computed(prefill)) == 0
+    assert "kv_role is kv_consumer, and such an engine saves nothing" in caplog.text
+    assert "kv_role is kv_producer, and such an engine loads nothing" in caplog.text
+
+
+def test_an_engine_without_the_store_of_the_other_says_so_and_waits_for_nothing(
+    stack: ExitStack, decode: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = stack.enter_context(scripted(f"file://{tmp_path}"))
+    sent = Sent(TOKENS, kv_transfer_params=computed(prefill))
+    decode.side.arrived(sent)
+
+    assert asked(decode, sent) == 0
+    assert "set the same store, or `peers`" in caplog.text
+
+
+def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:
+    prefill.serve(TOKENS, kv_transfer_params=FOR_ANOTHER, status=Status.FINISHED_ABORTED)
+
+    assert prefill.answer is None
+    assert prefill.cache.inspection.idle
+
+
+def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
+    prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agreed time is that of long ago in such an engine, or there has been none."""
+    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
+    prefill.side.arrived(sent)
+    assert prefill.side.hit(sent, 0) == 0
+    blocks = Blocks(lambda _: (range(len(TOKENS)),))
+    prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    prefill.cache.begin_backups()
+    slow = iter([True] * 6)
+    lends = prefill.cache.awaits_copies
+
+    def lends_longer(name: str) -> bool:
+        return next(slow, False) or lends(name)
+
+    monkeypatch.setattr(prefill.cache, "awaits_copies", lends_longer)
+
+    assert prefill.side.handoff(sent) is not None
+    prefill.side.finished(sent, range(len(TOKENS)))
+    prefill.side.settle()
+
+    assert not prefill.side.gives
+    assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
+
+
+def ended_before_its_copies(engine: ScriptedEngine) -> None:
+    """Let a request end of which no copy has begun yet."""
+    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
+    engine.side.arrived(sent)
+    assert engine.side.hit(sent, 0) == 0
+    blocks = Blocks(lambda _: (range(len(TOKENS)),))
+    engine.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    assert engine.side.handoff(sent) is not None
+    assert engine.side.finished(sent, range(len(TOKENS)))
+    engine.side.end_pass(Scheduled())
+
+
+def test_blocks_that_are_still_copied_are_waited_for_and_nobody_is_preempted_for_them(
+    prefill: ScriptedEngine,
+) -> None:
+    ended_before_its_copies(prefill)
+    before = prefill.side.pending_frees
+    rest_until(prefill, lambda: not prefill.side.gives)
+
+    assert (before, prefill.side.pending_frees) == (True, False)
+
+
+def test_a_copy_that_hangs_keeps_no_engine_stepping(
+    prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(_: LentCopies, copy: int) -> bool:
+        return copy > 0
+
+    monkeypatch.setattr(LentCopies, "_hangs", hangs)
+    ended_before_its_copies(prefill)
+    for _ in range(4):
+        prefill.side.end_pass(Scheduled())
+
+    assert not prefill.side.gives
+    assert not prefill.side.pending_frees
+
+
+def test_what_was_served_longest_gives_way_to_what_comes(
+    prefill: ScriptedEngine, decode: ScriptedEngine
+) -> None:
+    """Host memory may keep four of these prompts for others, and each is read at once."""
+    prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
+
+    found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]
+
+    assert found == [WHOLE] * 8
+
+
+def test_what_nobody_came_for_is_held_no_longer_than_was_said(stack: ExitStack) -> None:
+    prefill = stack.enter_context(scripted(peers=Peers(), handing_over=HASTE))
+    kept = prefill.cache.inspection.prefixes.residence.holds.kept_pages
+    params = computed(prefill)
+    held = sum(map(sum, kept))
+    rest_until(prefill, lambda: not sum(map(sum, kept)))
+
+    assert params is not None
+    assert held == 6

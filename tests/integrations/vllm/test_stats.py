@@ -1,0 +1,260 @@
+"""What vLLM is told of the statistics adds up to what the cache has counted, to the token."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.integrations.vllm.lending import Lending
+from lockstep.integrations.vllm.stats import (
+    ALL,
+    RESTORED,
+    ExecutorPart,
+    Restored,
+    StatsFeed,
+    Told,
+    add,
+    executor_told,
+    line,
+    spread,
+)
+from lockstep.integrations.vllm.watching import ELSEWHERE, Watching, source_of
+from lockstep.ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
+from lockstep.ranks.group.decider.deciding import decide
+from lockstep.ranks.group.member.cache_stats import CacheStats
+from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.replica_config import ReplicaConfig
+from lockstep.storage_backends.latencies import Latencies
+from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, GROUP_FAMILIES, Type
+from tests.kit.ranks.in_turn import HostRanksInTurn
+from tests.kit.source_tree import ROOT
+from tests.kit.vllm.scripted import PAGE_TOKENS, scripted
+from tests.kit.vllm.sides import side_of
+
+PROMPT = list(range(4 * PAGE_TOKENS + 1))
+LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
+
+
+def counters(stats: CacheStats) -> Told:
+    """Return all counters of a cache as they are told."""
+    return {
+        family.name: {",".join(("0", *labels)): value for labels, value in family.samples(stats)}
+        for family in FAMILIES
+        if family.type is Type.COUNTER
+    }
+
+
+def of_counters(told: Told) -> Told:
+    return {name: each for name, each in told.items() if ALL[name].type is Type.COUNTER}
+
+
+def without(told: Told, name: str) -> Told:
+    return {each: values for each, values in told.items() if values and each != name}
+
+
+def test_all_that_is_told_adds_up_to_what_the_cache_has_counted(tmp_path: Path) -> None:
+    told: Told = {}
+    with scripted(f"file://{tmp_path}") as engine:
+        for tokens in (PROMPT, LONGER, PROMPT, list(range(500, 520)), LONGER):
+            engine.serve(tokens)
+            told = add(told, engine.watching.told() or {})
+        stats = engine.cache.stats()
+
+    assert stats.replica.hit_tokens["host"] == 4 * PAGE_TOKENS * 2 + 6 * PAGE_TOKENS
+    restored = of_counters(told).pop("restored_tokens")
+    assert restored == {"0,saved": stats.replica.hit_tokens["host"], "0,failed": 0, "0,dropped": 0}
+    assert without(of_counters(told), "restored_tokens") == without(counters(stats), "")
+
+
+def test_hits_are_split_by_where_they_came_from_as_the_cache_splits_them(tmp_path: Path) -> None:
+    with scripted(f"file://{tmp_path}") as engine:
+        engine.serve(PROMPT)
+    with scripted(f"file://{tmp_path}") as restarted:
+        restarted.serve(PROMPT)
+        restarted.serve(LONGER)
+        counted = restarted.cache.stats().replica.hit_tokens
+
+    assert restarted.sources == [{"disk": 4 * PAGE_TOKENS}, {"host": 4 * PAGE_TOKENS}]
+    assert (counted["storage"], counted["host"]) == (4 * PAGE_TOKENS, 4 * PAGE_TOKENS)
+
+
+def test_what_a_prompt_asks_for_counts_whole_though_a_part_of_it_hits() -> None:
+    with scripted() as engine:
+        engine.serve(PROMPT)
+        engine.serve(LONGER)
+        counted = engine.cache.stats().replica
+
+    assert counted.hit_tokens["host"] == 4 * PAGE_TOKENS
+    assert counted.asked_tokens == 4 * PAGE_TOKENS + 6 * PAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("store", "source"),
+    [
+        (None, ELSEWHERE),
+        ("file:///kv", "disk"),
+        ("metrics+3fs:///kv?index=sqlite:///i", "disk"),
+        ("peer://host:1", "p2p"),
+        ("memory://", ELSEWHERE),
+    ],
+)
+def test_a_store_is_called_what_the_engine_has_a_name_for(store: str | None, source: str) -> None:
+    assert source_of(store) == source
+
+
+def test_a_busy_engine_is_told_now_and_then_and_one_that_falls_idle_at_once() -> None:
+    now = 100.0
+    feed = StatsFeed(0, clock=lambda: now)
+
+    assert feed.due(idle=False)
+    assert not feed.due(idle=False)
+    assert feed.due(idle=True)
+    now += 1.0
+    assert feed.due(idle=False)
+
+
+def test_a_gauge_is_told_when_it_changes_and_is_nothing_once_it_is_gone() -> None:
+    with scripted() as engine:
+        feed = StatsFeed(3)
+        engine.cache.prefetch("waits", PROMPT)
+        engine.cache.back_up("r", PROMPT[:-1], range(4))
+        first = feed.told((GROUP_FAMILIES, engine.cache.stats()))
+        again = feed.told((GROUP_FAMILIES, engine.cache.stats()))
+        engine.cache.flush()
+        later = feed.told((GROUP_FAMILIES, engine.cache.stats()))
+
+    assert first["operations_in_flight"] == {"3,backup": 1}
+    assert again == {}
+    assert later["operations_in_flight"] == {"3,backup": 0}
+
+
+def test_what_the_workers_of_one_scheduler_tell_is_kept_apart_by_their_ranks() -> None:
+    """The replica's part comes from the scheduler, and each executor's from its worker."""
+    counts = [
+        ExecutorCounts(
+            bytes_moved=BytesMoved(l1_to_l2=100_000 + rank),
+            pages_corrupt=rank,
+            late_calls=LateCalls(2),
+        )
+        for rank in range(2)
+    ]
+    one, other = (executor_told(StatsFeed(rank), counts[rank]) for rank in range(2))
+
+    told = add(one, other)
+
+    assert told["corrupt_pages"] == {"0": 0, "1": 1}
+    assert told["storage_late_calls"] == {"0": 2, "1": 2}
+    moved = told["moved_bytes"]
+    assert (moved["0,device,host"], moved["1,device,host"]) == (100_000, 100_001)
+    assert line(told)["MB device to host"] == pytest.approx(0.2)
+
+
+def test_a_scheduler_whose_workers_are_elsewhere_tells_nothing_of_what_they_move() -> None:
+    """Of them it knows nothing, and zeros would stand beside what the workers tell."""
+    config = HostRanksInTurn(ranks=1).caches[0].config
+    replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
+    cache = decide([Opened(0, 1, config, replica, "")])
+
+    told = Watching(side_of(cache, Lending([])), None).told() or {}
+
+    assert told["asked_tokens"] == {"0": 0}
+    assert told["restored_tokens"]["0,saved"] == 0
+    assert {*told} & {each.name for each in EXECUTOR_FAMILIES} == set()
+
+
+def test_the_executor_s_part_and_the_rest_are_all_that_there_is() -> None:
+    part = ExecutorPart.of(ExecutorCounts())
+    told = StatsFeed(0).told((RESTORED, Restored()))
+
+    assert part.pages_corrupt == 0
+    assert told == {"restored_tokens": {"0,saved": 0, "0,failed": 0, "0,dropped": 0}}
+    names = {each.name for each in FAMILIES}
+    executor = names - {each.name for each in GROUP_FAMILIES}
+    assert executor == {
+        *("moved_bytes", "copy_seconds", "storage_keys", "storage_bytes"),
+        *("storage_call_seconds", "storage_calls_in_flight", "storage_calls_interrupted"),
+        *("storage_late_calls", "corrupt_pages"),
+    }
+
+
+def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
+    buckets = [1.0, *(0 for _ in range(22))]
+    one: Told = {"rounds": {"0": 3}, "namespaces": {"0": 5}, "step_seconds": {"0": buckets}}
+    other: Told = {"rounds": {"0": 4}, "namespaces": {"0": 2}, "step_seconds": {"0": buckets}}
+
+    told = add(one, other)
+
+    assert (told["rounds"], told["namespaces"]) == ({"0": 7}, {"0": 2})
+    assert told["step_seconds"]["0"][0] == pytest.approx(2.0)
+    assert one["rounds"] == {"0": 3}
+
+
+def test_what_is_told_is_plain_data(tmp_path: Path) -> None:
+    """It goes to other processes in whatever way the engine sends its statistics."""
+    with scripted(f"file://{tmp_path}") as engine:
+        engine.serve(PROMPT)
+        told = engine.watching.told()
+
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_loads_are_counted_by_what_became_of_them() -> None:
+    counted = Restored()
+    counted.begun("a", 10)
+    counted.begun("b", 20)
+    counted.begun("c", 40)
+
+    counted.gone("c")
+    counted.ended(["a", "b", "c"], ["b"])
+    counted.gone("a")
+
+    assert (counted.saved, counted.failed, counted.dropped) == (10, 20, 40)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_histogram_that_is_told_by_its_counts_is_rebuilt_with_its_counts_and_its_sum(
+    seed: int,
+) -> None:
+    generator = random.Random(seed)
+    true, rebuilt = Latencies(), Latencies()
+    for _ in range(generator.randint(1, 60)):
+        true.add(generator.choice([generator.random() ** 6 * 100, 0.0, 1e-5, 5e-3, 80.0]))
+    told = true.histogram()
+
+    for value, times in spread([told.sum_s, *told.counts]):
+        for _ in range(times):
+            rebuilt.add(value)
+
+    assert rebuilt.histogram().counts == told.counts
+    assert rebuilt.histogram().sum_s == pytest.approx(told.sum_s, rel=1e-6, abs=1e-8)
+
+
+def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() -> None:
+    told: dict[str, Any] = {
+        "asked_tokens": {"0": 100},
+        "hit_tokens": {"0,host": 60, "0,storage": 20},
+        "restored_tokens": {"0,saved": 64, "0,failed": 16},
+        "operations": {"0,load_back,failed": 1, "0,load_back,complete": 4, "0,backup,failed": 7},
+        "moved_bytes": {"0,host,device": 2_500_000, "1,host,device": 2_500_000},
+        "step_seconds": {"0": [0.0005, 10, *(0 for _ in range(21))]},
+    }
+
+    assert line(told) == {
+        "asked tokens": 100,
+        "hit on device": 0,
+        "hit in host memory": 60,
+        "brought from storage": 20,
+        "restored tokens": 64,
+        "failed tokens": 16,
+        "failed loads": 1,
+        "MB host to device": 5.0,
+        "us a step": 50.0,
+    }
+
+
+def test_the_page_on_vllm_explains_what_is_told_beside_the_cache_s_own_metrics() -> None:
+    said = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+
+    assert all(f"vllm:{each.full_name}" in said for each in RESTORED)

@@ -1,0 +1,98 @@
+"""How long a request waits for what another engine has promised, in agreed time."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockstep.integrations.vllm.taking import Taking
+from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.protocol.outside import Peers
+
+PATIENCE_S = 5.0
+AN_HOUR_MS = 3_600_000
+"""Since then the engine was idle, and its clock has stood still."""
+PARAMS = {
+    "do_remote_prefill": True,
+    "remote_host": "10.0.0.4",
+    "remote_port": 7,
+    "remote_tokens": 64,
+}
+
+
+def taking(peers: Peers, clock: SimpleNamespace) -> Taking:
+    config = SimpleNamespace(peers=peers, store=None)
+    cache: Any = SimpleNamespace(inspection=clock, config=config)
+    return Taking(cast("HostCache", cache), PATIENCE_S, loads=True)
+
+
+class Waiting:
+    """A request that waits, and a clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.clock = SimpleNamespace(agreed_ms=1)
+        self.taking = taking(Peers(), self.clock)
+        taken = self.taking.arrived(PARAMS)
+        assert taken is not None
+        self.taken = taken
+
+    def asks_again(self, after_s: float, *, found: int = 0) -> bool:
+        """Say whether it asks again in a pass so long after the engine has woken up."""
+        self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
+        self.taking.waits(self.taken)
+        return self.taking.asks_again(self.taken, found, 100)
+
+    def passes(self, after_s: float | None = None) -> None:
+        """Let a pass ask while its prefetch goes on; without a time, before the clock has gone on."""
+        if after_s is not None:
+            self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
+        self.taking.waits(self.taken)
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    waiting = Waiting()
+    waiting.passes()
+    waiting.passes()
+    return waiting
+
+
+def test_a_request_that_names_an_engine_which_is_not_allowed_waits_for_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SimpleNamespace(agreed_ms=1)
+    names = ("10.0.0.0/8", "192.0.2.0/24")
+    seen = [taking(Peers(allow_sources=(each,)), clock).arrived(PARAMS) for each in names]
+
+    assert [each is None for each in seen] == [False, True]
+    assert "from peer://10.0.0.4:7, and are not: it is none of allow_sources" in caplog.text
+
+
+def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:
+    assert waiting.asks_again(0)
+    assert waiting.asks_again(PATIENCE_S)
+    assert not waiting.asks_again(PATIENCE_S + 0.001)
+
+
+def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:
+    """A host that answers nobody costs one lookup, which takes as long as it may."""
+    waiting.passes(0)
+    waiting.passes(1)
+
+    assert not waiting.asks_again(PATIENCE_S + 0.001)
+
+
+def test_what_has_come_and_was_driven_out_is_asked_for_again(waiting: Waiting) -> None:
+    waiting.passes(0)
+
+    assert not waiting.asks_again(4 * PATIENCE_S, found=64)
+    assert waiting.asks_again(5 * PATIENCE_S, found=16)
+    assert not waiting.asks_again(6 * PATIENCE_S, found=16)
+
+
+def test_what_still_comes_is_waited_for(waiting: Waiting) -> None:
+    waiting.passes(0)
+
+    assert waiting.asks_again(4 * PATIENCE_S, found=16)
+    assert waiting.asks_again(5 * PATIENCE_S, found=16)
+    assert not waiting.asks_again(5 * PATIENCE_S + 0.001, found=16)

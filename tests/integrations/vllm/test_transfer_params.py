@@ -1,0 +1,55 @@
+"""What routers carry between engines: what one says another reads, and what anybody may have sent."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.errors import UsageError
+from lockstep.integrations.vllm.transfer_params import Handoff, goes_elsewhere
+
+READ = {"do_remote_prefill": True, "remote_host": "10.0.0.4", "remote_port": 7, "remote_tokens": 64}
+
+
+@pytest.mark.parametrize("source", ["peer://10.0.0.4:7001", "peer://[::1]:7001", ""])
+def test_what_one_engine_answers_another_reads(source: str) -> None:
+    handoff = Handoff(source, 640)
+
+    assert Handoff.read(handoff.params("engine")) == handoff
+
+
+def test_a_request_is_for_another_engine_only_where_the_router_says_so() -> None:
+    assert goes_elsewhere({"do_remote_decode": True, "do_remote_prefill": False})
+    assert not goes_elsewhere({"do_remote_decode": False})
+    assert not goes_elsewhere({"do_remote_decode": "yes"})
+    assert not goes_elsewhere(None)
+    assert not goes_elsewhere("do_remote_decode")
+
+
+@pytest.mark.parametrize("params", [None, {}, {**READ, "do_remote_prefill": False}])
+def test_a_request_that_was_computed_nowhere_is_like_any_other(
+    params: dict[str, Any] | None,
+) -> None:
+    assert Handoff.read(params) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("remote_tokens", -1),
+        ("remote_tokens", "64"),
+        ("remote_tokens", True),
+        ("remote_host", 7),
+        ("remote_host", ""),
+        ("remote_host", "user:secret@host"),
+        ("remote_host", "host/path"),
+        ("remote_host", "host?option=1"),
+        ("remote_host", "::1"),
+        ("remote_port", None),
+        ("remote_port", 0),
+        ("remote_port", 65536),
+        ("remote_port", "7"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(UsageError, match=key):
+        Handoff.read({**READ, key: value})

@@ -1,0 +1,206 @@
+"""A group does what it is asked over its socket, on every rank in the same step, and answers."""
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import Cache, ConfigError, Control, StorageError, UsageError
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.ranks.group.member.messages import Backlog
+from tests.kit.ranks.asked_group import (
+    LAYOUT,
+    AskedGroup,
+    asked_of,
+    computes,
+    config_with,
+    socket_in,
+)
+
+PROMPT = list(range(16))
+PAGES = len(PROMPT) // LAYOUT.page_tokens
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[AskedGroup]:
+    """Two ranks that have computed a prompt of `tenant`, whose request is still there."""
+    config = config_with(socket_in(tmp_path), store="memory://")
+    made = AskedGroup(config, prepare=computes("r", PROMPT, "tenant"))
+    yield made
+    made.end()
+
+
+def test_what_is_inserted_is_in_the_store_once_a_flush_is_answered(group: AskedGroup) -> None:
+    answer = group.ask("flush")
+
+    stored = group.ask("stats")["replica"]["stored_pages"]["storage"]
+    assert stored == {"persisted": PAGES}
+    assert answer["operations"] <= 2
+    assert group.ask("flush") == {"operations": 0}
+
+
+def test_the_list_has_what_namespaces_keep_and_all_that_was_set(group: AskedGroup) -> None:
+    group.ask("flush")
+    group.ask("pin", name="p", tokens=PROMPT[:8], namespace="tenant", ttl_s=60)
+    group.ask("limit", namespace="*", host_pages=20)
+
+    assert group.ask("list") == {
+        "namespaces": {"tenant": {"device_pages": PAGES, "host_pages": PAGES}},
+        "limits": [{"namespace": "*", "device_pages": None, "host_pages": 20, "ttl_s": None}],
+        "pins": {"p": {"namespace": "tenant", "tokens": 8}},
+        "store": "attached",
+    }
+
+
+def test_a_pin_keeps_what_is_cached_until_it_is_unpinned(group: AskedGroup) -> None:
+    kept = [
+        group.ask("pin", name="p", tokens=[*PROMPT, 99], namespace="tenant"),
+        group.ask("pin", name="q", tokens=[7, 7, 7, 7], namespace="tenant"),
+    ]
+
+    assert kept == [{"tokens": len(PROMPT)}, {"tokens": 0}]
+    assert [group.ask("unpin", name=each) for each in ("p", "p")] == [
+        {"was_pinned": True},
+        {"was_pinned": False},
+    ]
+
+
+def test_a_drop_says_what_has_left_and_what_requests_hold(group: AskedGroup) -> None:
+    group.ask("flush")
+
+    assert group.ask("drop", namespace="tenant") == {"pages": PAGES, "held": PAGES}
+    assert group.ask("drop", namespace=None) == {"pages": 0, "held": PAGES}
+
+
+def test_a_namespace_that_nobody_knows_is_not_dropped_and_the_others_are_named(
+    group: AskedGroup,
+) -> None:
+    with pytest.raises(
+        UsageError, match="nothing is cached of namespace 'tenat'; there is 'tenant'"
+    ):
+        group.ask("drop", namespace="tenat")
+
+
+def test_a_limit_bounds_a_namespace_and_one_without_bounds_takes_it_away(group: AskedGroup) -> None:
+    group.ask("flush")
+    known = group.ask("limit", namespace="tenant", host_pages=1)
+    unknown = group.ask("limit", namespace="another", ttl_s=5)
+    bounded = group.ask("list")
+    for namespace in ("tenant", "another"):
+        group.ask("limit", namespace=namespace)
+
+    assert [known, unknown] == [{"is_known": True}, {"is_known": False}]
+    assert bounded["namespaces"]["tenant"]["host_pages"] == 1
+    assert [each["namespace"] for each in bounded["limits"]] == ["tenant", "another"]
+    assert group.ask("list")["limits"] == []
+
+
+def test_stores_are_detached_and_attached_once_every_rank_is_ready(
+    group: AskedGroup, tmp_path: Path
+) -> None:
+    group.ask("detach")
+    without = group.ask("list")["store"]
+    group.ask("attach", store=tmp_path.joinpath("kv").as_uri())
+
+    assert (without, group.ask("list")["store"]) == ("detached", "attached")
+
+
+def test_a_store_that_cannot_be_opened_is_told_with_its_reason(
+    group: AskedGroup, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no store")
+    group.ask("detach")
+
+    with pytest.raises(StorageError, match="file"):
+        group.ask("attach", store=(tmp_path / "file").as_uri())
+    with pytest.raises(ConfigError, match="not a URI"):
+        group.ask("attach", store="nowhere")
+
+
+def test_other_weights_hide_what_was_cached_under_those_before(group: AskedGroup) -> None:
+    group.ask("flush")
+    group.ask("weights", version="step 100")
+
+    kept = group.ask("list")["namespaces"]["tenant"]
+    assert kept == {"device_pages": PAGES, "host_pages": 0}
+    assert group.ask("pin", name="p", tokens=PROMPT, namespace="tenant") == {"tokens": 0}
+
+
+def test_a_request_that_is_refused_changes_nothing_on_any_rank(group: AskedGroup) -> None:
+    group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
+    before = group.ask("list")
+
+    with pytest.raises(UsageError, match="there is a pin 'p' already"):
+        group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
+    with pytest.raises(UsageError, match="ttl_s is 0"):
+        group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)
+    with pytest.raises(ConfigError, match="host_pages is -1"):
+        group.ask("limit", namespace="tenant", host_pages=-1)
+    assert group.ask("list") == before
+
+
+def test_the_engine_is_told_of_other_messages_alone(tmp_path: Path) -> None:
+    group = AskedGroup(config_with(socket_in(tmp_path)))
+    group.inbox.submit(b"arrival")
+    group.ask("log-level", level="warning")
+    group.inbox.submit(b"receipt")
+
+    assert group.end() == [[b"arrival", b"receipt", b"the engine is to end"]] * 2
+
+
+def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    group = AskedGroup(config_with(socket_in(folder)))
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, folder / "s")]
+    group.end()
+
+    assert modes == [0o700, 0o600]
+    assert list(folder.iterdir()) == []
+
+
+def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:
+    """Open a group that cannot take requests, and return what each rank says."""
+    with pytest.raises(ConfigError) as refused:
+        AskedGroup(config_of(folder))
+    return [str(refused.value)]
+
+
+def test_a_path_at_which_another_group_listens_is_refused_on_every_rank(tmp_path: Path) -> None:
+    first = AskedGroup(config_with(socket_in(tmp_path)))
+    said = refused_by(lambda folder: config_with(socket_in(folder)), tmp_path)
+    listed = first.ask("list")
+    first.end()
+
+    assert said == [
+        f"rank 0: another group listens at {tmp_path / 's'}; choose another path for control"
+    ]
+    assert listed["namespaces"] == {}
+
+
+def test_an_inbox_that_takes_nothing_from_its_own_process_is_refused(tmp_path: Path) -> None:
+    member = InProcessGroup(1).member(0)
+
+    with pytest.raises(ConfigError, match="control needs an inbox that `open_inbox` has opened"):
+        Cache.open(config_with(socket_in(tmp_path)), member, inbox=Backlog())
+
+
+def test_a_cache_without_an_inbox_has_one_for_requests_alone(tmp_path: Path) -> None:
+    control = socket_in(tmp_path)
+    cache = Cache.open(config_with(control), InProcessGroup(1).member(0))
+
+    answer = asked_of(cache, control, "drop", namespace=None)
+    told = cache.messages()
+    cache.close()
+
+    assert (answer, told) == ({"pages": 0, "held": 0}, ())
+
+
+def test_what_an_engine_decides_itself_is_not_asked_of_its_group(tmp_path: Path) -> None:
+    control = Control(path=socket_in(tmp_path).path, refused=("weights",))
+    group = AskedGroup(config_with(control), 1)
+
+    with pytest.raises(UsageError, match="weights is not for this group: its engine decides"):
+        group.ask("weights", version="2")
+    group.end()

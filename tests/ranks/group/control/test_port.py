@@ -1,0 +1,162 @@
+"""Where an operator reaches a group: who may, what is refused, and what nobody's socket says."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lockstep import ConfigError, LockstepError, ask
+from lockstep.ranks.group.control.client import LINE_BYTES_MAX, connected
+from lockstep.ranks.group.control.port import ControlPort
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def echo(path: Path) -> Iterator[Path]:
+    """A port that answers with what it is asked."""
+    port = ControlPort(path)
+    port.serve(lambda asked: {"asked": asked})
+    yield path
+    port.close()
+
+
+def told(path: Path, line: bytes) -> dict[str, object]:
+    """Return what a port answers to a line."""
+    with connected(path, 10.0) as connection:
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        answer: dict[str, object] = json.loads(connection.makefile("rb").readline())
+    return answer
+
+
+def test_a_request_is_a_line_of_json_and_so_is_its_answer(echo: Path) -> None:
+    assert told(echo, b'{"ask": "list"}\n') == {"answer": {"asked": {"ask": "list"}}}
+    assert ask(echo, "drop", namespace="t") == {"asked": {"ask": "drop", "namespace": "t"}}
+
+
+@pytest.mark.parametrize("line", [b"", b"drop\n", b"\xff\n", b"[" * 100_000 + b"\n"])
+def test_what_is_no_json_is_refused_and_the_port_goes_on(echo: Path, line: bytes) -> None:
+    answer = told(echo, line)
+
+    assert answer["type"] == "UsageError"
+    assert "a request is a line of JSON" in str(answer["error"])
+    assert ask(echo, "list") == {"asked": {"ask": "list"}}
+
+
+def test_a_request_that_is_too_long_is_not_sent(echo: Path) -> None:
+    with pytest.raises(LockstepError, match="16 MiB at most"):
+        ask(echo, "pin", name="x" * LINE_BYTES_MAX)
+
+
+def test_a_socket_that_nobody_listens_at_any_more_is_replaced(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+        left.listen()
+
+    port = ControlPort(path)
+    port.serve(lambda asked: {"new": asked})
+    answer = ask(path, "list")
+    port.close()
+
+    assert answer == {"new": {"ask": "list"}}
+
+
+def test_whoever_connects_before_the_group_serves_is_answered_then(path: Path) -> None:
+    port = ControlPort(path)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, path, "list")
+        port.serve(lambda asked: {"late": asked})
+        answer = asking.result(30)
+    port.close()
+
+    assert answer == {"late": {"ask": "list"}}
+
+
+def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
+    path.write_text("notes")
+
+    with pytest.raises(ConfigError, match="is there and no socket"):
+        ControlPort(path)
+    assert path.read_text() == "notes"
+
+
+def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+    with pytest.raises(ConfigError, match="other users can write to"):
+        ControlPort(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("x" * 100, "more bytes than"), ("no/such/folder", "No such file")]
+)
+def test_a_path_that_cannot_be_had_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ControlPort(tmp_path / name)
+
+
+def test_a_path_without_a_socket_says_how_to_open_one(path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"start the group with .*--control {path}"):
+        ask(path, "list")
+
+
+def test_a_socket_whose_group_has_died_says_so(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    with pytest.raises(ConfigError, match=r"nobody listens at .* any more"):
+        ask(path, "list")
+
+
+def test_a_file_that_is_no_socket_is_not_asked(path: Path) -> None:
+    path.write_text("notes")
+
+    with pytest.raises(ConfigError, match="is no socket"):
+        ask(path, "list")
+
+
+def test_a_socket_of_another_user_is_not_asked(echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = echo.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+    with pytest.raises(ConfigError, match=f"is the socket of user {owner}, who alone may ask"):
+        ask(echo, "list")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "has ended before it answered"),
+        (b"hello\n", "is no group"),
+        (b'{"answer": 5}\n', "is no group: it answers"),
+    ],
+)
+def test_what_is_no_answer_is_told_as_such(path: Path, answer: bytes, why: str) -> None:
+    with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
+        server.bind(str(path))
+        server.listen()
+        asking = pool.submit(ask, path, "list")
+        connection, _ = server.accept()
+        connection.recv(1 << 16)
+        connection.sendall(answer)
+        connection.close()
+
+        with pytest.raises(LockstepError, match=why):
+            asking.result(30)
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_without_end(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        with pytest.raises(LockstepError, match=r"no answer at .* within 0\.05 s"):
+            ask(path, "list", timeout_s=0.05)

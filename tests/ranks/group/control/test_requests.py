@@ -1,0 +1,150 @@
+"""The requests of an operator: what they may say, and what every rank does for them in its turn."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from lockstep import LockstepError, UsageError
+from lockstep.ranks.group.control.answering import Answering
+from lockstep.ranks.group.control.group_control import GroupControl
+from lockstep.ranks.group.control.requests import KINDS, Attach, Pin, pack, request_of, unpack
+from tests.kit.ranks.in_turn import RanksInTurn
+
+WRONG: list[tuple[object, str]] = [
+    (7, "a request is a map"),
+    ({}, "ask is None, must be stats, or one of list, pin"),
+    ({"ask": "dorp"}, "ask is 'dorp', must be"),
+    ({"ask": "drop"}, "drop needs namespace"),
+    ({"ask": "drop", "namespace": 7}, "drop: namespace is 7, must be text or null"),
+    ({"ask": "drop", "namespace": "\udcff"}, "drop: namespace must be text that UTF-8 can hold"),
+    ({"ask": "unpin", "name": "p", "now": True}, "unpin has no field 'now'; it has name"),
+    ({"ask": "detach", "store": "x"}, "detach has no field 'store'; it has none"),
+    (
+        {"ask": "limit", "namespace": "a", "host_pages": 1.5},
+        "host_pages is 1.5, must be an integer",
+    ),
+    ({"ask": "limit", "namespace": "a", "host_pages": True}, "must be an integer or null"),
+    ({"ask": "limit", "namespace": "a", "host_pages": 1 << 80}, "which is more than"),
+    ({"ask": "limit", "namespace": "a", "ttl_s": "1"}, "ttl_s is '1', must be a number or null"),
+    ({"ask": "pin", "name": "p", "tokens": "1,2"}, "tokens must be a list of integers"),
+    ({"ask": "pin", "name": "p", "tokens": [1, "2"]}, "tokens must be a list of integers"),
+    ({"ask": "pin", "name": "p", "tokens": [1 << 40]}, "tokens must be int32 token ids"),
+    ({"ask": "log-level", "level": "loud"}, "level is 'loud', must be one of debug, info"),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), WRONG)
+def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
+    asked: object, why: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        request_of(asked)
+
+    assert why in str(refused.value)
+
+
+def test_a_request_survives_its_way_as_a_message() -> None:
+    request = Pin(name="p", tokens=[1, 2, 3], namespace="tenant", ttl_s=5)
+
+    assert unpack(pack(b"ticket", request)) == (b"ticket", request)
+
+
+def test_requests_have_names_of_their_own() -> None:
+    assert {name: kind.ask for name, kind in KINDS.items()} == {name: name for name in KINDS}
+
+
+class Asked:
+    """Ranks in turn, the first of which is asked by a thread."""
+
+    def __init__(self, *, agreed_s: float = 60.0) -> None:
+        self.ranks = RanksInTurn(2, inboxes=True)
+        self.controls = [GroupControl(cache) for cache in self.ranks.caches]
+        self.answering = Answering(self.controls[0], self.submit, agreed_s=agreed_s)
+        self.threads = ThreadPoolExecutor(1)
+        self.number = 0
+
+    def submit(self, content: bytes) -> "Future[int]":
+        """Let a message reach all ranks."""
+        self.number += 1
+        assert self.ranks.inboxes is not None
+        for inbox in self.ranks.inboxes:
+            inbox.note(self.number, content)
+        numbered = Future[int]()
+        numbered.set_result(self.number)
+        return numbered
+
+    def ask(self, **asked: object) -> "Future[object]":
+        """Ask in a thread; return when every rank has the message."""
+        assert self.ranks.inboxes is not None
+        expected = self.number + 1
+        answer: Future[object] = self.threads.submit(self.answering.answer, asked)
+        assert self.ranks.inboxes[1].wait(expected, 60.0)
+        return answer
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    made = Asked()
+    yield made
+    made.threads.shutdown()
+
+
+def test_nothing_is_done_before_the_step_in_which_all_ranks_have_the_request(asked: Asked) -> None:
+    asked.ranks.compute("r", list(range(9)))
+    answer = asked.ask(ask="drop", namespace=None)
+    nodes = [each.inspection.prefixes.tree.node_count for each in asked.ranks.caches]
+    asked.ranks.step()
+    asked.ranks.step()
+
+    assert nodes == [1, 1]
+    assert answer.result(60) == {"pages": 4, "held": 0}
+    assert asked.ranks.every(lambda cache: cache.inspection.prefixes.tree.node_count) == 0
+
+
+def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
+    asked = Asked(agreed_s=0.05)
+    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+
+    with pytest.raises(LockstepError, match="the engine takes no steps now"):
+        answer.result(60)
+    asked.ranks.step()
+    asked.ranks.step()
+    limits = asked.ranks.every(
+        lambda cache: [each.namespace for each in cache.inspection.prefixes.residence.limits.given]
+    )
+    asked.threads.shutdown()
+    assert limits == ["tenant"]
+
+
+def test_whoever_waits_is_told_when_the_group_ends(asked: Asked) -> None:
+    answer = asked.ask(ask="unpin", name="p")
+    asked.controls[0].close()
+
+    with pytest.raises(LockstepError, match="the group has ended before it was done"):
+        answer.result(60)
+
+
+def test_what_is_asked_is_logged_without_passwords_and_prompts(
+    asked: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    control, ranks = asked.controls[0], asked.ranks
+    asked.submit(pack(b"12345678", Attach(store="s3://me:hidden@host/bucket")))
+    asked.submit(pack(b"12345678", Pin(name="p", tokens=[815, 4711])))
+    ranks.step()
+    ranks.step()
+
+    assert control.cache.rank == 0
+    assert "hidden" not in caplog.text
+    assert "4711" not in caplog.text
+    assert "message 2 asks: ask 'pin', name 'p', tokens '2 tokens'" in caplog.text
+
+
+def test_the_statistics_of_a_cache_with_something_in_flight_are_json(asked: Asked) -> None:
+    asked.ranks.publish("r", list(range(9)))
+
+    told = asked.answering.answer({"ask": "stats"})
+
+    assert told["in_flight"] == {"backup": 1}

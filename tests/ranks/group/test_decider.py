@@ -1,0 +1,344 @@
+"""One replica decides for ranks in other processes: the same outcomes, by another collective.
+
+The workers' executors do what a test tells them; everything else is real, and all that passes between
+the decider and its workers is bytes on the way.
+"""
+
+import random
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from lockstep.coordinator.ballot import Answered, Landed
+from lockstep.coordinator.collectives.engine_channel import FoldedBallots
+from lockstep.coordinator.proposal import Readiness
+from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
+from lockstep.ranks.group.decider.deciding import decide
+from lockstep.ranks.group.decider.opening import open_worker, read_opened
+from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
+from lockstep.ranks.protocol.outside import Control
+from lockstep.ranks.protocol.wire import encode
+from lockstep.ranks.replica.operations.requests import LoadState
+from tests.kit.ranks.decided import DecidedRanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+
+if TYPE_CHECKING:
+    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+
+
+def published(ranks: HostRanksInTurn) -> None:
+    """Let host memory have the prompt, and storage too."""
+    ranks.every(lambda cache: cache.back_up("first", PROMPT, range(4)))
+    ranks.settle()
+    ranks.every(lambda cache: cache.release("first"))
+
+
+def answers(ranks: HostRanksInTurn, seed: int) -> list[object]:
+    """Return what a cache answers to commands that a seed draws, with everything settled between."""
+    rng = random.Random(seed)
+    kept = [rng.choices(range(3), k=6 * PAGE_TOKENS) for _ in range(4)]
+    given: list[object] = []
+    for number in range(40):
+        tokens = rng.choice(kept)[: rng.randint(1, 6) * PAGE_TOKENS]
+        given += served(ranks, f"r{number}", tokens, preempted=rng.random() < 0.3)
+        if rng.random() < 0.1:
+            ranks.every(lambda cache: cache.reset())
+    return given
+
+
+def served(
+    ranks: HostRanksInTurn, name: str, tokens: list[int], *, preempted: bool
+) -> list[object]:
+    """Let one request find, load, compute and leave; return what it was answered."""
+    ranks.every(lambda cache: cache.prefetch(name, tokens))
+    ranks.settle(stored=lambda key: key[0] < 128)
+    found = ranks.every(lambda cache: cache.hit(name, tokens))
+    if found:
+        ranks.every(lambda cache: cache.load(name, tokens[:found], range(found // PAGE_TOKENS)))
+    ranks.settle()
+    state = ranks.every(lambda cache: cache.load_state(name))
+    ranks.every(lambda cache: cache.back_up(name, tokens, range(len(tokens) // PAGE_TOKENS)))
+    if preempted:
+        ranks.every(lambda cache: cache.fence(name))
+    ranks.settle()
+    return [found, state, ranks.every(lambda cache: cache.release(name))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_under_one_replica_come_to_what_ranks_with_a_replica_each_come_to(
+    seed: int,
+) -> None:
+    apart, decided = HostRanksInTurn(3, host_pages=9), DecidedRanksInTurn(3, host_pages=9)
+
+    assert answers(decided, seed) == answers(apart, seed)
+
+
+def test_a_rank_that_lost_a_page_shortens_the_prefix_for_everyone() -> None:
+    ranks = DecidedRanksInTurn(2)
+    ranks.every(lambda cache: cache.prefetch("r", PROMPT))
+    ranks.step()
+    operation = ranks.take_operation(LookUp)
+
+    ranks.executors[0].said.append(Answered(operation, 4))
+    ranks.executors[1].said.append(Answered(operation, 3))
+    ranks.step()
+    ranks.step()
+
+    fetched = [executor.take(Fetch)[0].transfers[0].keys for executor in ranks.executors]
+    assert [len(keys) for keys in fetched] == [3, 3]
+    ranks.report(Landed(operation, 3))
+    ranks.settle()
+    assert ranks.decider.hit("r", PROMPT) == 3 * PAGE_TOKENS
+
+
+def test_one_worker_s_failed_load_fails_for_all() -> None:
+    ranks = DecidedRanksInTurn(2)
+    published(ranks)
+    assert ranks.decider.hit("r", PROMPT) == len(PROMPT)
+    ranks.decider.load("r", PROMPT, range(4))
+    ranks.step()
+    assert ranks.decider.load_state("r") is LoadState.LOADING
+
+    ranks.executors[0].obey_only(CopyToDevice)
+    ranks.executors[1].fail()
+    ranks.step()
+    ranks.settle()
+
+    assert ranks.decider.load_state("r") is LoadState.FAILED
+
+
+def test_a_load_is_over_once_the_slowest_worker_has_it() -> None:
+    ranks = DecidedRanksInTurn(2)
+    published(ranks)
+    ranks.decider.hit("r", PROMPT)
+    ranks.decider.load("r", PROMPT, range(4))
+    ranks.step()
+
+    ranks.executors[0].obey()
+    ranks.step()
+    states = [ranks.decider.load_state("r")]
+    ranks.executors[1].obey()
+    ranks.step()
+    states.append(ranks.decider.load_state("r"))
+
+    assert states == [LoadState.LOADING, LoadState.READY]
+
+
+def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.back_up("r", PROMPT, range(4))
+    ranks.decider.deliver(ranks.work(ranks.schedule()))
+    for executor in ranks.executors:
+        executor.obey()
+
+    ranks.decider.deliver(ranks.work(ranks.schedule(), absent={1}))
+    missed = ranks.decider.inspection.rounds, ranks.decider.inspection.round_pending
+    ranks.decider.deliver(ranks.work(ranks.schedule()))
+    ranks.decider.begin_step()
+
+    assert missed == (2, True)
+    assert (ranks.decider.inspection.rounds, ranks.decider.inspection.round_pending) == (2, False)
+    # The backup has ended on both, and the write of it was ordered.
+    assert not ranks.decider.lends("r")
+
+
+def test_a_step_that_begins_before_the_last_ballots_are_here_launches_no_round() -> None:
+    """An engine that schedules ahead has two steps under way."""
+    ranks = DecidedRanksInTurn(2)
+    first = ranks.schedule()
+    ranks.decider.back_up("r", PROMPT, range(4))
+
+    second = ranks.schedule()
+    ranks.decider.deliver(ranks.work(first))
+    answered = ranks.work(second)
+    ranks.decider.deliver(answered)
+    ranks.settle()
+
+    assert answered is None
+    assert ranks.decider.match(PROMPT).host_tokens == len(PROMPT)
+
+
+def test_blocks_that_are_to_be_overwritten_are_fenced_before_the_worker_s_step_goes_on() -> None:
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.back_up("r", PROMPT, range(4))
+    ranks.step()
+    [backup] = {
+        each.operation for executor in ranks.executors for each in executor.take(CopyToHost)
+    }
+
+    ranks.decider.keep_off()
+    sent = ranks.schedule()
+    for worker in ranks.workers:
+        worker.obey(sent)
+
+    fenced = [[each.operations for each in executor.take(Fence)] for executor in ranks.executors]
+    assert fenced == [[(backup,)], [(backup,)]]
+
+
+def test_a_worker_waits_for_the_copies_under_way_before_its_memory_is_unmapped() -> None:
+    ranks = DecidedRanksInTurn(2)
+    published(ranks)
+    ranks.decider.back_up("r", [9, *PROMPT], range(4))
+    ranks.decider.hit("s", PROMPT)
+    ranks.decider.load("s", PROMPT, range(4, 8))
+    ranks.step()
+    [worker, _], [executor, _] = ranks.workers, ranks.executors
+    copies: list[CopyToHost | CopyToDevice] = [*executor.given(CopyToHost)]
+    copies += executor.given(CopyToDevice)
+
+    worker.wait_for_copies(7.0)
+    worker.wait_for_copies(7.0)
+
+    assert executor.take(Fence) == [Fence(tuple(each.operation for each in copies), 7.0)] * 2
+    ranks.settle()
+    worker.wait_for_copies(7.0)
+    assert executor.take(Fence) == []
+
+
+def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_round() -> None:
+    """An engine asks for it before its drafter has written the last of the KV that they read."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.back_up("r", PROMPT, range(4))
+
+    for _ in range(3):
+        sent = ranks.schedule()
+        ballots: list[FoldedBallots | None] = []
+        for worker, executor in zip(ranks.workers, ranks.executors, strict=True):
+            worker.obey(sent)
+            worker.begin_loads()
+            ballots.append(worker.vote())
+            worker.begin_backups()
+            executor.obey()
+        ranks.decider.deliver(reduce(FoldedBallots.joined, filter(None, ballots)))
+    ranks.decider.begin_step()
+
+    assert ranks.decider.match(PROMPT).host_tokens == len(PROMPT)
+    assert not ranks.decider.lends("r")
+
+
+def test_an_engine_without_requests_is_kept_stepping_as_long_as_that_helps() -> None:
+    ranks = DecidedRanksInTurn(2)
+    helps = [ranks.decider.stepping_helps]
+    ranks.decider.back_up("r", PROMPT, range(4))
+    helps.append(ranks.decider.stepping_helps)
+    ranks.settle()
+    ranks.step()
+    helps.append(ranks.decider.stepping_helps)
+
+    assert helps == [False, True, False]
+
+
+def test_an_engine_that_is_paused_is_not_kept_stepping_until_storage_has_answered() -> None:
+    """It is not paused as long as it steps, and what is prefetched waits with its request."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.prefetch("r", PROMPT)
+    helps = [ranks.decider.stepping_helps]
+    ranks.step()
+    ranks.step()
+    helps.append(ranks.decider.stepping_helps)
+
+    ranks.settle(stored=lambda _: True)
+
+    assert helps == [True, False]
+    assert ranks.decider.hit("r", PROMPT) == len(PROMPT)
+
+
+def test_an_engine_is_kept_stepping_until_a_read_has_ended_that_nobody_waits_for_any_more() -> None:
+    """Its pages are in use until then, and a store that is to be detached waits for it."""
+    ranks = DecidedRanksInTurn(2)
+    ranks.decider.prefetch("r", PROMPT)
+    ranks.step()
+    answer = Answered(1, len(PROMPT) // PAGE_TOKENS)
+    ranks.executors[0].said.append(answer)
+    ranks.executors[1].said.append(answer)
+    ranks.step()
+    ranks.decider.release("r")
+    ranks.step()
+    ranks.step()
+    helps = [ranks.decider.stepping_helps]
+
+    ranks.settle()
+    ranks.step()
+    helps.append(ranks.decider.stepping_helps)
+
+    assert helps == [True, False]
+
+
+def test_a_worker_that_has_missed_a_dispatch_says_so_and_the_epoch_ends() -> None:
+    ranks = DecidedRanksInTurn(2)
+    ranks.step()
+    ranks.decider.begin_step()
+    lost = ranks.schedule()
+    ranks.workers[0].obey(lost)
+    ranks.decider.deliver(ranks.workers[0].vote())
+
+    ranks.decider.deliver(ranks.work(ranks.schedule()))
+
+    with pytest.raises(RankUnhealthy, match="rank 1 cannot go on"):
+        ranks.decider.begin_step()
+
+
+@pytest.mark.parametrize("ready", [Readiness.READY, "no such folder"])
+def test_a_store_is_attached_once_every_worker_has_it_and_refused_if_one_has_not(
+    ready: Readiness | str,
+) -> None:
+    ranks = DecidedRanksInTurn(2, store=False)
+    proposal = ranks.decider.attach_store("memory://other")
+    ranks.step()
+    assert not proposal.done()
+
+    for executor, state in zip(ranks.executors, (Readiness.READY, ready), strict=True):
+        executor.staged = dict.fromkeys(executor.staged, state)
+    ranks.step()
+    ranks.step()
+
+    assert proposal.done()
+    assert isinstance(proposal.exception(), StorageError) is isinstance(ready, str)
+
+
+def test_what_anybody_else_might_send_is_refused() -> None:
+    ranks = DecidedRanksInTurn(1)
+
+    with pytest.raises(WireError, match="came in the place of a dispatch"):
+        ranks.workers[0].obey(encode(Landed(1, 1)))
+    with pytest.raises(WireError, match="in the place of what a worker has opened"):
+        read_opened(encode(Landed(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"pipeline_depth": 0}, "pipeline_depth is 0, .* leave it at 1"),
+        ({"control": Control(path="/kv.sock")}, "control is .*/kv.sock.*; leave it out"),
+    ],
+)
+def test_what_needs_a_replica_on_every_rank_is_refused_before_anything_is_opened(
+    setting: dict[str, Any], named: str
+) -> None:
+    ranks = DecidedRanksInTurn(1)
+    member = cast("TorchCollective", ranks.group.member(0))
+
+    with pytest.raises(ConfigError, match=named):
+        open_worker(replace(ranks.decider.config, **setting), {}, member)
+
+
+def test_workers_that_are_missing_are_named() -> None:
+    ranks = DecidedRanksInTurn(2)
+    opened = Opened(1, 3, ranks.decider.config, ranks.decider.inspection.config, "")
+
+    with pytest.raises(ConfigError, match="the workers of ranks 0, 2 have told nothing"):
+        decide([opened])
+
+
+def test_workers_that_were_not_opened_together_are_refused() -> None:
+    ranks = DecidedRanksInTurn(1)
+    config, replica = ranks.decider.config, ranks.decider.inspection.config
+    told = [Opened(each, 2, config, replace(replica, life=bytes([each])), "") for each in range(2)]
+
+    with pytest.raises(ConfigError, match="were not opened together"):
+        decide(told)

@@ -1,0 +1,222 @@
+"""Rule R14: messages that reach single ranks are commands once all ranks have them, in one step."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.coordinator.ballot import Ballot
+from lockstep.coordinator.fold import fold
+from lockstep.coordinator.lanes import HEADER_LANES, MESSAGES, BallotShape, LaneLayout, Voter
+from lockstep.coordinator.seats import Seats
+from lockstep.coordinator.verdict import Verdicts
+from lockstep.errors import DivergenceError, UsageError
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.member.messages import AgreedMessages, Backlog
+from lockstep.ranks.replica.replica import Replica
+from tests.kit.ranks.in_turn import RanksInTurn
+
+LAYOUT = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+
+counts = st.integers(0, 1 << 40)
+
+
+def voted(*messages: int | None) -> int:
+    """Return what all ranks read where each has so many messages, or no inbox."""
+    shape = BallotShape(world_size=len(messages), seats=1)
+    vectors = [
+        Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, messages=each))
+        for rank, each in enumerate(messages)
+    ]
+    return Verdicts(shape).read(LAYOUT, fold(vectors)).messages
+
+
+@given(st.lists(st.none() | counts, min_size=1, max_size=8))
+def test_the_verdict_says_how_many_messages_the_last_of_the_ranks_with_an_inbox_has(
+    had: list[int | None],
+) -> None:
+    assert voted(*had) == min((each for each in had if each is not None), default=0)
+
+
+def test_a_round_is_as_long_however_many_messages_there_are() -> None:
+    """Rule R1: messages have one lane, in the header, and nothing else of the vector changes."""
+    ballot = Ballot(BallotShape(world_size=2, seats=1), 0)
+
+    def lanes(messages: int | None) -> np.ndarray:
+        return ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0, messages=messages))
+
+    without, some = lanes(None), lanes(9)
+    assert without.shape == some.shape
+    assert np.flatnonzero(without != some).tolist() == [MESSAGES] == [HEADER_LANES - 1]
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda last: st.tuples(
+            st.permutations(range(1, last + 1)), st.lists(st.integers(1, last), max_size=9)
+        )
+    )
+)
+def test_order_and_repetition_change_nothing_of_what_is_had(
+    arrivals: tuple[list[int], list[int]],
+) -> None:
+    """Rule R13: how many there are in a row is a level, whatever has come in which order how often."""
+    order, again = arrivals
+    backlog = Backlog()
+    levels = [0]
+    for number in order + again:
+        backlog.note(number, b"%d" % number)
+        levels.append(backlog.count)
+
+    assert levels == sorted(levels)
+    assert backlog.count == len(order)
+    assert [backlog.read(each) for each in sorted(order)] == [b"%d" % n for n in sorted(order)]
+
+
+def test_the_first_bytes_of_a_number_stay() -> None:
+    backlog = Backlog()
+
+    assert [backlog.note(1, b"one"), backlog.note(1, b"two")] == [True, False]
+    assert backlog.read(1) == b"one"
+
+
+def test_messages_far_beyond_those_that_are_here_are_not_kept() -> None:
+    """Rule R10: whoever hands on numbers without end fills no memory."""
+    backlog = Backlog(beyond_max=4)
+
+    assert [backlog.note(number, b"") for number in (5, 4, 1, 5)] == [False, True, True, True]
+    assert (backlog.count, backlog.waiting) == (1, 3)
+
+
+def test_what_was_let_go_of_is_not_here_any_more_and_does_not_come_again() -> None:
+    backlog = Backlog()
+    for number in (1, 2, 3):
+        backlog.note(number, b"m")
+    backlog.let_go(2)
+
+    assert (backlog.note(2, b"m"), backlog.count, backlog.waiting) == (False, 3, 1)
+    with pytest.raises(UsageError, match="message 2 is not here; from 3 to 3 are"):
+        backlog.read(2)
+
+
+def test_a_wait_ends_with_the_message_or_with_its_time() -> None:
+    backlog = Backlog()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(backlog.wait, 1, 60.0)
+        backlog.note(1, b"m")
+
+        assert waiting.result(60)
+    assert not backlog.wait(2, 0.0)
+
+
+@pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
+def depth(request: pytest.FixtureRequest) -> int:
+    value: int = request.param
+    return value
+
+
+def taken(ranks: RanksInTurn) -> tuple[bytes, ...]:
+    return ranks.every(lambda cache: cache.messages())
+
+
+def reach(ranks: RanksInTurn, rank: int, number: int, content: bytes) -> None:
+    """Let a message reach one rank."""
+    assert ranks.inboxes is not None
+    ranks.inboxes[rank].note(number, content)
+
+
+def steps(ranks: RanksInTurn, count: int) -> list[tuple[bytes, ...]]:
+    """Take steps, and return what the engine was told after each."""
+    told: list[tuple[bytes, ...]] = []
+    for _ in range(count):
+        ranks.step()
+        told.append(taken(ranks))
+    return told
+
+
+def test_a_message_stays_in_the_inbox_until_the_engine_has_taken_it() -> None:
+    """Rule R10: what bounds an inbox bounds also what its engine has not looked at."""
+    ranks = RanksInTurn(1, inboxes=True)
+    assert ranks.inboxes is not None
+    reach(ranks, 0, 1, b"arrival")
+    ranks.step()
+
+    assert ranks.inboxes[0].waiting == 1
+    assert taken(ranks) == (b"arrival",)
+    assert ranks.inboxes[0].waiting == 0
+
+
+def test_an_idle_member_waits_until_a_message_comes(depth: int) -> None:
+    """It does not step as fast as it can, and what comes does not wait for it."""
+    ranks = RanksInTurn(1, depth=depth, inboxes=True)
+    assert ranks.inboxes is not None
+    comes = threading.Timer(0.1, ranks.inboxes[0].note, (1, b"arrival"))
+    comes.start()
+    ranks.caches[0].step(idle_s=60.0)
+    comes.join()
+
+    assert (b"arrival",) in steps(ranks, 1)
+
+
+def test_a_cache_without_an_inbox_has_no_messages(depth: int) -> None:
+    ranks = RanksInTurn(2, depth=depth)
+
+    assert steps(ranks, 2) == [(), ()]
+
+
+def ended_in(cache: Cache) -> tuple[int, str]:
+    """Return how many steps later the group has ended, and in which words."""
+    for step in range(1, 5):
+        try:
+            cache.step()
+        except DivergenceError as error:
+            return step, str(error)
+    raise AssertionError("four rounds have passed, and no rank objects")
+
+
+@pytest.mark.parametrize("others", [b"receipt", b"", b"arrivam"])
+def test_ranks_that_were_handed_different_bytes_are_told_apart_by_the_message(
+    depth: int, others: bytes
+) -> None:
+    """Rule R2: a message enters the digest as a hash of its bytes when it becomes a command."""
+    ranks = RanksInTurn(2, depth=depth, inboxes=True)
+    reach(ranks, 0, 1, b"arrival")
+    reach(ranks, 1, 1, others)
+
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(ended_in, ranks.caches, timeout=60))
+
+    assert [step for step, _ in ended] == [2 + depth] * 2
+    assert len({words for _, words in ended}) == 1
+    assert "(rank 0: message 1 " in ended[0][1]
+
+
+def test_messages_change_the_digest_by_their_bytes_and_their_order() -> None:
+    def digest_after(*contents: bytes) -> int:
+        ranks = RanksInTurn(1, inboxes=True)
+        for number, content in enumerate(contents, start=1):
+            reach(ranks, 0, number, content)
+        ranks.step()
+        return ranks.caches[0].inspection.digest
+
+    histories = [(), (b"a",), (b"a", b"b"), (b"b", b"a"), (b"ab",)]
+    assert len({digest_after(*each) for each in histories}) == len(histories)
+
+
+def test_no_message_is_a_command_out_of_its_turn_or_before_all_have_it() -> None:
+    replica = Replica(RanksInTurn(1).caches[0].inspection.config)
+
+    with pytest.raises(UsageError, match="message 2 does not follow message 0"):
+        replica.hear(2, b"m")
+    with pytest.raises(UsageError, match="message 1 is not on every rank"):
+        replica.hear(1, b"m")
+
+
+def test_a_rank_that_has_no_inbox_hears_that_there_was_something() -> None:
+    messages = AgreedMessages(None)
+
+    assert list(messages.agree(2)) == [(1, None), (2, None)]
+    assert (messages.count, messages.take()) == (None, ())

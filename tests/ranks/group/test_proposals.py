@@ -1,0 +1,444 @@
+"""Rule R14: what single ranks were told becomes a command on all of them in one step, or on none."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Ballot,
+    Ended,
+    Landed,
+    Progress,
+    Quiesced,
+    QuiesceExpired,
+)
+from lockstep.coordinator.fold import fold
+from lockstep.coordinator.lanes import (
+    MESSAGES,
+    NEUTRAL,
+    PROPOSAL,
+    READINESS,
+    BallotShape,
+    LaneLayout,
+    Voter,
+)
+from lockstep.coordinator.proposal import (
+    NOTHING_STAGED,
+    Change,
+    Proposal,
+    Readiness,
+    Staged,
+    change_of,
+)
+from lockstep.coordinator.seats import Seats
+from lockstep.coordinator.verdict import Proposed, Verdicts
+from lockstep.errors import ConfigError, PeerLost, StorageError, UsageError
+from lockstep.ranks.protocol.config import Bounds
+from lockstep.ranks.protocol.orders import (
+    AttachStore,
+    Cancel,
+    CopyToHost,
+    DetachStore,
+    Fetch,
+    LookUp,
+    Order,
+    Put,
+)
+from lockstep.ranks.replica.attaching import StoreState
+from lockstep.ranks.replica.tree.node import HOST
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+
+URI = "memory://other"
+ATTACH = Proposal(Change.ATTACH, URI)
+DETACH = Proposal(Change.DETACH)
+OrderT = TypeVar("OrderT", bound=Order)
+
+
+def voted(*staged: Staged) -> Proposed | None:
+    """Return what all ranks read where each has staged something."""
+    shape = BallotShape(world_size=len(staged), seats=1)
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+    vectors = [
+        Ballot(shape, rank).fill(layout, Voter(healthy=True, time_ms=0, staged=each))
+        for rank, each in enumerate(staged)
+    ]
+    return Verdicts(shape).read(layout, fold(vectors)).proposed
+
+
+digests = st.builds(Proposal, st.sampled_from(Change), st.text(max_size=8)).map(
+    lambda proposal: proposal.digest
+)
+something = st.builds(
+    Staged, digests, st.sampled_from([each for each in Readiness if each is not Readiness.UNSTAGED])
+)
+
+
+@given(
+    st.lists(st.just(NOTHING_STAGED) | something, min_size=1, max_size=5).filter(
+        lambda staged: set(staged) != {NOTHING_STAGED}
+    )
+)
+def test_the_lanes_say_what_is_staged_whether_all_have_it_and_how_far_they_are(
+    staged: list[Staged],
+) -> None:
+    have = {each.proposal for each in staged if each != NOTHING_STAGED}
+    refusing = [rank for rank, each in enumerate(staged) if each.readiness is Readiness.REFUSED]
+
+    assert voted(*staged) == Proposed(
+        proposal=min(have),
+        differs=len(have) > 1,
+        readiness=min(each.readiness for each in staged),
+        refused_rank=max(refusing, default=None),
+    )
+
+
+@given(st.integers(1, 5))
+def test_where_nothing_is_staged_nothing_is_proposed(ranks: int) -> None:
+    assert voted(*[NOTHING_STAGED] * ranks) is None
+
+
+@given(st.sampled_from(Change), st.text(max_size=20))
+def test_a_digest_names_the_change_and_fits_its_lanes(change: Change, store: str) -> None:
+    digest = Proposal(change, store).digest
+
+    assert 0 < digest < NEUTRAL
+    assert change_of(digest) is change
+    assert digest == Proposal(change, store).digest != Proposal(change, f"{store}?").digest
+
+
+def test_a_round_is_as_long_whatever_is_staged() -> None:
+    """Rule R1: proposals have three lanes in the header, and none of their own."""
+    shape = BallotShape(world_size=2, seats=1)
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+
+    def lanes(staged: Staged) -> np.ndarray:
+        return Ballot(shape, 0).fill(layout, Voter(healthy=True, time_ms=0, staged=staged))
+
+    without, having = lanes(NOTHING_STAGED), lanes(Staged(ATTACH.digest, Readiness.READY))
+    assert without.shape == having.shape
+    changed = np.flatnonzero(without != having).tolist()
+    assert changed == [PROPOSAL, PROPOSAL + 1, READINESS] == list(range(10, MESSAGES))
+
+
+@pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
+def depth(request: pytest.FixtureRequest) -> int:
+    value: int = request.param
+    return value
+
+
+def attach(ranks: RanksInTurn, *which: int) -> "list[Future[None]]":
+    return [ranks.caches[rank].attach_store(URI) for rank in which]
+
+
+def detach(ranks: RanksInTurn) -> "list[Future[None]]":
+    return [cache.detach_store() for cache in ranks.caches]
+
+
+def say(ranks: RanksInTurn, rank: int, readiness: Readiness | str) -> None:
+    """Let the preparation of whatever is staged on a rank have come so far."""
+    staged = ranks.executors[rank].staged
+    staged.update(dict.fromkeys(staged, readiness))
+
+
+def ready(ranks: RanksInTurn) -> None:
+    """Let every rank be ready, and step until all have heard of it."""
+    for rank in range(len(ranks.caches)):
+        say(ranks, rank, Readiness.READY)
+    for _ in range(2):
+        ranks.step()
+
+
+def state(ranks: RanksInTurn) -> StoreState:
+    return ranks.every(lambda cache: cache.store_state())
+
+
+def taken(ranks: RanksInTurn, kind: type[OrderT]) -> list[OrderT]:
+    """Remove and return the orders of one kind, which all ranks have got alike."""
+    orders = [executor.take(kind) for executor in ranks.executors]
+    assert all(each == orders[0] for each in orders)
+    return orders[0]
+
+
+def prompt(pages: int, start: int = 0) -> list[int]:
+    return list(range(start, start + pages * PAGE_TOKENS))
+
+
+def refusals(outcomes: "Sequence[Future[None]]") -> set[str]:
+    said = [outcome.exception(timeout=0) for outcome in outcomes]
+    assert all(isinstance(each, StorageError) for each in said)
+    return {str(each) for each in said}
+
+
+def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) -> None:
+    ranks = RanksInTurn(2, depth=depth, store=False)
+    outcomes = attach(ranks, 0, 1)
+    say(ranks, 0, "no route")
+    say(ranks, 1, "nobody answers")
+    ranks.step()
+    ranks.step()
+
+    first, second = (str(outcome.exception(timeout=0)) for outcome in outcomes)
+    assert first.endswith(
+        "': rank 0 cannot open it: no route; rank 1 cannot open it; its log says why"
+    )
+    assert second.endswith("': rank 1 cannot open it: nobody answers")
+
+
+@pytest.mark.parametrize(
+    ("told", "why"), [((0,), "not every rank was told"), ((0, 1), "not ready on every rank")]
+)
+def test_what_does_not_become_ready_in_time_is_withdrawn(
+    depth: int, told: tuple[int, ...], why: str
+) -> None:
+    """Rule R10: the wait for the last rank has a deadline, in agreed time."""
+    ranks = RanksInTurn(2, depth=depth, store=False)
+    outcomes = attach(ranks, *told)
+    say(ranks, 0, Readiness.READY)
+    for _ in range(2):
+        ranks.step()
+    # The smallest of the clocks counts.
+    ranks.now_ms[0] += 500_000
+    for _ in range(2):
+        ranks.step()
+    assert state(ranks) is StoreState.ATTACHING
+
+    ranks.now_ms[1] += 180_002
+    for _ in range(2):
+        ranks.step()
+
+    assert state(ranks) is StoreState.DETACHED
+    assert all(why in said and "180 s" in said for said in refusals(outcomes))
+
+
+def test_a_second_store_is_not_attached_beside_the_first(depth: int) -> None:
+    ranks = RanksInTurn(2, depth=depth)
+    outcomes = attach(ranks, 1)
+    ready(ranks)
+
+    assert state(ranks) is StoreState.ATTACHED
+    assert all(said.endswith("is attached; detach it first") for said in refusals(outcomes))
+
+
+def test_the_same_again_joins_what_is_staged_and_something_else_is_refused() -> None:
+    ranks = RanksInTurn(1, store=False)
+    cache = ranks.caches[0]
+    first, again = attach(ranks, 0, 0)
+
+    assert first is again
+    assert not first.cancel()
+    with pytest.raises(UsageError, match="attach store 'memory://other' was proposed on this rank"):
+        cache.detach_store()
+    ready(ranks)
+    assert cache.detach_store() is not first
+
+
+def test_a_store_needs_host_memory() -> None:
+    ranks = RanksInTurn(1, store=False, host_pages=0)
+
+    with pytest.raises(ConfigError, match="host_pages"):
+        attach(ranks, 0)
+
+
+def test_who_waits_for_a_proposal_hears_that_the_group_has_ended() -> None:
+    ranks = RanksInTurn(2, store=False)
+    (outcome,) = attach(ranks, 0)
+    ranks.group.leave(1)
+
+    with pytest.raises(PeerLost):
+        ranks.caches[0].step()
+
+    assert isinstance(outcome.exception(timeout=0), PeerLost)
+    with pytest.raises(PeerLost):
+        attach(ranks, 0)
+
+
+def test_who_waits_for_a_proposal_hears_that_the_cache_was_closed() -> None:
+    ranks = RanksInTurn(1, store=False)
+    (outcome,) = attach(ranks, 0)
+
+    ranks.caches[0].close(flush=False)
+
+    assert isinstance(outcome.exception(timeout=0), UsageError)
+    with pytest.raises(UsageError, match="closed"):
+        attach(ranks, 0)
+
+
+def test_a_detach_ends_lookups_and_what_waits_at_once(depth: int) -> None:
+    ranks = RanksInTurn(2, depth=depth, bounds=Bounds(prefetches=1))
+    for number in range(3):
+        ranks.every(lambda cache, n=number: cache.prefetch(f"r{n}", prompt(3, 100 * n)))  # type: ignore[misc]
+    (lookup,) = taken(ranks, LookUp)
+
+    outcomes = detach(ranks)
+    ready(ranks)
+
+    assert [outcome.exception(timeout=0) for outcome in outcomes] == [None, None]
+    assert state(ranks) is StoreState.DETACHED
+    assert [order.operation for order in taken(ranks, Cancel)] == [lookup.operation]
+    assert taken(ranks, DetachStore) == [DetachStore()]
+    assert taken(ranks, LookUp) == []
+    assert ranks.every(lambda cache: cache.stats().operations["prefetch"]) == {"aborted": 3}
+    assert not ranks.every(lambda cache: cache.prefetch("r3", prompt(3)))
+
+
+class Busy:
+    """Ranks with a prefetch that has landed in part, and with a persist under way."""
+
+    def __init__(self, depth: int, **bounds: int) -> None:
+        self.ranks = ranks = RanksInTurn(2, depth=depth, bounds=Bounds(**bounds))
+        ranks.publish("writer", prompt(2, start=500))
+        (copy,) = taken(ranks, CopyToHost)
+        self.both(Ended(copy.operation, ok=True))
+        self.persist = taken(ranks, Put)[0].operation
+        ranks.every(lambda cache: cache.prefetch("reader", prompt(8)))
+        self.fetch = taken(ranks, LookUp)[0].operation
+        self.both(Answered(self.fetch, 8))
+        assert taken(ranks, Fetch)[0].operation == self.fetch
+        for executor, pages in zip(ranks.executors, (5, 3), strict=True):
+            executor.said.append(Landed(self.fetch, pages))
+        for _ in range(1 + depth):
+            ranks.step()
+
+    def both(self, said: Progress) -> None:
+        """Let both ranks say the same, and step until all have heard of it."""
+        self.ranks.report(said)
+        for _ in range(1 + self.ranks.depth):
+            self.ranks.step()
+
+
+def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int) -> None:
+    busy = Busy(depth)
+    ranks = busy.ranks
+    detach(ranks)
+    ready(ranks)
+
+    assert state(ranks) is StoreState.DRAINING
+    assert ranks.phase(busy.fetch) == ranks.phase(busy.persist) == "QUIESCE"
+    assert {order.operation for order in taken(ranks, Cancel)} == {busy.fetch, busy.persist}
+    assert ranks.every(lambda cache: cache.match(prompt(8))).host_tokens == 3 * PAGE_TOKENS
+    assert taken(ranks, DetachStore) == []
+
+    # Another store may be proposed by now, and waits for its turn.
+    outcomes = attach(ranks, 0, 1)
+    ready(ranks)
+    busy.both(Quiesced(busy.persist))
+    assert state(ranks) is StoreState.DRAINING
+    assert taken(ranks, AttachStore) == []
+
+    busy.both(Quiesced(busy.fetch))
+    assert state(ranks) is StoreState.ATTACHED
+    assert [outcome.exception(timeout=0) for outcome in outcomes] == [None, None]
+    orders = [type(each) for each in ranks.executors[0].orders]
+    assert orders.index(DetachStore) < orders.index(AttachStore)
+
+
+def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(depth: int) -> None:
+    busy = Busy(depth, quarantine_pages=3)
+    ranks = busy.ranks
+    free = ranks.free(HOST)
+    ranks.every(lambda cache: cache.abort("reader"))
+    ranks.executors[1].said.append(QuiesceExpired(busy.fetch))
+    for _ in range(2):
+        ranks.step()
+    assert ranks.phase(busy.fetch) == "QUARANTINED"
+    assert state(ranks) is StoreState.DRAINING
+    busy.both(Quiesced(busy.persist))
+    assert state(ranks) is StoreState.DETACHED
+
+    attach(ranks, 0, 1)
+    ready(ranks)
+    assert state(ranks) is StoreState.ATTACHED
+    assert ranks.phase(busy.fetch) == "QUARANTINED"
+    assert not ranks.every(lambda cache: cache.inspection.store_keeps_too_much)
+
+    busy.both(Quiesced(busy.fetch))
+    assert ranks.phase(busy.fetch) == "DONE"
+    assert ranks.free(HOST) == free + 5
+    assert state(ranks) is StoreState.ATTACHED
+
+
+def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
+    """Let the store never answer a prefetch, and its pages be quarantined."""
+    ranks.every(lambda cache: cache.prefetch(request, prompt(pages, start=start)))
+    (look,) = taken(ranks, LookUp)
+    ranks.report(Answered(look.operation, pages))
+    for _ in range(1 + ranks.depth):
+        ranks.step()
+    assert taken(ranks, Fetch)[0].operation == look.operation
+    ranks.every(lambda cache: cache.abort(request))
+    ranks.executors[1].said.append(QuiesceExpired(look.operation))
+    for _ in range(2 + ranks.depth):
+        ranks.step()
+    assert ranks.phase(look.operation) == "QUARANTINED"
+
+
+def test_stores_that_keep_most_of_host_memory_let_no_other_be_attached(depth: int) -> None:
+    """Rule R10: each keeps no more than its budget, and many would keep all."""
+    ranks = RanksInTurn(2, depth=depth, host_pages=16, bounds=Bounds(quarantine_pages=3))
+    hang(ranks, "first", 8, start=0)
+    attach(ranks, 0, 1)
+    ready(ranks)
+    assert state(ranks) is StoreState.ATTACHED
+    hang(ranks, "second", 4, start=500)
+    assert state(ranks) is StoreState.DETACHED
+
+    outcomes = attach(ranks, 0, 1)
+    ready(ranks)
+
+    assert state(ranks) is StoreState.DETACHED
+    for outcome in outcomes:
+        with pytest.raises(StorageError, match="keep 12 of 16 host pages; restore or restart"):
+            outcome.result(timeout=0)
+
+
+def test_to_detach_without_a_store_is_done_at_once_and_keeps_nothing_waiting(depth: int) -> None:
+    ranks = RanksInTurn(2, depth=depth, store=False)
+    again = ranks.caches[0].detach_store()
+    for _ in range(2):
+        ranks.step()
+    assert again.exception(timeout=0) is None
+    assert state(ranks) is StoreState.DETACHED
+
+    outcomes = attach(ranks, 0, 1)
+    ready(ranks)
+    assert [outcome.exception(timeout=0) for outcome in outcomes] == [None, None]
+
+
+def test_an_error_that_is_raised_again_and_again_keeps_nothing_of_it() -> None:
+    ranks = RanksInTurn(1, store=False)
+    ranks.caches[0].close(flush=False)
+
+    def frames() -> int:
+        with pytest.raises(UsageError) as raised:
+            ranks.caches[0].attach_store(URI)
+        return len(raised.traceback)
+
+    assert frames() == frames() == frames()
+
+
+def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
+    """Let a request publish so many pages; return how many are written to the store for it."""
+    ranks.publish(name, prompt(pages))
+    written = 0
+    for _ in range(8):
+        orders = ranks.executors[0].given(Put)
+        written += sum(len(each.keys) for order in orders for each in order.transfers)
+        ranks.obey()
+    return written
+
+
+def test_what_was_in_host_memory_is_written_with_what_continues_it(depth: int) -> None:
+    """A store that lacks the beginning of a prefix could not restore any of it."""
+    ranks = RanksInTurn(2, depth=depth, store=False)
+    ranks.compute("before", prompt(3))
+    attach(ranks, 0, 1)
+    ready(ranks)
+
+    assert persisted(ranks, "after", 5) == 5
+    assert persisted(ranks, "later", 7) == 2

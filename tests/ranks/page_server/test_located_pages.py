@@ -1,0 +1,264 @@
+"""What a rank keeps for readers whose transfer engines read it, and until when."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from queue import Empty
+
+import pytest
+
+from lockstep.errors import StorageError
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_shape import part_table
+from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
+from lockstep.ranks.protocol.orders import KV_POOL
+from lockstep.storage_backends.addresses import address_of
+from lockstep.storage_backends.peer.transfer_engine import Piece, TransferEngine
+from lockstep.storage_backends.peer.wire import (
+    Done,
+    Forget,
+    Hello,
+    Locate,
+    Located,
+    Message,
+    State,
+    Told,
+    encode,
+)
+from tests.kit.programs import program
+from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.page_servers import (
+    LONG_BOUNDS,
+    RawReader,
+    ServedGroup,
+    objects_of,
+    raw_reader,
+    serving,
+)
+from tests.kit.servers.mooncake_master import needs_mooncake
+from tests.kit.servers.ports import free_port
+from tests.kit.servers.processes import until
+from tests.ranks.page_server.test_page_server import ask, ended
+
+LAYOUT = PageLayout(
+    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),)
+)
+KEYS = hashed_keys(4)
+IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
+
+Serve = Callable[..., ServedGroup]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(stack: ExitStack) -> Serve:
+    """Starts a rank with three pages, all of which it offers."""
+
+    def start(bounds: ServerBounds = LONG_BOUNDS, *, by_engine: bool = True) -> ServedGroup:
+        group = stack.enter_context(serving(LAYOUT, pages=3, bounds=bounds, by_engine=by_engine))
+        group.serve(KEYS[:3])
+        return group
+
+    return start
+
+
+@pytest.fixture
+def connect(stack: ExitStack) -> Callable[[ServedGroup], RawReader]:
+    """Makes a reader that has heard the hello."""
+
+    def make(group: ServedGroup) -> RawReader:
+        reader = stack.enter_context(raw_reader(group.servers[0].address))
+        assert isinstance(reader.receive_control(), Hello)
+        return reader
+
+    return make
+
+
+Connect = Callable[[ServedGroup], RawReader]
+
+
+def locate(count: int, number: int = 7) -> Locate:
+    """All parts of the first pages."""
+    layout = LAYOUT.shard(0, 1)
+    table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
+    keys = tuple(key.hex() for key in KEYS[:count])
+    return Locate(number, KV_POOL, layout.name, table, held, keys)
+
+
+def located(reader: RawReader, asked: Locate) -> tuple[Located, bytes]:
+    """The answer, and the headers."""
+    reader.send(asked)
+    message, headers = reader.receive()
+    assert isinstance(message, Located)
+    return message, headers
+
+
+def is_served(reader: RawReader, group: ServedGroup) -> bool:
+    """Whether the first page can be read; answered after all that the reader said before."""
+    reader.send(ask(group, 1))
+    message, _ = reader.receive()
+    assert isinstance(message, Told)
+    return message.there == b"\1"
+
+
+def test_an_answer_says_of_each_page_where_it_lies_and_has_its_header(
+    serve: Serve, connect: Connect
+) -> None:
+    group = serve()
+    pages = group.objects[0].page_views(KV_POOL, range(3))
+
+    answer, headers = located(connect(group), locate(4))
+
+    assert answer.states == bytes([State.WHOLE] * 3 + [State.ABSENT])
+    assert answer.pages == (*map(address_of, pages), 0)
+    assert len(headers) == 3 * HEADER_BYTES
+    assert group.servers[0].sent() == (3, 3 * (HEADER_BYTES + (1 << 20)), 3)
+
+
+def test_what_is_withdrawn_is_quiet_only_when_its_reader_is_done(
+    serve: Serve, connect: Connect
+) -> None:
+    group = serve()
+    reader = connect(group)
+    located(reader, locate(3))
+
+    quiet = group.withdrawn()
+    assert not is_served(reader, group)
+    with pytest.raises(Empty):
+        quiet.get_nowait()
+    reader.send(Done(7))
+
+    assert ended(quiet) == [1]
+
+
+def test_a_reader_that_hangs_up_holds_nothing_any_more(serve: Serve, connect: Connect) -> None:
+    group = serve()
+    reader = connect(group)
+    located(reader, locate(3))
+
+    quiet = group.withdrawn()
+    reader.close()
+
+    assert ended(quiet) == [1]
+
+
+def test_a_reader_that_is_never_done_is_cut_off_and_said_to_be(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = serve(IMPATIENT)
+    reader = connect(group)
+    located(reader, locate(3))
+
+    assert ended(group.withdrawn()) == [1]
+    assert reader.is_hung_up_on()
+    assert "it still reads what was withdrawn 0.01 s ago" in caplog.text
+
+
+def test_what_is_forgotten_before_it_was_answered_is_absent(serve: Serve, connect: Connect) -> None:
+    group = serve()
+    reader = connect(group)
+
+    messages: list[Message] = [locate(1, number=1), locate(1, number=2), Forget(2)]
+    reader.sock.sendall(b"".join(encode(each) for each in messages))
+    answers = [reader.receive()[0] for _ in range(2)]
+
+    assert answers[0][:2] == (1, bytes([State.WHOLE]))
+    assert answers[1][:2] == (2, bytes([State.ABSENT]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([Done(7)], "a Done out of place"),
+        ([locate(1), locate(1)], "under a number that it has not done with"),
+        ([locate(1, each) for each in range(66)], "more than 64 things at a time"),
+        ([locate(1)._replace(held=b"\7")], "it wants parts that cannot be"),
+    ],
+    ids=["not located", "twice", "too much", "no parts"],
+)
+def test_a_reader_that_makes_no_sense_is_cut_off(
+    serve: Serve,
+    connect: Connect,
+    messages: list[Message],
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    group = serve()
+    reader = connect(group)
+
+    for each in messages:
+        reader.send(each)
+
+    assert reader.is_hung_up_on()
+    assert said in caplog.text
+    assert ended(group.withdrawn()) == [1]
+
+
+def test_a_rank_without_an_engine_locates_nothing(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = connect(serve(by_engine=False))
+
+    reader.send(locate(1))
+
+    assert reader.is_hung_up_on()
+    assert "a Locate out of place" in caplog.text
+
+
+def test_a_reader_of_other_parts_is_told_of_the_header_alone(
+    serve: Serve, connect: Connect
+) -> None:
+    group = serve()
+
+    answer, headers = located(connect(group), locate(1)._replace(table=b"\0" * 5, held=b"\0"))
+
+    assert answer.states == bytes([State.BARE])
+    assert len(headers) == HEADER_BYTES
+
+
+def test_a_reader_that_is_killed_while_it_reads_holds_nothing_any_more(serve: Serve) -> None:
+    group = serve()
+    name = (NAMESPACE, KV_POOL, LAYOUT.shard(0, 1).name, KEYS[0].hex())
+    command = program(
+        "tests.kit.servers.engine_process", "read", group.servers[0].address, 1 << 20, *name
+    )
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as reader:
+        until(lambda: group.servers[0].sent().by_engine > 3)
+        reader.kill()
+    assert ended(group.withdrawn()) == [1]
+
+
+def test_a_server_that_has_closed_lets_no_engine_read_its_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    needs_mooncake()
+    objects = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1)
+    server = PageServer(objects, make_engine=lambda host: TransferEngine("tcp", "", host))
+    target = server.rank.engine.removeprefix("tcp://")
+    with closing(TransferEngine("tcp", "", "127.0.0.1")) as engine:
+        room = memoryview(bytearray(64))
+        engine.register([room])
+        (page,) = objects.page_views(KV_POOL, [0])
+        before = engine.read(target, [Piece(address_of(room), address_of(page), 64)])
+        assert server.close()
+        after = engine.read(target, [Piece(address_of(room), address_of(page), 64)])
+
+    assert (before, after) == (True, False)
+    assert caplog.text == ""
+
+
+def test_an_engine_that_cannot_be_had_leaves_no_port_bound() -> None:
+    def fail(host: str) -> TransferEngine:
+        raise StorageError(f"there is none at {host}")
+
+    objects, port = objects_of(LAYOUT, ShardPlace.of(0, 1), pages=1), free_port()
+    with pytest.raises(StorageError, match=r"there is none at 127\.0\.0\.1"):
+        PageServer(objects, f"127.0.0.1:{port}", make_engine=fail)
+
+    assert PageServer(objects, f"127.0.0.1:{port}").close()

@@ -1,0 +1,566 @@
+"""What a rank serves, until when, and to whom; with readers that do as a test says."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import ConfigError, InternalError, StorageError, UsageError
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import MARK_POOL
+from lockstep.page_format.object_shape import part_table
+from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.ranks.page_server.offers import OfferedPage, Offers
+from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
+from lockstep.ranks.page_server.served_pages import ServedPages
+from lockstep.ranks.protocol.host_port import split_address
+from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer
+from lockstep.storage_backends.peer.wire import (
+    REQUESTS_MAX,
+    Ask,
+    Fetch,
+    Forget,
+    Hello,
+    Pages,
+    PeerRank,
+    State,
+    Told,
+)
+from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys
+from tests.kit.ranks.page_servers import (
+    RawReader,
+    ServedGroup,
+    objects_of,
+    raw_reader,
+    serving,
+)
+
+LARGE = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
+)
+"""Pages that no socket's buffers hold, so that their sends take as long as their reader does."""
+MEDIUM = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=1, elements=3 << 19, dtype="uint8"),),
+)
+"""Pages of which several are one frame, each sent by itself."""
+SMALL = PageLayout(
+    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
+)
+KEYS = hashed_keys(4)
+SHARED = "a secret"
+IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
+
+Serve = Callable[..., ServedGroup]
+Connect = Callable[..., RawReader]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def connect(stack: ExitStack) -> Connect:
+    """Makes a reader that has heard the hello."""
+
+    def make(group: ServedGroup) -> RawReader:
+        reader = stack.enter_context(raw_reader(group.servers[0].address))
+        message, _ = reader.receive()
+        assert isinstance(message, Hello)
+        return reader
+
+    return make
+
+
+@pytest.fixture
+def serve(stack: ExitStack, connect: Connect) -> Serve:
+    """Starts a rank with pages that it does not offer yet. It is closed before its readers are."""
+
+    def start(
+        layout: PageLayout, bounds: ServerBounds | None = None, pages: int = 3
+    ) -> ServedGroup:
+        bounds = bounds or ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S)
+        return stack.enter_context(serving(layout, pages=pages, bounds=bounds))
+
+    return start
+
+
+def fetch(group: ServedGroup, count: int, number: int = 7) -> Fetch:
+    """All parts of the first pages."""
+    layout = group.objects[0].pools[KV_POOL].layout
+    table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
+    keys = tuple(key.hex() for key in KEYS[:count])
+    return Fetch(number, KV_POOL, layout.name, table, held, keys)
+
+
+def ask(group: ServedGroup, count: int) -> Ask:
+    shard = group.objects[0].pools[KV_POOL].layout.name
+    return Ask(3, KV_POOL, shard, tuple(key.hex() for key in KEYS[:count]))
+
+
+def told(reader: RawReader, question: Ask) -> bytes:
+    reader.send(question)
+    message, _ = reader.receive()
+    assert isinstance(message, Told)
+    return message.there
+
+
+def begin(reader: RawReader, group: ServedGroup, count: int) -> Pages:
+    """Ask for pages, and receive no more than the control of the first frame."""
+    reader.send(fetch(group, count))
+    message = reader.receive_control()
+    assert isinstance(message, Pages)
+    return message
+
+
+def ended(quiet: "SimpleQueue[int]") -> list[int]:
+    """What is told once all is quiet, and whatever more is there by then."""
+    first = [quiet.get(timeout=PATIENCE_S)]
+    return first + [quiet.get_nowait() for _ in range(quiet.qsize())]
+
+
+def transfer(keys: tuple[bytes, ...], slots: tuple[int, ...]) -> list[ObjectTransfer]:
+    return [ObjectTransfer(KV_POOL, keys, slots)]
+
+
+class TestOffers:
+    def test_only_what_is_offered_can_be_read_and_only_until_it_is_withdrawn(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        reader = connect(group)
+
+        before = told(reader, ask(group, 3))
+        group.serve(KEYS[:2])
+        during = told(reader, ask(group, 3))
+        assert ended(group.withdrawn()) == [1]
+        after = told(reader, ask(group, 3))
+
+        assert (before, during, after) == (b"\0\0\0", b"\1\1\0", b"\0\0\0")
+
+    def test_more_pages_may_be_offered_under_the_same_operation(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        reader = connect(group)
+        for at in range(3):
+            group.servers[0].serve(1, transfer(KEYS[at : at + 1], (at,)))
+
+        assert told(reader, ask(group, 3)) == b"\1\1\1"
+        assert ended(group.withdrawn()) == [1]
+        assert told(reader, ask(group, 3)) == b"\0\0\0"
+
+    def test_an_object_under_two_operations_can_be_read_until_both_are_withdrawn(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        reader = connect(group)
+        group.serve(KEYS[:1], operation=1)
+        group.serve(KEYS[:1], operation=2)
+
+        assert ended(group.withdrawn(1)) == [1]
+        between = told(reader, ask(group, 1))
+        assert ended(group.withdrawn(2)) == [2]
+
+        assert (between, told(reader, ask(group, 1))) == (b"\1", b"\0")
+
+    def test_the_same_key_in_two_pages_is_read_from_the_one_that_is_still_offered(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        reader = connect(group)
+        group.servers[0].serve(1, transfer(KEYS[:1], (0,)))
+        group.servers[0].serve(2, transfer(KEYS[:1], (1,)))
+        assert ended(group.withdrawn(1)) == [1]
+
+        reader.send(fetch(group, 1))
+        _, attached = reader.receive()
+
+        assert attached[HEADER_BYTES:] == group.objects[0].page_views(KV_POOL, [1])[0]
+
+    def test_a_page_whose_slot_is_written_again_is_not_there_under_its_old_key(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        """Another prompt's page went out with right checksums, computed when it was first read."""
+        group = serve(SMALL)
+        reader = connect(group)
+        group.serve(KEYS[:2])
+        group.objects[0].begin_writes(KV_POOL, [0])
+        before = told(reader, ask(group, 2))
+        reader.send(fetch(group, 2))
+        states = reader.receive_states(2)
+        group.servers[0].serve(2, transfer(KEYS[2:3], (0,)))
+
+        assert (before, states) == (b"\0\1", [State.ABSENT, State.WHOLE])
+        assert told(reader, ask(group, 3)) == b"\0\1\1"
+
+    def test_a_page_that_is_written_while_it_is_hashed_gets_no_checksums(self) -> None:
+        objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
+        offers = Offers()
+        pages = ServedPages(objects, offers, by_engine=False)
+        offers.serve(1, [OfferedPage((KV_POOL, KEYS[0].hex()), *objects.leases(KV_POOL, [0]))])
+        layout = objects.pools[KV_POOL].layout
+        table, held = part_table(layout.shape.parts), bytes(layout.shape.held)
+        begun = pages.begin(Fetch(7, KV_POOL, layout.name, table, held, ()), KEYS[0].hex())
+        assert begun is not None
+
+        objects.begin_writes(KV_POOL, [0])
+
+        assert begun.header() == bytes(HEADER_BYTES)
+
+    def test_an_operation_that_offers_nothing_is_quiet_at_once(self, serve: Serve) -> None:
+        assert ended(serve(SMALL).withdrawn(99)) == [99]
+
+    def test_an_order_with_a_page_that_there_is_not_is_refused_where_it_comes_from(
+        self, serve: Serve
+    ) -> None:
+        with pytest.raises(InternalError, match="there are no host pages 9 to 9"):
+            serve(SMALL).servers[0].serve(1, transfer(KEYS[:1], (9,)))
+
+    def test_the_mark_of_the_group_is_there_and_no_other(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        reader = connect(group)
+        mark = group.objects[0].shardings.mark
+
+        asked = [mark.shard, "stage0of1.tp7", mark.shard]
+        keys = [mark.key, mark.key, "00" * 32]
+
+        assert [
+            told(reader, Ask(1, MARK_POOL, shard, (key,)))
+            for shard, key in zip(asked, keys, strict=True)
+        ] == [b"\1", b"\0", b"\0"]
+
+
+class TestWithdrawing:
+    def test_a_page_that_is_being_read_is_quiet_only_when_its_send_has_ended(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(LARGE)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        first = begin(reader, group, 3)
+
+        quiet = group.withdrawn()
+        # This is answered after the order to withdraw, and behind the page that is on its way.
+        reader.send(ask(group, 1))
+        with pytest.raises(Empty):
+            quiet.get_nowait()
+        reader.receive_attached()
+
+        assert first.states == bytes([State.WHOLE])
+        assert ended(quiet) == [1]
+
+    def test_after_withdrawal_the_rest_of_what_a_reader_asked_for_is_absent(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(LARGE)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        begin(reader, group, 3)
+
+        quiet = group.withdrawn()
+        assert told(reader_on(group, connect), ask(group, 1)) == b"\0"
+        reader.receive_attached()
+
+        assert reader.receive_states(2) == [State.ABSENT] * 2
+        assert ended(quiet) == [1]
+
+    def test_a_reader_that_hangs_is_cut_off_and_said_to_be(
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        group = serve(LARGE, IMPATIENT)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        begin(reader, group, 3)
+
+        assert ended(group.withdrawn()) == [1]
+        assert reader.is_hung_up_on()
+        (said,) = messages(caplog)
+        assert "is cut off: it still reads what was withdrawn 0.01 s ago" in said
+
+    def test_who_reads_under_another_operation_is_not_cut_off(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(LARGE, IMPATIENT)
+        group.serve(KEYS[:1], operation=1)
+        reader = connect(group)
+        begin(reader, group, 1)
+        group.serve(KEYS[:1], operation=2)
+
+        assert ended(group.withdrawn(2)) == [2]
+        reader.receive_attached()
+        assert told(reader, ask(group, 1)) == b"\1"
+
+    def test_a_reader_that_takes_nothing_for_long_is_cut_off(
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        group = serve(LARGE, ServerBounds(stall_s=0.01, quiet_s=PATIENCE_S))
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        begin(reader, group, 3)
+
+        assert ended(group.withdrawn()) == [1]
+        assert reader.is_hung_up_on()
+        assert "it has taken nothing for 0.01 s" in messages(caplog)[0]
+
+    def test_closing_ends_what_is_being_read_and_all_is_quiet(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(LARGE)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        begin(reader, group, 3)
+
+        quiet = group.withdrawn()
+        group.close()
+        group.close()
+
+        assert ended(quiet) == [1]
+        assert reader.is_hung_up_on()
+        assert ended(group.withdrawn(2)) == [2]
+
+    def test_what_was_handed_in_to_a_server_that_never_opens_is_quiet_when_it_closes(self) -> None:
+        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+        quiet = SimpleQueue[int]()
+        server.serve(1, transfer(KEYS[:1], (0,)))
+        server.withdraw(1, quiet.put)
+
+        assert server.close()
+        assert server.close()
+
+        assert ended(quiet) == [1]
+
+    def test_whoever_is_told_and_raises_does_not_end_the_server(
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        group = serve(SMALL)
+
+        def refuse(operation: int) -> None:
+            raise StorageError(f"not {operation}")
+
+        group.servers[0].withdraw(5, refuse)
+        assert ended(group.withdrawn(6)) == [6]
+
+        assert "nobody could be told that operation 5 is quiet" in messages(caplog)[0]
+        assert group.servers[0].trouble() is None
+
+    def test_it_is_told_from_the_server_s_thread(self, serve: Serve) -> None:
+        names = SimpleQueue[str]()
+
+        serve(SMALL).servers[0].withdraw(1, lambda _: names.put(threading.current_thread().name))
+
+        assert names.get(timeout=PATIENCE_S) == "lockstep-pages"
+
+
+def pages_between_answers(
+    reader: RawReader, group: ServedGroup, count: int
+) -> tuple[list[bytes], int]:
+    """Ask on while pages come; return the pages, and how many answers came among them."""
+    got: list[bytes] = []
+    answers = 0
+    while len(got) < count:
+        # However far the server has come by now, it may be in the middle of a frame.
+        reader.send(ask(group, 1))
+        message, attached = reader.receive()
+        if isinstance(message, Told):
+            answers += 1
+            continue
+        assert isinstance(message, Pages)
+        each = len(attached) // len(message.states)
+        got += [attached[at + HEADER_BYTES : at + each] for at in range(0, len(attached), each)]
+    return got, answers
+
+
+class TestReaders:
+    def test_an_answer_stands_between_two_frames_and_not_among_the_pages_of_one(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        keys = hashed_keys(60)
+        group = serve(MEDIUM, pages=len(keys))
+        group.serve(keys)
+        reader = connect(group)
+        pages = group.objects[0].page_views(KV_POOL, range(len(keys)))
+        wanted = fetch(group, 0)._replace(keys=tuple(key.hex() for key in keys))
+        reader.send(wanted)
+        got, answers = pages_between_answers(reader, group, len(keys))
+        assert answers
+        assert got == pages
+
+    def test_what_is_forgotten_is_absent_and_what_follows_is_served(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(LARGE)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+        begin(reader, group, 3)
+
+        reader.send(Forget(7))
+        told_by_then = reader_on(group, connect)
+        assert told(told_by_then, ask(group, 1)) == b"\1"
+        reader.receive_attached()
+        assert reader.receive_states(2) == [State.ABSENT] * 2
+        reader.send(fetch(group, 1))
+        assert reader.receive_states(1) == [State.WHOLE]
+
+    def test_a_reader_of_other_parts_is_sent_the_header_alone(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        group = serve(SMALL)
+        group.serve(KEYS[:1])
+        reader = connect(group)
+
+        reader.send(fetch(group, 1)._replace(table=b"\1" * 5))
+        message, attached = reader.receive()
+
+        assert (message, len(attached)) == (Pages(7, 0, bytes([State.BARE])), HEADER_BYTES)
+
+    @pytest.mark.parametrize(
+        ("held", "said"),
+        [(b"\1", "it wants parts that cannot be"), (b"", "it wants parts that cannot be")],
+    )
+    def test_a_reader_that_wants_parts_that_there_are_not_is_cut_off(
+        self,
+        serve: Serve,
+        connect: Connect,
+        caplog: pytest.LogCaptureFixture,
+        held: bytes,
+        said: str,
+    ) -> None:
+        group = serve(SMALL)
+        group.serve(KEYS[:1])
+        reader = connect(group)
+
+        reader.send(fetch(group, 1)._replace(held=held))
+
+        assert reader.is_hung_up_on()
+        assert said in messages(caplog)[0]
+
+    def test_a_reader_that_asks_for_too_much_at_a_time_is_cut_off(
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        group = serve(LARGE)
+        group.serve(KEYS[:3])
+        reader = connect(group)
+
+        for number in range(REQUESTS_MAX + 2):
+            reader.send(fetch(group, 1, number))
+
+        assert reader.is_hung_up_on()
+        assert f"more than {REQUESTS_MAX} things at a time" in messages(caplog)[0]
+
+    @given(st.binary(min_size=1, max_size=200))
+    def test_any_garbage_of_a_reader_that_has_greeted_costs_that_reader_alone(
+        self, garbage: bytes
+    ) -> None:
+        with serving(SMALL, pages=1) as group:
+            group.serve(KEYS[:1])
+            with raw_reader(group.servers[0].address) as rude:
+                rude.sock.sendall(garbage)
+                with raw_reader(group.servers[0].address) as other:
+                    other.receive()
+                    assert told(other, ask(group, 1)) == b"\1"
+            assert group.servers[0].trouble() is None
+
+    def test_more_readers_than_there_may_be_are_told_so(
+        self, serve: Serve, connect: Connect, stack: ExitStack
+    ) -> None:
+        group = serve(SMALL, ServerBounds(readers=1))
+        connect(group)
+
+        with pytest.raises(StorageError, match="has as many connections as it may have"):
+            stack.enter_context(raw_reader(group.servers[0].address))
+
+    def test_those_who_show_no_secret_are_few_at_a_time_and_keep_nobody_out(
+        self, serve: Serve, connect: Connect, stack: ExitStack
+    ) -> None:
+        group = serve(SMALL, ServerBounds(greetings=1, greeting_s=60.0))
+        place = split_address(group.servers[0].address)
+        first, second = (
+            stack.enter_context(socket.create_connection(place, timeout=30.0)) for _ in range(2)
+        )
+
+        assert second.recv(1) == b"L"
+        # The one who came first is cut off, or this would wait for more.
+        assert first.makefile("rb").read()[:1] in {b"", b"L"}
+        connect(group)
+
+    def test_hello_tells_all_ranks_and_what_each_has(self, stack: ExitStack) -> None:
+        group = stack.enter_context(serving(SMALL, 1))
+        reader = stack.enter_context(raw_reader(group.servers[0].address))
+
+        (rank,) = [server.rank for server in group.servers]
+        assert reader.receive()[0] == Hello(0, group.objects[0].namespace, (rank,))
+        assert dict(rank.shards) == {
+            KV_POOL: "l0-1.h0-1",
+            MARK_POOL: group.objects[0].shardings.mark.shard,
+        }
+
+
+class TestBinding:
+    @pytest.mark.parametrize(
+        ("address", "secret", "said"),
+        [
+            ("0.0.0.0:0", "", "which other hosts can reach, and there is no secret"),
+            ("[::]:0", "", "which other hosts can reach, and there is no secret"),
+            ("0.0.0.0:0", SHARED, "say by which host they reach it"),
+            ("nowhere", "", "'nowhere' is no address; write host:port"),
+            ("127.0.0.1:99999", "", "must be 0 to 65535"),
+            ("host.invalid:0", "", "pages cannot be served at 'host.invalid:0'"),
+        ],
+    )
+    def test_an_address_that_cannot_be_is_refused_by_name(
+        self, address: str, secret: str, said: str
+    ) -> None:
+        objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
+
+        with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+            PageServer(objects, address, secret=secret)
+
+    def test_a_port_that_is_taken_is_refused_by_name(self, serve: Serve) -> None:
+        group = serve(SMALL)
+
+        with pytest.raises(ConfigError, match="Address already in use; give another address"):
+            PageServer(group.objects[0], group.servers[0].address)
+
+    def test_readers_may_be_told_another_host_than_the_one_that_is_bound(self) -> None:
+        objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
+        server = PageServer(objects, "0.0.0.0:0", secret=SHARED, reached_at="10.0.0.7")
+
+        assert server.address.startswith("10.0.0.7:")
+        assert server.close()
+
+    def test_a_rank_that_is_not_among_those_that_serve_is_refused(self) -> None:
+        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+
+        with pytest.raises(UsageError, match="lack this one"):
+            server.open([PeerRank("127.0.0.1:1", ())])
+        server.close()
+
+    def test_more_ranks_than_a_hello_can_tell_are_refused(self) -> None:
+        server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))
+        others = [PeerRank(f"{'h' * 250}:{port}", ()) for port in range(1200)]
+
+        with pytest.raises(ConfigError, match="1201 ranks cannot serve pages together"):
+            server.open([server.rank, *others])
+        server.close()
+
+
+def reader_on(group: ServedGroup, connect: Connect) -> RawReader:
+    """Another reader, which is told what is so when all that was handed in before is done."""
+    return connect(group)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was warned of, or worse."""
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]

@@ -1,0 +1,100 @@
+"""A stranger without the secret, at an address that a request names: nothing of it is used."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.executor import sources
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.answers import Admission
+from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.outside import Peers
+from lockstep.storage_backends.handshake import UNPROVEN_S
+from tests.kit.ranks.relay import Relay
+
+SECRET = "sixteen random bytes"  # noqa: S105 - of these tests alone.
+PROMPT = np.arange(1, 65, dtype=np.int32)
+LAYOUT = PageLayout(
+    page_tokens=4, columns=(Column(name="kv", layers=1, heads=1, elements=8, dtype="uint8"),)
+)
+STEPS_MAX = 4000
+
+
+def opened(peers: Peers) -> Cache:
+    config = CacheConfig(
+        model="m", layout=LAYOUT, device_pages=32, host_pages=64, peers=peers, pipeline_depth=0
+    )
+    return Cache.open(config, InProcessGroup(1).member(0))
+
+
+@contextmanager
+def served(peers: Peers) -> Generator[str]:
+    """Address at which a cache serves the prompt."""
+    with closing(opened(peers)) as cache:
+        admitted = cache.load_back("served", PROMPT[:0], reserve_tokens=len(PROMPT))
+        assert isinstance(admitted, Admission)
+        cache.insert("served", PROMPT)
+        steps(cache, lambda: not cache.inspection.in_flight)
+        assert cache.serve("served", PROMPT, ttl_s=600) == len(PROMPT)
+        cache.step()
+        yield cache.serving_uri
+
+
+def steps(cache: Cache, done: Callable[[], bool]) -> None:
+    for _ in range(STEPS_MAX):
+        if done():
+            return
+        cache.step(idle_s=0.005)
+    raise AssertionError(f"not done after {STEPS_MAX} steps")
+
+
+def found(cache: Cache, source: str, request: str = "read") -> int:
+    """Read the prompt from a source; return how many of its tokens are in host memory then."""
+    cache.prefetch(request, PROMPT, source=source)
+    steps(cache, lambda: cache.prefetch_done(request))
+    cache.abort(request)
+    return cache.match(PROMPT).host_tokens
+
+
+def test_a_group_that_knows_the_secret_is_read_from() -> None:
+    with served(Peers(secret=SECRET)) as uri, closing(opened(Peers(secret=SECRET))) as reader:
+        assert found(reader, uri) == len(PROMPT)
+
+
+@pytest.mark.parametrize(("left_alone_s", "connections"), [(UNPROVEN_S, 1), (0.0, 4)])
+def test_a_relay_is_a_miss_and_is_left_alone_for_a_while(
+    left_alone_s: float,
+    connections: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sources, "UNPROVEN_S", left_alone_s)
+    with (
+        served(Peers(secret=SECRET)) as uri,
+        Relay(uri.removeprefix("peer://")) as relay,
+        closing(opened(Peers(secret=SECRET))) as reader,
+    ):
+        seen = [found(reader, f"peer://{relay.address}", f"r{number}") for number in range(4)]
+
+    assert seen == [0] * 4
+    assert relay.connections == connections
+    assert f"nothing is read from peer://{relay.address}, which counts as missing" in caplog.text
+
+
+def test_an_address_that_is_not_allowed_is_a_miss_and_is_not_connected_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    peers = Peers(secret=SECRET, allow_sources=("10.0.0.0/8",))
+    with (
+        served(Peers(secret=SECRET)) as uri,
+        Relay(uri.removeprefix("peer://")) as relay,
+        closing(opened(peers)) as reader,
+    ):
+        assert found(reader, f"peer://{relay.address}") == 0
+
+    assert relay.connections == 0
+    assert "is none of the sources that are allowed" in caplog.text

@@ -103,11 +103,14 @@ class BackingUp:
             return ()
         residence = self._prefixes.residence
         too_long = passes and self._is_too_long(node)
-        if again and too_long and self._persisting.pauses.blocks:
+        evicts_unwritten = too_long or (lent is None and len(self._components) > 1)
+        if again and evicts_unwritten and self._persisting.pauses.blocks:
             # Its parts would only evict each other: none of them can go on to the store now.
             self._postpone([node], lent, tells=tells)
             return ()
-        ends = self._ends(node, lent, again=again)
+        # Without a store, ends that have no room together would evict each other without end.
+        renews = again and self._persisting.keeps(node)
+        ends = self._ends(node, lent, again=again) if renews or not again else [node]
         self._cut(node, ends, lent)
         if lent is not None and too_long:
             self._persisting.recall(node)
@@ -130,7 +133,7 @@ class BackingUp:
             passed, complete = self._pass_on(node, lent)
             operations += passed
             left_out = [] if complete else left_out
-        if again and lent is None:
+        if renews and lent is None:
             # The room that was made may have been that of ends above which were not written either.
             left_out += [each for each in self._ends(node, lent, again=True) if each not in ends]
         self._postpone(left_out, lent, tells=tells)

@@ -18,15 +18,21 @@ def prompt(first: int, pages: int) -> list[int]:
     return [first * 1000 + token for token in range(pages * PAGE_TOKENS)]
 
 
-def with_a_window(*, window_pages: int = 64, host_pages: int = 64) -> RanksInTurn:
+def with_a_window(
+    *,
+    span_pages: int = WINDOW_PAGES,
+    window_pages: int = 64,
+    host_pages: int = 64,
+    store: bool = True,
+) -> RanksInTurn:
     layout = PageLayout(
         page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
     )
-    tokens = WINDOW_PAGES * PAGE_TOKENS
+    tokens = span_pages * PAGE_TOKENS
     window = SlidingWindow(
         window_tokens=tokens, layout=layout, device_pages=64, host_pages=window_pages
     )
-    return RanksInTurn(host_pages=host_pages, components=(window,))
+    return RanksInTurn(host_pages=host_pages, store=store, components=(window,))
 
 
 def fail_writes(ranks: RanksInTurn) -> None:
@@ -250,3 +256,16 @@ def test_of_a_window_matches_at_the_ends_of_earlier_turns_are_written_under_writ
     ranks.every(lambda cache: cache.load_back("c", [], reserve_tokens=16 * PAGE_TOKENS))
 
     assert {2, 3, 4, 7, 8, 9} <= set(written(ranks, "window"))
+
+
+def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store() -> None:
+    """Backups of two ends of a path evicted each other for ever."""
+    ranks = with_a_window(span_pages=3, window_pages=4, store=False)
+    for number, (end, steps) in enumerate([(6, 2), (9, 0), (6, 2), (4, 0), (10, 1), (9, 2)]):
+        ranks.publish(f"r{number}", prompt(1, end))
+        for _ in range(steps):
+            ranks.obey()
+
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}

@@ -17,7 +17,7 @@ ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-ve
 # those that reach most of what the plug-in uses of vLLM.
 VLLM_0_33 := $(ENGINES)/vllm-0.33
 UNDER_0_33 := $(addprefix tests/integrations/vllm/test_,engine_contract.py engine_fields.py \
-	engine_scheduler.py engine_sleep.py kv_events.py)
+	engine_scheduler.py engine_sleep.py)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 TORCH := torch==2.13.0

@@ -286,6 +286,13 @@ def test_other_faults_and_group_sizes_pass_too(faults: str, ranks: int, seeds: r
     assert_no_violation(explore(seeds, ranks=ranks, faults=faults, processes=1))
 
 
+def test_what_matches_below_evicted_device_pages_need_is_written_again() -> None:
+    """A retry went down only to where the device has a path, and left out ends below."""
+    assert_no_violation(
+        explore(range(109, 110), profile="hybrid-all", faults="storage", l1=REPLICA, processes=1)
+    )
+
+
 @pytest.mark.parametrize(("profile", "l1"), list(product((LLAMA, "hybrid-all"), (REPLICA, ENGINE))))
 def test_a_schedule_replays_exactly(profile: str, l1: str) -> None:
     def transcript() -> list[str]:

@@ -119,6 +119,7 @@ class Rank:
         random.set_state(self._slots.read(slot, "random state"))
         answer = [int(self._slots.read(slot, "first token"))]
         self._slots.free(slot)
+        tokens = prompt
         while len(answer) < OUTPUTS:
             tokens = np.append(prompt, np.array(answer, dtype=np.int32))
             self._compute(name, tokens, len(tokens) - 1)
@@ -224,9 +225,9 @@ def one_rank(role: str, folder: str) -> None:
             _write(message, rank.prefill(name), number)
         else:
             _write(said, rank.decode(_read(message)).encode(), number)
-    if role == PREFILL:
-        # Its pages are served for so long.
-        _read(said)
+    # Its pages are served for so long.
+    for name in SEEDS if role == PREFILL else ():
+        _read(Path(folder, f"{name}.said"))
     rank.close()
 
 

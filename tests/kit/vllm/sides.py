@@ -15,5 +15,5 @@ def side_of(
 ) -> SchedulerSide:
     """Return a half that loads and backs up, unless the `options` say otherwise."""
     adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), versions or {})
-    usual = {"loads": True, "backs_up": True, "idle_wait_s": 0.001}
+    usual: dict[str, Any] = {"loads": True, "backs_up": True, "idle_wait_s": 0.001}
     return SchedulerSide(cache, adapters, lending=lending, **(usual | options))

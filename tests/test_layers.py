@@ -1,4 +1,4 @@
-"""The layers: a module imports only layers with a smaller number, and nothing imports in a cycle."""
+"""The layers: a module imports no layer with a greater number, and nothing imports in a cycle."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -63,7 +63,7 @@ def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
     return cycles(imports)
 
 
-def test_a_module_imports_only_layers_with_a_smaller_number() -> None:
+def test_a_module_imports_no_layer_with_a_greater_number() -> None:
     assert imports_upwards(read_library()) == []
 
 

@@ -134,9 +134,8 @@ class BackingUp:
             operations += passed
             left_out = [] if complete else left_out
         if renews and lent is None:
-            # The room that was made may have been that of an end which was not written either.
-            ends = self._ends(node, lent, again=True)
-            left_out += [each for each in ends if each not in left_out and self._lacks(each)]
+            # The room that was made may have been that of ends above which were not written either.
+            left_out += [each for each in self._ends(node, lent, again=True) if each not in ends]
         self._postpone(left_out, lent, tells=tells)
         # If each try renewed what a path that is too long has in the store, it could never end.
         self._persisting.offer_path(node, again=again)

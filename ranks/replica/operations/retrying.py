@@ -85,12 +85,17 @@ class Retrying:
         return most
 
     def _try_path(self, node: Node, cause: Undone) -> None:
+        on_device = node
+        while on_device.parent is not None and on_device.values[DEVICE][0] is None:
+            on_device = on_device.parent
+        below = [each for each in node.path() if each.end > on_device.end]
         # Ends that have left the device may need pages of windows above that it still has.
-        if self._copies_again and any(each.values[DEVICE][0] is not None for each in node.path()):
+        last = node if all(each.values[HOST][0] is not None for each in below) else on_device
+        if self._copies_again and on_device.parent is not None:
             # Room for what is above is not to be made of what is still to be written, unless the path
             # is longer than host memory and passes through it.
             fits = node.end <= self._host_pages
             pins = self._residence.hold(HOST, node) if fits else []
-            self._backing_up.write_through(node, tells=False, again=True)
+            self._backing_up.write_through(last, tells=False, again=True)
             self._residence.release(pins)
         self._persisting.offer_again(node, cause)

@@ -113,7 +113,7 @@ class Rank:
         assert isinstance(found, Admission)
         self._until(lambda: self._cache.load_state(name) is LoadState.READY)
         wrong = self._wrong_pages(name, prompt[: found.cached_tokens])
-        # What has not come, or came damaged, is computed here.
+        # Pages that are missing or damaged are computed here.
         self._compute(name, prompt, found.cached_tokens)
         random = torch.Generator()
         random.set_state(self._slots.read(slot, "random state"))

@@ -1,1 +1,1 @@
-"""What subcommands share: options, amounts, errors, interruption, progress, the environment."""
+"""Options, amounts, errors, interruption, progress and environment, shared by subcommands."""

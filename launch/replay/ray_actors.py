@@ -33,7 +33,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
-    """What a rank has come to: a report on rank 0, an error, or neither."""
+    """The result of a rank: a report on rank 0, an error, or neither."""
 
     report: Report | None = None
     timelines: Sequence[bytes] = ()

@@ -27,7 +27,7 @@ TIMELINE_TIMEOUT_S = 60.0
 can."""
 _POLL_S = 0.05
 _MODULE = "lockstep.launch.replay.replay"
-"""What the process of a rank runs."""
+"""The main function of a rank's process."""
 
 
 class RankProcesses:

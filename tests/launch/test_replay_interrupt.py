@@ -19,7 +19,7 @@ from tests.kit.telemetry.trace_file import TraceFile
 pytestmark = pytest.mark.distributed
 
 MODULE = RANK[-1]
-"""What the process of a rank runs."""
+"""The main function of a rank's process."""
 
 AT_ONCE_S = 4.0
 """Seconds until no process is left. Ranks end within milliseconds; Ray needs time for itself, and

@@ -1,1 +1,1 @@
-"""What every part of a replica shares: settings, clocks, journal, deadlines and free lists."""
+"""Settings, clocks, journal, deadlines and free lists, shared by all parts of a replica."""

@@ -66,7 +66,7 @@ class Event(Enum):
     """A copy of all that it has to host memory begins."""
     SAVED = auto()
     LOSE = auto()
-    """What was saved is gone."""
+    """The saved pages are gone."""
 
 
 class LoadState(StrEnum):

@@ -40,5 +40,5 @@ def back_up_once() -> Build:
 
 
 class _BacksUpOnce(BackingUp):
-    def _postpone(self, ends: Sequence[Node], lent: Lent | None, *, tells: bool) -> None:
-        del ends, lent, tells
+    def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
+        del ends, lent

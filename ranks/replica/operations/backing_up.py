@@ -25,6 +25,7 @@ from ..core.basis import Basis
 from ..core.pages import PageRun
 from ..tree.backlog import Awaited, Undone
 from ..tree.components.base import Component
+from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
@@ -82,64 +83,118 @@ class BackingUp:
             self.write_through(worth)
 
     def write_through(
-        self,
-        node: Node,
-        lent: Lent | None = None,
-        *,
-        tells: bool = True,
-        again: bool = False,
-        passes: bool = True,
+        self, node: Node, lent: Lent | None = None, *, tells: bool = True, passes: bool = True
     ) -> tuple[int, ...]:
         """Back up what of the path to `node` is not on the host, from the top as far as there is room.
 
         From the top, since a backed-up child implies a backed-up parent. What is copied are the
         nodes' device pages, or those that are lent. What there is no room for is told in a notice,
-        unless it was told before (`tells`). If it is done `again`, all is copied or nothing: paths that
-        wait for room would otherwise evict parts of each other without end. Unless it `passes`, no part
-        of the path leaves host memory for the rest. What is there already is offered to the store.
-        Returns the operations that have begun.
+        if it `tells`. Unless it `passes`, no part of the path leaves host memory for the rest. What is
+        there already is offered to the store. Returns the operations that have begun.
         """
         if not self._config.host_pages:
             return ()
-        residence = self._prefixes.residence
         too_long = passes and self._is_too_long(node)
+        ends = [node] if lent is not None else [node, *self._ends_above(node, all_lacking=False)]
+        operations, left_out = self._back_up(node, ends, lent, too_long=too_long)
+        if left_out and tells:
+            self._outbox.notices.append(NotBegun(Kind.BACKUP))
+        self._postpone(left_out, lent)
+        self._persisting.offer_path(node)
+        return operations
+
+    def write_through_again(self, node: Node, lent: Lent | None = None) -> tuple[int, ...]:
+        """Back up what of the path to `node` is not on the host yet, one end after the other.
+
+        Of an end all is copied or nothing: what waits for room would otherwise evict parts of each
+        other without end. An end that has all of its pages goes on to the store before it may lose
+        them; while the store takes nothing, no unwritten page is evicted for another. Returns the
+        operations that have begun.
+        """
+        if not self._config.host_pages:
+            return ()
+        too_long = self._is_too_long(node)
         evicts_unwritten = too_long or (lent is None and len(self._components) > 1)
-        if again and evicts_unwritten and self._persisting.pauses.blocks:
-            # Its parts would only evict each other: none of them can go on to the store now.
-            self._postpone([node], lent, tells=tells)
+        if evicts_unwritten and self._persisting.pauses.blocks:
+            self._postpone([node], lent)
             return ()
         # Without a store, ends that have no room together would evict each other without end.
-        renews = again and self._persisting.keeps(node)
-        ends = self._ends(node, lent, again=again) if renews or not again else [node]
-        self._cut(node, ends, lent)
-        if lent is not None and too_long:
-            self._persisting.recall(node)
+        several = lent is None and not too_long and self._persisting.keeps(node)
+        ends = [node, *self._ends_above(node, all_lacking=True)] if several else [node]
+        operations: tuple[int, ...] = ()
+        pins: list[Receipt] = []
+        for end in ends:
+            begun, left_out = self._back_up(end, [end], lent, too_long=too_long, whole=True)
+            operations += begun
+            self._postpone(left_out, lent)
+            pins += self.pin(end)
+        self._prefixes.residence.release(pins)
+        if several:
+            # The room for these may have been that of others.
+            not_on_host = self._prefixes.residence.not_on_host
+            lacking_now = self._ends_above(node, all_lacking=True)
+            self._postpone([each for each in lacking_now if each not in not_on_host], lent)
+        # If each try renewed what a path that is too long has in the store, it could never end.
+        self._persisting.offer_path(node, again=True)
+        return operations
+
+    def _back_up(
+        self,
+        node: Node,
+        ends: Sequence[Node],
+        lent: Lent | None,
+        *,
+        too_long: bool,
+        whole: bool = False,
+    ) -> tuple[tuple[int, ...], list[Node]]:
+        """Begin to copy what `ends` of the path to `node` need.
+
+        If it has to be `whole`, all of it or nothing. Returns the operations and the ends that have
+        no room.
+        """
+        residence = self._prefixes.residence
         # What is on the host of the path must stay there while room is made beside it.
-        pins = [pin for end in ends for pin in residence.hold(HOST, end)]
+        pins = [pin for end in ends for pin in self.pin(end)]
+        if lent is not None:
+            for component in self._components[1:]:
+                if component.per_page:
+                    self._prefixes.cut(node, lent.whole_from(component))
+            if too_long:
+                self._persisting.recall(node)
         room = [residence.available(HOST, each.index) for each in self._components]
         tops_up = not too_long or not self._to_pass_on(node, lent)
-        missing, whole = self._full_attention(node, room[0], tops_up=tops_up)
+        missing, all_fits = self._full_attention(node, room[0], tops_up=tops_up)
         left_out = [node]
-        if whole:
+        if all_fits:
             others, left_out = self._others(ends, room, lent)
             missing += others
-        if again and node in left_out and not too_long:
+        if whole and node in left_out and not too_long:
             missing = []
         operations: tuple[int, ...] = ()
         if missing:
             operations = (self._begin(node, missing, lent),)
         residence.release(pins)
-        if not whole and too_long:
+        if not all_fits and too_long:
             passed, complete = self._pass_on(node, lent)
             operations += passed
             left_out = [] if complete else left_out
-        if renews and lent is None:
-            # The room that was made may have been that of ends above which were not written either.
-            left_out += [each for each in self._ends(node, lent, again=True) if each not in ends]
-        self._postpone(left_out, lent, tells=tells)
-        # If each try renewed what a path that is too long has in the store, it could never end.
-        self._persisting.offer_path(node, again=again)
-        return operations
+        return operations, left_out
+
+    def pin(self, end: Node) -> list[Receipt]:
+        """Pin what host memory has of what matches at `end` and one page before it need.
+
+        Nodes are cut where that begins, since a node is pinned as a whole.
+        """
+        if end.parent is None:
+            return []
+        self._prefixes.cut_for(end)
+        receipts: list[Receipt] = []
+        for each in self._components:
+            start = self._first_kept(each, end) if each.per_page else end.start
+            if each.index and each.per_page:
+                self._prefixes.cut(end, start)
+            receipts.append(self._prefixes.residence.holds.acquire(HOST, each.index, end, start))
+        return receipts
 
     def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:
         """Back up the path to `node` from lent pages; return the operations that have begun.
@@ -150,7 +205,8 @@ class BackingUp:
         if again:
             # The next pause begins, if copies have failed.
             self.pauses.allow()
-        return self.write_through(node, lent, tells=not again, again=again)
+            return self.write_through_again(node, lent)
+        return self.write_through(node, lent)
 
     def lender_is_due(self, name: str) -> bool:
         """Say whether a backup of a request's that waits may come further by now. Reads only."""
@@ -224,23 +280,20 @@ class BackingUp:
             self.write_through(node)
         return node.held[DEVICE][component] > 0
 
-    def _ends(self, node: Node, lent: Lent | None, *, again: bool) -> list[Node]:
-        """Return the nodes of the path where matches come and that host memory or the store may lack.
+    def _ends_above(self, node: Node, *, all_lacking: bool) -> list[Node]:
+        """Return the nodes above `node` where matches come that host memory or the store may lack.
 
-        Above the first one that is whole, only if it is done `again`. An engine that lends a window has
-        all above `node` backed up that it still has.
+        Up to the first one that lacks nothing, unless all are wanted.
         """
-        ends = [node]
-        if lent is not None or len(self._components) == 1:
-            return ends
-        for each in node.path():
+        ends: list[Node] = []
+        for each in node.path() if len(self._components) > 1 else ():
             if each is node or not each.is_match_end:
                 continue
             if self._lacks(each):
                 ends.append(each)
-            elif not again:
+            elif not all_lacking:
                 break
-            if len(ends) > _ENDS_MAX:
+            if len(ends) == _ENDS_MAX:
                 break
         return ends
 
@@ -268,17 +321,6 @@ class BackingUp:
                 elif each.end > needed_from:
                     return None
         return pieces
-
-    def _cut(self, node: Node, ends: Sequence[Node], lent: Lent | None) -> None:
-        """Cut the path where what is to be copied begins, since pages are counted by nodes."""
-        for end in ends:
-            self._prefixes.cut_for(end)
-            for component in self._components[1:]:
-                if component.per_page:
-                    self._prefixes.cut(node, self._first_kept(component, end))
-        for component in self._components[1:]:
-            if component.per_page and lent is not None:
-                self._prefixes.cut(node, lent.whole_from(component))
 
     def _first_kept(self, component: Component, end: Node) -> int:
         """Return from where on a window is kept for matches at `end`, and one page before it.
@@ -390,7 +432,9 @@ class BackingUp:
             and not self._persisting.has(each, 0)
             and self.source((each, 0), lent) is not None
         ]
-        for end in self._ends(node, lent, again=True):
+        for end in (
+            [node] if lent is not None else [node, *self._ends_above(node, all_lacking=True)]
+        ):
             wanted += [
                 each
                 for each in self._for_matches(end, lent) or ()
@@ -455,10 +499,8 @@ class BackingUp:
         self._persisting.pass_on(pages, last)
         self._agenda.finish(operation, Outcome.COMPLETE)
 
-    def _postpone(self, ends: Sequence[Node], lent: Lent | None, *, tells: bool) -> None:
+    def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
         """Leave what there is no room for to later tries; what is lent its engine gives again."""
-        if ends and tells:
-            self._outbox.notices.append(NotBegun(Kind.BACKUP))
         not_on_host = self._prefixes.residence.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:

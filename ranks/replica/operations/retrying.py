@@ -95,7 +95,7 @@ class Retrying:
             # Room for what is above is not to be made of what is still to be written, unless the path
             # is longer than host memory and passes through it.
             fits = node.end <= self._host_pages
-            pins = self._residence.hold(HOST, node) if fits else []
-            self._backing_up.write_through(last, tells=False, again=True)
+            pins = self._backing_up.pin(node) if fits else []
+            self._backing_up.write_through_again(last)
             self._residence.release(pins)
         self._persisting.offer_again(node, cause)

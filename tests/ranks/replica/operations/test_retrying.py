@@ -269,3 +269,27 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
     ranks.settle()
 
     assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
+
+
+@pytest.mark.parametrize(
+    ("span_pages", "window_pages", "ends"),
+    [(3, 5, (7, 2)), (2, 5, (10, 5)), (2, 4, (6, 3))],
+    ids=["beside a shorter one", "a page above", "of a node that has to be cut"],
+)
+def test_a_retry_for_one_end_of_a_path_leaves_no_other_end_unwritten(
+    span_pages: int, window_pages: int, ends: tuple[int, int]
+) -> None:
+    """Its room was that of the page more that a match one page before another end needs."""
+    ranks = with_a_window(span_pages=span_pages, window_pages=window_pages)
+    first, second = ends
+    ranks.publish("a", prompt(1, first))
+    fail_writes(ranks)
+    ranks.publish("b", prompt(1, second))
+
+    stored: set[int] = set()
+    for _ in range(12):
+        wait(ranks, 4)
+        stored |= set(written(ranks, "window"))
+
+    for end in ends:
+        assert set(range(max(0, end - span_pages - 1), end)) <= stored

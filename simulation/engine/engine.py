@@ -74,6 +74,7 @@ class Engine(ABC, Generic[CacheT]):
         """Go on with a new group, without any of the requests that were in flight."""
         self.requests.clear()
         self._controls.generation = 0
+        self._prompts.begin_epoch()
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
         self._model.begin_epoch(every_rank(memories))
 

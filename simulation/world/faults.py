@@ -102,7 +102,7 @@ GROUP_FAULTS = {
     Mishap.DEAD_RANK: (0.12,),
     Mishap.SILENT_RANK: (0.05,),
     Mishap.UNHEALTHY_RANK: (0.08,),
-    Mishap.RESTART: (0.6, 0.4),
+    Mishap.RESTART: (0.8, 0.5),
 }
 """Faults that end the group's epoch, with the chance of a first one in a schedule and of a second. The
 schedule goes on with new processes over the old stores."""

@@ -9,6 +9,8 @@ from .world import World
 
 TOKEN_BYTES = 4
 _SEGMENT_WORDS = 50
+_ASKED_AGAIN = 10
+"""So many requests after a restart ask mostly what was asked before."""
 _OUTPUT_WORDS = 2
 """So few that answers to one prompt often begin alike, and two requests compute the same."""
 
@@ -31,13 +33,30 @@ class Prompts:
         self._sparse = bool(world.config.components)
         self._roots = [self._grow(0, 0) for _ in range(self._random.randint(1, 3))]
         self._earlier: list[tuple[str, bytes]] = []
+        self._asked_again = 0
+        self._checkpoint_tokens = world.checkpoint_tokens or 0
+
+    def begin_epoch(self) -> None:
+        """Let users of a group that has ended ask a new one the same again."""
+        self._asked_again = _ASKED_AGAIN
 
     def draw(self) -> tuple[str, bytes]:
         """Return a namespace and the tokens of a prompt, of at least two tokens."""
         draw = self._random.random()
         again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
+        at_checkpoint = False
+        if self._asked_again:
+            self._asked_again -= 1
+            again, further = 0.8, 0.9
+            at_checkpoint = self._checkpoint_tokens > 0 and self._random.random() < 0.9
         if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
+            if at_checkpoint:
+                # The last token is computed in any case.
+                step = self._checkpoint_tokens * TOKEN_BYTES
+                tokens = tokens[: len(tokens) // step * step] + _words(
+                    self._random, 1, _SEGMENT_WORDS
+                )
         elif self._earlier and draw < further:
             namespace, tokens = self._random.choice(self._earlier)
             tokens += _words(self._random, self._page_tokens * 2, _SEGMENT_WORDS)

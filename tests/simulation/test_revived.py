@@ -27,7 +27,7 @@ FINDINGS = {
     "C": ("still write", "the tree offers host window", "which holds"),
     "D": ("is held", "which is gone", "still read it", "at tree.py"),
     "E": ("device state page", "device window page"),
-    "views": ("device state page", "device kv page", "device page"),
+    "views": ("device state page", "device kv page", "device page", "which holds garbage"),
     "local-free": ("at serving.py", "digests differ", "answers", "belongs to", "device kv page"),
     "count-not-name": ("digests differ", "the states differ"),
     "early-return": ("did not come to round", "reached 0 collectives"),

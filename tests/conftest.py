@@ -1,5 +1,6 @@
 """What every test runs under: deterministic examples, nothing left behind, no silent skips in CI."""
 
+import logging
 import os
 from collections.abc import Generator
 
@@ -24,9 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Generator[None]:
-    """Let a test fail whose stores go on after it, or whose event loops had tasks when they closed."""
+    """Let a test fail whose stores go on after it, or whose event loops had tasks when they closed.
+
+    The level of the log, which `lockstep ctl` sets, is as before for the next test.
+    """
+    log = logging.getLogger("lockstep")
+    level = log.level
     with nothing_left_behind():
         yield
+    log.setLevel(level)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

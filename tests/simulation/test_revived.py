@@ -40,6 +40,8 @@ FINDINGS = {
     "unfilled": ("copies device window page", "the tree offers host window page"),
 }
 """By bug: what the checkers may say of it, in one of these words."""
+FIRST = {"min-of-lengths": 83, "backup-once": 54}
+"""The first seed that finds a bug, where many come before it."""
 
 JARGON = ("invariant", "digest", "node", "receipt", "kv ", "None", "epoch", "Something that must")
 
@@ -49,7 +51,7 @@ def finding(name: str) -> ReportedViolation:
     """Return what the first schedule that finds a revived bug says."""
     bug = REVIVED_BUGS[name]
     report = explore(
-        range(SEEDS_MAX),
+        range(FIRST.get(name, 0), SEEDS_MAX),
         profile=bug.profile,
         faults=bug.faults,
         l1=bug.l1,

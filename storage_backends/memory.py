@@ -25,7 +25,7 @@ from ..page_format.object_header import (
 from ..page_format.object_name import ObjectName, name_digest
 from ..page_format.object_shape import ObjectShape
 from .base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from .fitting import fitting
+from .buffers import fitting
 from .tally import Tally
 from .uri import StoreUri
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
-from ...storage_backends.addresses import address_of
+from ...storage_backends.buffers import address_of
 from ...storage_backends.peer.frame_tags import ConnectionTags
 from ...storage_backends.peer.streams import FrameHead, Parser, Receiver, Sender
 from ...storage_backends.peer.wire import (

@@ -12,7 +12,7 @@ from ...coordinator.seats import Seat
 from .operations.kinds import LoadBack, Moving, Persist, Prefetch, Resume
 from .operations.requests import Stage
 from .replica import Replica
-from .tree.components.base import Component
+from .tree.components import Component
 from .tree.holds import Receipt
 from .tree.node import DEVICE, HOST, Node
 from .tree.residence import TIER_NAMES, TIERS, Residence

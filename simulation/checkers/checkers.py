@@ -13,7 +13,7 @@ from ...ranks.protocol.answers import Admission
 from ...ranks.protocol.config import CacheConfig, Recurrent
 from ...ranks.replica.check import InvariantViolation
 from ...ranks.replica.operations.requests import LoadState
-from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from ...ranks.replica.tree.residence import TIER_NAMES

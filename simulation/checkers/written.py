@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...ranks.group.member.inspection import Inspection
 from ...ranks.protocol.config import WritePolicy
 from ...ranks.replica.attaching import StoreState
-from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, needed
 from ..rank.memory import SimulatedStore
 from .findings.finding import Violated

@@ -13,7 +13,7 @@ from ...ranks.replica.operations.store import Store
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.lookups import Lookups
 from ...ranks.replica.prefetch.prefetching import Prefetching
-from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.node import HOST, Node
 from ...ranks.replica.tree.prefixes import Prefixes
 from ..rank.epoch import Build

@@ -15,7 +15,7 @@ from ...ranks.replica.operations.loading_back import LoadingBack
 from ...ranks.replica.operations.requests import Request
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
-from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import reach
 from ...ranks.replica.tree.node import DEVICE, HOST, Node
 from ...ranks.replica.tree.residence import TIERS, Leaving, Residence

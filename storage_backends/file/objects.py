@@ -23,9 +23,8 @@ from ...page_format.object_name import (
     located,
 )
 from ...page_format.object_shape import ObjectShape
-from ..addresses import address_of
 from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
-from ..fitting import fitting
+from ..buffers import address_of, fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents

@@ -27,7 +27,7 @@ from typing import Final
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..fitting import fitting
+from ..buffers import fitting
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import ThreadedBackend
 from ..uri import StoreUri

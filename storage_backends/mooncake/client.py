@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
-from ..addresses import address_of
+from ..buffers import address_of
 from ..thread_calls import Stop
 from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
 

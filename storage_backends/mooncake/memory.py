@@ -14,7 +14,7 @@ from typing import Final
 from ...errors import ConfigError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_shape import Plan, pieces_of
-from ..addresses import address_of
+from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32

@@ -22,8 +22,8 @@ from typing import Final
 
 from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_object
 from ...page_format.object_name import ObjectName
-from ..addresses import address_of
 from ..base import ReadOutcome, WriteOutcome
+from ..buffers import address_of
 from ..complaints import Trouble
 from ..thread_calls import Stop
 from .client import MooncakeClient

@@ -10,7 +10,7 @@ from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome
-from ..fitting import fitting
+from ..buffers import fitting
 from .group import Address, PeerGroup
 from .requests import Question, Reading, Request, Wanted
 from .wire import NAMES_MAX

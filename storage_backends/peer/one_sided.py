@@ -18,7 +18,7 @@ from typing import Final
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...ranks.protocol.engine_settings import EngineSettings
-from ..addresses import address_of
+from ..buffers import address_of
 from ..complaints import Trouble
 from ..daemon_threads import DaemonThreads
 from .requests import Reading

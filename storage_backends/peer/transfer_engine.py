@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 from ...errors import StorageError
 from ...ranks.protocol.engine_settings import EngineSettings
 from ...ranks.protocol.host_port import joined_address
-from ..addresses import address_of
+from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
 """Engines tell each other what they have registered; nothing else keeps it."""

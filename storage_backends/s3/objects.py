@@ -24,7 +24,7 @@ from ...page_format.object_header import (
 from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_path
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..fitting import fitting
+from ..buffers import fitting
 from .ranges import Elsewhere, Range, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 

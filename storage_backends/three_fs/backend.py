@@ -32,8 +32,8 @@ from ...errors import ConfigError, StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..buffers import fitting
 from ..file.trust import Trust, trust_of
-from ..fitting import fitting
 from ..seen_names import SeenNames
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import ThreadedBackend

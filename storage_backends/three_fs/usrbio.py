@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from ..addresses import address_of
+from ..buffers import address_of
 from ..thread_calls import Stop
 from .complaints import Complaints
 from .transfers import Extent, Moved, Preadv, Transfers

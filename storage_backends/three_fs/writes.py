@@ -17,7 +17,7 @@ from ...page_format.object_header import HEADER_BYTES, encode_object
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..fitting import fitting
+from ..buffers import fitting
 from ..records.catalogue import is_record
 from ..thread_calls import Stop
 from .files import FILES_MAX, place_of

@@ -26,7 +26,7 @@ from typing import Final
 
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Read, StorageBackend, Write
-from ..fitting import fitting
+from ..buffers import fitting
 from ..uri import StoreUri
 from .around import Answer, AroundWrapper, Call, PendingCall
 

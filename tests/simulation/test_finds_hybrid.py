@@ -8,8 +8,7 @@ import pytest
 from lockstep.coordinator.ballot import Landed
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, Fork, Order
 from lockstep.ranks.replica.core.pages import PageRun
-from lockstep.ranks.replica.tree.components.recurrent import RecurrentComponent
-from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindowComponent
+from lockstep.ranks.replica.tree.components import RecurrentComponent, SlidingWindowComponent
 from lockstep.simulation.rank.conditions import Page
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from tests.kit.planted_bugs import assert_found, making, seeds_from, violations

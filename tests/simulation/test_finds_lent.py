@@ -12,7 +12,7 @@ from lockstep.ranks.replica.operations.lent import Lent
 from lockstep.ranks.replica.operations.loading_back import LoadingBack
 from lockstep.ranks.replica.operations.requests import Event, LoadState, Request, Requests
 from lockstep.ranks.replica.parts import Parts
-from lockstep.ranks.replica.tree.components.base import Component
+from lockstep.ranks.replica.tree.components import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
 from lockstep.ranks.replica.tree.node import Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed

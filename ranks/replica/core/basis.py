@@ -4,8 +4,24 @@ from dataclasses import dataclass, field
 
 from ...protocol.effects import Outbox
 from ...protocol.replica_config import ReplicaConfig
-from .clock import Clock
 from .journal import Journal
+
+
+@dataclass(slots=True)
+class Clock:
+    """A logical clock, which orders uses, and agreed time, in which deadlines are counted.
+
+    Neither is this rank's own.
+    """
+
+    uses: int = 0
+    """Logical time: one more for each command that uses pages."""
+    agreed_ms: int = 0
+    """Agreed time; 0 while none has been agreed on."""
+
+    def tick(self) -> None:
+        """Advance the logical clock."""
+        self.uses += 1
 
 
 @dataclass(frozen=True, slots=True)

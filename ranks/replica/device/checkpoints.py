@@ -11,7 +11,7 @@ from ...protocol.notices import Cause
 from ...protocol.orders import Fork
 from ...protocol.replica_config import ReplicaConfig
 from ..operations.requests import Request
-from ..tree.components.recurrent import RecurrentComponent
+from ..tree.components import RecurrentComponent
 from ..tree.node import DEVICE, Node
 from ..tree.prefixes import Prefixes
 

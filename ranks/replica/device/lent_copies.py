@@ -8,7 +8,7 @@ from ..operations.agenda import Agenda
 from ..operations.kinds import Copy
 from ..operations.lent import unfilled_after
 from ..operations.requests import Request, Requests, require_name
-from ..tree.components.base import Component
+from ..tree.components import Component
 
 
 class LentCopies:

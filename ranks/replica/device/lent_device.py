@@ -33,7 +33,7 @@ from ..operations.lent import (
 from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.requests import Event, LoadState, Request, Requests, Stage
 from ..operations.saving import Saving
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node, covered
 from ..tree.prefixes import Prefixes

@@ -24,7 +24,7 @@ from ...protocol.orders import CopyTransfer
 from ..core.basis import Basis
 from ..core.pages import PageRun
 from ..tree.backlog import Awaited, Undone
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node

@@ -12,7 +12,7 @@ from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
 from ....coordinator.seats import UNBOUNDED
 from ...protocol.orders import Need
 from ..core.pages import PageRun, page_run
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.holds import Receipt
 from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import UsageError
 from ..core.pages import PageRun, page_run
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.matching import Missing
 from ..tree.node import Node
 

@@ -12,7 +12,7 @@ from ...protocol.notices import Cause
 from ...protocol.orders import CopyTransfer
 from ..core.journal import Journal
 from ..core.pages import PageRun, page_run
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.matching import Missing
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes

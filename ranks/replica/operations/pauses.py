@@ -1,6 +1,6 @@
 """Pauses between tries of something that has failed."""
 
-from ..core.clock import Clock
+from ..core.basis import Clock
 
 FIRST_MS = 1_000
 LONGEST_MS = 30_000

@@ -9,7 +9,7 @@ from ...protocol.orders import ObjectTransfer
 from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
 from ..tree.backlog import Undone
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.holds import Receipt
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes

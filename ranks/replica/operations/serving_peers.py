@@ -11,7 +11,7 @@ from ....coordinator.operation import Outcome
 from ..core.basis import Basis
 from ..core.deadlines import AgreedDeadlines
 from ..core.pages import page_run
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.node import DEVICE, HOST, Node, needed
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda

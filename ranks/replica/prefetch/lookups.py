@@ -13,7 +13,7 @@ from ...protocol.orders import Need
 from ...protocol.replica_config import ReplicaConfig
 from ..operations.kinds import Prefetch
 from ..operations.store import Store
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach
 from ..tree.node import HOST, Node, Place

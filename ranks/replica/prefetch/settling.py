@@ -7,11 +7,11 @@ only once all of it has landed, and whether a match may then end there is for th
 
 from ....errors import InternalError
 from ...protocol.notices import Cause
-from ..core.clock import Clock
+from ..core.basis import Clock
 from ..core.pages import PageRun, page_run
 from ..operations.kinds import Prefetch
 from ..operations.store import Store
-from ..tree.components.base import Component
+from ..tree.components import Component
 from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
 

@@ -8,8 +8,7 @@ down to which full attention is in host memory: the anchor of a prefetch.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .components.base import Component
-from .components.needs import Needs
+from .components import Component, Needs
 from .node import Node, Place, needed
 from .prefixes import Prefixes
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from ....errors import InternalError
 from ..core.pages import PageRun
-from .components.base import Component
+from .components import Component
 
 DEVICE, HOST = 0, 1
 """The tiers that the tree knows, as indices."""

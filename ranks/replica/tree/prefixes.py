@@ -3,8 +3,7 @@
 from collections import Counter
 
 from ..core.basis import Basis
-from .components.making import components_of
-from .components.needs import Needs
+from .components import Needs, components_of
 from .node import DEVICE, Node, Place
 from .page_keys import namespace_seed, page_keys
 from .residence import Residence

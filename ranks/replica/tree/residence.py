@@ -15,8 +15,7 @@ from ....errors import InternalError
 from ...protocol.config import NamespaceLimit, WritePolicy
 from ...protocol.eviction_policies import find_policy
 from ...protocol.notices import Cause, Removed, Stored, Tier
-from ..core.basis import Basis
-from ..core.clock import Clock
+from ..core.basis import Basis, Clock
 from ..core.pages import PagePool, PageRun, page_run
 from .backlog import Backlog
 from .eviction import EvictionQueue

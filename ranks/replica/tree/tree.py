@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ....errors import InternalError
-from .components.base import Component
+from .components import Component
 from .node import CHILDLESS, DEVICE, HOST, Node, Place, needed
 from .page_keys import page_keys
 from .tokens import TOKEN_BYTES

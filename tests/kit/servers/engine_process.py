@@ -16,8 +16,8 @@ import sys
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.ranks.protocol.engine_settings import EngineSettings
-from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import Read
+from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from tests.kit.storage.calls import page, soon

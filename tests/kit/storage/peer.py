@@ -25,7 +25,7 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.fitting import fitting
+from lockstep.storage_backends.buffers import fitting
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.records.shardings import Shardings
 from lockstep.storage_backends.tally import Tally

@@ -13,7 +13,7 @@ from lockstep.page_format.object_shape import part_table
 from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.storage_backends.addresses import address_of
+from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.peer.transfer_engine import Piece, TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import HEADER_BYTES
-from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory

@@ -13,8 +13,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.cli.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
-from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.buffers import address_of
 from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import left_behind

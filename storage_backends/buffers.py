@@ -1,11 +1,14 @@
-"""Whether a caller's buffers fit what they are for: checked for each key when a call comes in.
+"""Buffers that callers hand over: whether they fit what they are for, and where their bytes lie.
 
 A buffer that does not fit is the caller's bug, and what it costs is that key alone: bytes that go
 beyond a buffer, or an object shorter than it says, would harm others.
 """
 
+import mmap
 from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
 
 _NOTHING: Final = memoryview(bytearray())
 
@@ -30,3 +33,9 @@ def fitting(
         # Elements that have no single native format, or memory that was released.
         return None
     return None if left else views
+
+
+def address_of(memory: memoryview | mmap.mmap) -> int:
+    """Return the address of the first byte."""
+    address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
+    return address

@@ -56,10 +56,14 @@ class Published:
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 
-    def note_room(self, requests: Collection[EngineRequest]) -> None:
-        """Note whether the device may have been full by now."""
+    def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
+        """Note whether the device may have been full by now.
+
+        A retract in flight still has the begun page of its request.
+        """
         self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)
+        held += sum(len(each.owned_pages(DEVICE, 0)) for each in seen.in_flight.values())
         if len(self._pages) + self._loaded + held > self._world.device_pages:
             self._overflowed = True
 

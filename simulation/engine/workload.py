@@ -93,6 +93,9 @@ class Workload(Engine[Cache]):
         """
         return serve_again(self._caches, self._prompts.earliest_first, take_step)
 
+    def _note_room(self) -> None:
+        self._published.note_room(self.requests, self._caches[0].inspection)
+
     def _let_go(self, name: str) -> None:
         self._ask_all(f"release of request {name}", lambda c: c.release(name))
 
@@ -217,7 +220,7 @@ class Workload(Engine[Cache]):
         request.room = pages * self._page
         request.checkpoints = answer.checkpoints
         self._published.loading(answer)
-        self._published.note_room(self.requests)
+        self._note_room()
         if answer.operation is None:
             self._ready(request)
         else:
@@ -252,7 +255,7 @@ class Workload(Engine[Cache]):
     def _resumed(self, request: EngineRequest, answer: Admission) -> None:
         request.stage, request.resumes = EngineStage.LOADING, True
         self._published.loading(answer)
-        self._published.note_room(self.requests)
+        self._note_room()
 
     def _ready(self, request: EngineRequest) -> None:
         request.stage = EngineStage.COMPUTING
@@ -323,7 +326,7 @@ class Workload(Engine[Cache]):
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):
                 request.room = -(-total // self._page) * self._page
                 request.refused = 0
-                self._published.note_room(self.requests)
+                self._note_room()
                 self._read_tables(request)
             else:
                 self._coverage["extend refused"] += 1

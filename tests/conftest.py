@@ -2,11 +2,12 @@
 
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests.kit.launch.in_process import Run, run_lockstep
 from tests.kit.launch.ray_clusters import two_nodes
 from tests.kit.left_behind import nothing_left_behind
 
@@ -34,6 +35,12 @@ def _nothing_left_behind() -> Generator[None]:
     with nothing_left_behind():
         yield
     log.setLevel(level)
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command `lockstep` in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.benchmarks.agreement import AgreementReport
-from tests.kit.launch.in_process import IN_A_PROCESS
-
-pytestmark = pytest.mark.distributed
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 
 QUICK = ["--blocks", "1", "--work-us", "10"]
 PATIENCE_S = 120.0
@@ -29,6 +27,7 @@ def report_of(path: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("transport", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
@@ -52,6 +51,7 @@ def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
 
@@ -71,21 +71,26 @@ def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> No
         (["--work-us", "-5"], "--work-us is -5, must be 0 to"),
         (["--ranks", "2", "--hosts", "3"], "--hosts is 3, must be 1 to 2"),
         (["--transport", "pigeon"], "'pigeon' is not one of 'auto', 'torch', 'shm'"),
-        pytest.param(
-            ["--ranks", "2", "--hosts", "2", "--transport", "shm"],
-            "shm needs all ranks on one host",
-            marks=pytest.mark.slow,
-        ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:
-    ended = bench(*QUICK, *arguments)
+def test_what_cannot_be_measured_is_refused(lockstep: Run, arguments: list[str], said: str) -> None:
+    status, _, error = lockstep("bench", "agreement", *QUICK, *arguments)
+
+    assert status == 2
+    assert said in error
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_transport_that_the_hosts_do_not_allow_is_refused() -> None:
+    ended = bench(*QUICK, "--ranks", "2", "--hosts", "2", "--transport", "shm")
 
     assert ended.returncode != 0
-    assert said in ended.stderr
+    assert "shm needs all ranks on one host" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.distributed
 def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: Path) -> None:
     """Else it says where in an import it was, in the middle of what the command says."""
     tmp_path.joinpath("asked.py").write_text(

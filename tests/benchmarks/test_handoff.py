@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.benchmarks.handoff.report import HandoffReport
-from tests.kit.launch.in_process import IN_A_PROCESS
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.servers.mooncake_master import needs_mooncake
-
-pytestmark = pytest.mark.distributed
 
 PATIENCE_S = 120.0
 
@@ -21,6 +19,7 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("page_bytes", "pages"),
     [
@@ -47,6 +46,7 @@ def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int
     assert "host to host, authenticated" in ended.stdout
 
 
+@pytest.mark.distributed
 def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> None:
     needs_mooncake()
     path = tmp_path / "handoff.json"
@@ -73,9 +73,11 @@ def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> 
         (["--page-bytes", "8kB"], "--page-bytes is '8kB', must be"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:
-    ended = bench(*arguments)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    lockstep: Run, arguments: list[str], said: str
+) -> None:
+    status, _, error = lockstep("bench", "handoff", *arguments)
 
-    assert ended.returncode == 2
-    assert said in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert status == 2
+    assert said in error
+    assert error.count("\n") == 1

@@ -91,9 +91,9 @@ def test_a_hundred_schedules_of_each_pair_have_no_violation(pd: str) -> None:
 
 
 def test_without_faults_nearly_every_schedule_hands_pages_over() -> None:
-    results = [run(draw_pair(seed, faults="calm", depth=seed % 2)) for seed in range(12)]
+    results = [run(draw_pair(seed, faults="calm", depth=seed % 2)) for seed in range(8)]
     assert found(results) == []
-    assert sum(each.coverage[PAGES_READ] > 0 for each in results) >= 10
+    assert sum(each.coverage[PAGES_READ] > 0 for each in results) >= 7
 
 
 def with_rates(world: PairWorld, rates: Mapping[Mishap, float]) -> PairWorld:

@@ -403,9 +403,5 @@ def test_a_read_without_a_checksum_is_found() -> None:
     assert_found(found, "the tree offers host kv page", "holds content 1000000")
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [range(SEEDS_MAX // 3), pytest.param(range(SEEDS_MAX // 3, SEEDS_MAX), marks=pytest.mark.slow)],
-)
-def test_without_a_planted_bug_the_same_seeds_are_clean(seeds: range) -> None:
-    assert not list(violations(seeds=seeds))
+def test_without_a_planted_bug_the_same_seeds_are_clean() -> None:
+    assert not list(violations(seeds=range(SEEDS_MAX // 3)))

@@ -2,10 +2,12 @@
 
 import re
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.kit.launch.replays import needs_ray, run
+from tests.kit.launch.replays import Running, needs_ray, run, start
 from tests.kit.source_tree import ROOT
 
 RUN = ROOT / "examples" / "prefill_decode" / "run.py"
@@ -30,3 +32,25 @@ def test_both_answers_are_exact_though_a_page_of_one_was_damaged_on_its_way(
 
     assert ended.status == 0, ended.err[-2000:]
     assert SAID.fullmatch(ended.out), ended.out
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_if_a_rank_is_killed_both_groups_end_and_the_side_is_named(
+    tmp_path: Path, side: str
+) -> None:
+    with (tmp_path / "errors").open("w+", encoding="utf-8") as errors:
+        command = start(errors, sys.executable, RUN)
+        command.wait_until(lambda: ranks_of(command, side) != [])
+        ranks_of(command, side)[0].kill()
+        status = command.process.wait(60)
+        said = command.said().splitlines()[-1]
+
+    assert (status, command.survivors()) == (1, [])
+    assert f"'{side}': 1" in said
+
+
+def ranks_of(command: Running, side: str) -> list[psutil.Process]:
+    command.look()
+    return [each for each in command.seen.values() if each.cmdline()[1:4] == ["-u", str(RUN), side]]

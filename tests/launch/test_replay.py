@@ -59,24 +59,6 @@ def assert_sound(report: Report, ranks: int, requests: int) -> None:
     assert report["violations"] == []
 
 
-def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
-    tmp_path: Path, trace: Path
-) -> None:
-    store = ("--store", (tmp_path / "store").as_uri(), "--stop-policy", "wait_complete")
-
-    cold = replay(tmp_path / "cold.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
-    warm = replay(tmp_path / "warm.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
-
-    assert_sound(cold, 2, 40)
-    assert_sound(warm, 2, 40)
-    assert cold["hit_tokens"]["storage"] == 0
-    assert cold["bytes"]["l2_to_l3"] > 0
-    assert warm["bytes"]["l2_to_l3"] < cold["bytes"]["l2_to_l3"] // 4
-    assert warm["hit_tokens"]["storage"] > cold["computed_tokens"] // 2
-    assert warm["pages_verified"] == 2 * hit_tokens(warm) // 64
-    assert hit_tokens(warm) > hit_tokens(cold)
-
-
 @pytest.mark.parametrize(
     "profile",
     [

@@ -198,15 +198,6 @@ def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
     assert "remote_host is 'a b'" in caplog.text
 
 
-@pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
-def test_params_that_are_no_map_cost_no_more_than_what_they_could_have_said(
-    decode: ScriptedEngine, params: object
-) -> None:
-    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
-    assert loaded(decode, params) == 0
-    assert decode.answer is None
-
-
 def test_a_reader_without_peers_is_told_what_to_set(
     stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

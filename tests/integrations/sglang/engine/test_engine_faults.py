@@ -64,17 +64,6 @@ def test_without_witness_they_are_named_beside_the_error_of_the_engine_s_own_col
     assert "rank 1 was to compute the batch ('EXTEND', [['request-1-1-', 0, 256]])" in log
 
 
-def test_weights_that_one_rank_cannot_load_end_the_group_by_name(
-    tmp_path: Path, model: Path, other_model: Path
-) -> None:
-    with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
-        with pytest.raises(EngineEndedError):
-            engine.update_weights(other_model)
-        log = engine.log()
-
-    assert "of new weights was taken" in log
-
-
 def log_of_a_lie(engine: RunningEngine) -> str:
     """Send a prompt twice to an engine of which one rank finds nothing the second time."""
     with engine:

@@ -39,11 +39,29 @@ def prompt(rig: Rig, first: int, pages: int) -> list[int]:
     return [*range(first, first + pages * rig.page_tokens), 7]
 
 
-def evict_and_spoil(rig: Rig, tokens: int | None = None) -> None:
-    """Take tokens from the device's tree, by default all, and overwrite what is free then."""
+def evict_and_spoil(rig: Rig) -> None:
+    """Take all tokens from the device's tree, and overwrite what is free then."""
     rig.settled()
-    rig.evict(rig.size if tokens is None else tokens)
+    rig.evict(rig.size)
     rig.spoil()
+
+
+def four_on_the_host(rig: Rig) -> list[list[int]]:
+    """Serve four prompts, and take them from the device; return them."""
+    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
+    for tokens in prompts:
+        rig.serve(tokens)
+    evict_and_spoil(rig)
+    return prompts
+
+
+def left_for_two(rig: Rig, request: Any) -> int:
+    """How many tokens others are promised where there is room for two such requests.
+
+    Each counts with what it is to decode, and a page that may not become full.
+    """
+    tokens: int = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
+    return rig.size - 2 * (tokens + rig.page_tokens)
 
 
 def loading(rig: Rig, tokens: Sequence[int]) -> Any:
@@ -101,17 +119,12 @@ def test_two_requests_that_wait_for_the_same_share_it(rig: Rig) -> None:
 
 
 def test_loads_beside_one_take_nothing_that_sglang_has_promised(rig: Rig) -> None:
-    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
-    for tokens in prompts:
-        rig.serve(tokens)
-    evict_and_spoil(rig)
+    prompts = four_on_the_host(rig)
     with rig.copies_held(Direction.TO_DEVICE):
         requests = [rig.request(tokens) for tokens in prompts]
         rig.step()
-        # With what it is to decode, and a page that may not become full.
-        needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
 
-        rig.admit(requests[0], promised=rig.size - 2 * needs)
+        rig.admit(requests[0], promised=left_for_two(rig, requests[0]))
 
         assert rig.cache.lockstep_state()["loading"] == 2
     for each in requests:
@@ -119,16 +132,12 @@ def test_loads_beside_one_take_nothing_that_sglang_has_promised(rig: Rig) -> Non
 
 
 def test_what_is_visited_next_is_loaded_beside(rig: Rig) -> None:
-    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
-    for tokens in prompts:
-        rig.serve(tokens)
-    evict_and_spoil(rig)
+    prompts = four_on_the_host(rig)
     requests = [rig.request(tokens) for tokens in prompts]
     rig.step()
-    needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
     rig.cache.will_visit([requests[at] for at in (2, 0, 3, 1)])
 
-    rig.admit(requests[0], promised=rig.size - 2 * needs)
+    rig.admit(requests[0], promised=left_for_two(rig, requests[0]))
 
     landed(rig)
     assert [rig.matched(tokens) > 0 for tokens in prompts] == [True, False, False, True]
@@ -196,19 +205,3 @@ def test_a_reset_gives_slots_away_that_no_copy_touches(rig: Rig) -> None:
     assert rig.cache.lockstep_state()["loading"] == rig.cache.lockstep_state()["keeping"] == 0
     assert [rig.serve(tokens), rig.serve(other)] == [4 * rig.page_tokens] * 2
     assert rig.wrong(tokens[:-1]) == rig.wrong(other[:-1]) == []
-
-
-def test_thoughts_are_not_found_again_on_the_device_or_on_the_host(rig: Rig) -> None:
-    first, answer = prompt(rig, 10, 4)[:-1], list(range(500, 508))
-    request = rig.admitted(rig.request(first))
-    rig.extend(request)
-    request.reasoning_tokens = 1
-    rig.generate(request, answer)
-
-    with here.of("sglang.srt.runtime_context", "get_serving")().override(strip_thinking_cache=True):
-        rig.end(request)
-    rig.settled()
-
-    assert rig.matched([*first, *answer]) == len(first)
-    evict_and_spoil(rig)
-    assert rig.serve([*first, *answer, 1]) == len(first)

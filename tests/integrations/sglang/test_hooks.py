@@ -3,9 +3,8 @@
 Small stand-ins have the attributes that SGLang's objects have.
 """
 
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -462,32 +461,6 @@ def test_an_engine_with_another_cache_does_as_ever() -> None:
     assert hooks.around_reaping(lambda *given: given[1:], sessions, 5.0) == (5.0, 1.0)
     assert hooks.storage_type(files, streamer) == "file"
     assert hooks.is_timed_out(without_agreed_time, Session(0))
-
-
-def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: dict[str, tuple[Callable[..., Any], str]] = {}
-
-    class HookRegistry:
-        @staticmethod
-        def register(place: str, hook: Callable[..., Any], kind: str) -> None:
-            assert place not in registered
-            registered[place] = hook, kind
-
-    registry: Any = ModuleType("hook_registry")
-    registry.HookRegistry = HookRegistry
-    registry.HookType = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-
-    hooks.register_hooks()
-
-    assert len(registered) == 22
-    assert all(place.startswith("sglang.srt.") for place in registered)
-    # The name of a hook says where it stands.
-    assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {
-        "around"
-    }
 
 
 def test_a_request_of_which_less_is_cached_than_when_it_came_is_not_read_again() -> None:

@@ -63,17 +63,7 @@ def asked(below: RanksBelow) -> set[bytes]:
     return {key for order in orders for key in order.needs[0].keys}
 
 
-def test_nothing_of_other_weights_is_found() -> None:
-    below = RanksBelow()
-    below.publish("first", PROMPT)
-    assert found(below) == len(PROMPT)
-
-    change(below, "2")
-
-    assert found(below) == 0
-
-
-def test_what_is_in_host_memory_of_a_version_that_comes_back_is_found_again() -> None:
+def test_nothing_of_other_weights_is_found_and_what_is_of_a_version_that_comes_back_is() -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
     change(below, "2")

@@ -255,11 +255,7 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agreed time is that of long ago in such an engine, or there has been none."""
-    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
-    prefill.side.arrived(sent)
-    assert prefill.side.hit(sent, 0) == 0
-    blocks = Blocks(lambda _: (range(len(TOKENS)),))
-    prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
     lends = prefill.cache.awaits_copies
@@ -277,13 +273,19 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
 
 
-def ended_before_its_copies(engine: ScriptedEngine) -> None:
-    """Let a request end of which no copy has begun yet."""
+def in_one_pass(engine: ScriptedEngine) -> Sent:
+    """Let a request be computed for another engine in one pass."""
     sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
     engine.side.arrived(sent)
     assert engine.side.hit(sent, 0) == 0
     blocks = Blocks(lambda _: (range(len(TOKENS)),))
     engine.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    return sent
+
+
+def ended_before_its_copies(engine: ScriptedEngine) -> None:
+    """Let a request end of which no copy has begun yet."""
+    sent = in_one_pass(engine)
     assert engine.side.handoff(sent) is not None
     assert engine.side.finished(sent, range(len(TOKENS)))
     engine.side.end_pass(Scheduled())

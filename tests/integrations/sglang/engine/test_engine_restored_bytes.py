@@ -17,21 +17,16 @@ from lockstep.ranks.protocol.orders import Direction
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS
 from tests.kit.sglang.tree.rig import Rig
-from tests.kit.sglang.tree.rigs import Rigs
+from tests.kit.sglang.tree.rigs import Rigs, one_rig
 
 pytestmark = here.MARKS
 
 
 @pytest.fixture
 def rig() -> Generator[Rig]:
-    """One rank, with pages of several tokens; at the end nothing is lost and nothing is locked."""
-    with Rigs() as rigs:
-        [rig] = rigs.ranks
+    """One rank, with pages of several tokens."""
+    with one_rig() as rig:
         yield rig
-        rig.settled()
-        assert rig.lost() == 0
-        assert rig.cache.protected_size() == 0
-        rig.cache.sanity_check()
 
 
 def prompt(rig: Rig, first: int, pages: int) -> list[int]:
@@ -39,19 +34,12 @@ def prompt(rig: Rig, first: int, pages: int) -> list[int]:
     return [*range(first, first + pages * rig.page_tokens), 7]
 
 
-def evict_and_spoil(rig: Rig) -> None:
-    """Take all tokens from the device's tree, and overwrite what is free then."""
-    rig.settled()
-    rig.evict(rig.size)
-    rig.spoil()
-
-
 def four_on_the_host(rig: Rig) -> list[list[int]]:
     """Serve four prompts, and take them from the device; return them."""
     prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
     for tokens in prompts:
         rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     return prompts
 
 
@@ -102,7 +90,7 @@ def test_what_ranks_of_one_number_wrote_those_of_another_read_byte_for_byte(
 def test_two_requests_that_wait_for_the_same_share_it(rig: Rig) -> None:
     tokens = prompt(rig, 10, 5)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     requests = [rig.request(tokens), rig.request([*tokens, 8])]
     rig.step()
     tried = [rig.admit(each) for each in requests]
@@ -150,7 +138,7 @@ def test_what_was_loaded_and_evicted_before_its_request_was_admitted_is_loaded_a
 ) -> None:
     tokens = prompt(rig, 10, 4)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     request = loading(rig, tokens)
     landed(rig)
     found = rig.matched(tokens)
@@ -182,7 +170,7 @@ def test_a_retraction_gives_nothing_away_before_it_is_copied(rig: Rig) -> None:
         retracting.result()
 
     assert (waited, during) == (set(), free)
-    evict_and_spoil(rig)
+    rig.evict_all()
     rig.admitted(request)
     assert request.prefix_len == 5 * rig.page_tokens
     assert rig.wrong([*tokens, *range(500, 509)][: 5 * rig.page_tokens]) == []
@@ -193,7 +181,7 @@ def test_a_retraction_gives_nothing_away_before_it_is_copied(rig: Rig) -> None:
 def test_a_reset_gives_slots_away_that_no_copy_touches(rig: Rig) -> None:
     tokens, other = prompt(rig, 10, 4), prompt(rig, 500, 4)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     rig.serve(other)
     loading(rig, tokens)
 

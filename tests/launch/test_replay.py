@@ -87,28 +87,27 @@ def tokens_of(report: Report) -> tuple[object, ...]:
     return report["prompt_tokens"], report["computed_tokens"], report["hit_tokens"]
 
 
-def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
-    tmp_path: Path, trace: Path, ours: Report
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        pytest.param(torchrun(2), (), id="torchrun by hand"),
+        pytest.param(
+            COMMAND,
+            ("--ranks", 2, "--launcher", "ray"),
+            marks=[pytest.mark.slow, needs_ray],
+            id="ray actors",
+        ),
+    ],
+)
+def test_other_launchers_give_what_the_built_in_one_gives(
+    tmp_path: Path, trace: Path, ours: Report, start: tuple[str, ...], options: tuple[object, ...]
 ) -> None:
-    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME)
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, *options)
 
-    by_hand = replay(tmp_path / "by_hand.json", *arguments, start=torchrun(2))
+    theirs = replay(tmp_path / "theirs.json", *arguments, start=start)
 
-    assert_sound(by_hand, 2, 20)
-    assert tokens_of(by_hand) == tokens_of(ours)
-
-
-@needs_ray
-@pytest.mark.slow
-def test_ray_actors_give_what_the_built_in_launcher_gives(
-    tmp_path: Path, trace: Path, ours: Report
-) -> None:
-    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
-
-    by_ray = replay(tmp_path / "by_ray.json", *arguments, "--launcher", "ray")
-
-    assert_sound(by_ray, 2, 20)
-    assert tokens_of(by_ray) == tokens_of(ours)
+    assert_sound(theirs, 2, 20)
+    assert tokens_of(theirs) == tokens_of(ours)
 
 
 @pytest.mark.parametrize(

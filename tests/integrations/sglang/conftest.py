@@ -10,14 +10,6 @@ from tests.kit.sglang.tiny_models import make_lfm2, make_mellum
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights."""
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny_llama.make(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model after more training: other weights."""
     folder = tmp_path_factory.mktemp("models") / "trained"

@@ -3,9 +3,8 @@
 Small stand-ins have the attributes that SGLang's objects have.
 """
 
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,36 +18,26 @@ from tests.kit.ranks.in_turn import HostRanksInTurn
 TIMEOUT_S = 10.0
 
 
+class Cache:
+    """Lockstep's cache, which notes what it is told: the name of the call, and what is given."""
+
+    def __init__(self, controls: object) -> None:
+        self.lockstep, self.told = controls, list[tuple[Any, ...]]()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: self.told.append((name, *given, *named.values()))
+
+    def check_prefetch_progress(self, handle: str) -> bool:
+        return handle != "not yet"
+
+
 class Scheduler:
     """One rank's scheduler, whose cache is Lockstep's."""
 
-    def __init__(self, controls: object) -> None:
-        self.told: list[Any] = []
+    def __init__(self, controls: object = None) -> None:
         self.idle = False
-        note = self.told.append
-
-        def changed(taken: Taken, update: Update) -> None:
-            note((taken, update))
-
-        def visits(room: object, admitted: int) -> None:
-            note((room, admitted))
-
-        def check_prefetch_progress(handle: str) -> bool:
-            return handle != "not yet"
-
-        self.tree_cache = SimpleNamespace(
-            lockstep=controls,
-            engine_idles=lambda: note("idles"),
-            settle=lambda: note("settles"),
-            weights_may_change=lambda: note("may change"),
-            weights_changed=changed,
-            weights_session_begins=lambda: note("begins"),
-            weights_session_ends=lambda: note("ends"),
-            adapters_were_loaded=lambda: note("adapters"),
-            will_visit=note,
-            visits=visits,
-            check_prefetch_progress=check_prefetch_progress,
-        )
+        self.tree_cache = Cache(controls)
+        self.told = self.tree_cache.told
 
     def flush_cache(self) -> bool:
         return True
@@ -264,23 +253,23 @@ NO_FILES = "Failed to get weights iterator: no files."
 def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
     request_: Any, success: bool, message: str, told: tuple[Taken, Update]
 ) -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
 
     def update(updater: Any, request: Any) -> Any:
-        scheduler.told.append("update")
+        scheduler.told.append(("update",))
         return SimpleNamespace(success=success, message=message)
 
     outcome = hooks.around_update(update, SimpleNamespace(scheduler=scheduler), request_)
 
     assert outcome.success is success
-    assert scheduler.told == ["may change", "update", told]
+    assert scheduler.told == [("weights_may_change",), ("update",), ("weights_changed", *told)]
 
 
-@pytest.mark.parametrize(("is_open", "told"), [(False, ["begins"]), (True, [])])
+@pytest.mark.parametrize(("is_open", "told"), [(False, [("weights_session_begins",)]), (True, [])])
 def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
-    is_open: bool, told: list[str]
+    is_open: bool, told: list[tuple[str]]
 ) -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
     updater = SimpleNamespace(scheduler=scheduler, _session=object() if is_open else None)
 
     def begin(updater: Any, request: Any) -> None:
@@ -288,7 +277,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
         updater._session = object()
 
     def end(updater: Any, request: Any) -> None:
-        scheduler.told.append("end")
+        scheduler.told.append(("end",))
         updater._session = None
 
     hooks.around_session_begin(begin, updater, None)
@@ -296,11 +285,11 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
     # Without a session SGLang refuses to end one.
     hooks.around_session_end(end, updater, None)
 
-    assert scheduler.told == [*told, "end", "ends", "end"]
+    assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]
 
 
 def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() -> None:
-    lockstep, other = Scheduler(object()), Other()
+    lockstep, other = Scheduler(), Other()
 
     for scheduler in (lockstep, other):
         hooks.before_loop(scheduler)
@@ -310,7 +299,7 @@ def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() ->
 
 
 def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_is() -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
     policy = SimpleNamespace(tree_cache=scheduler.tree_cache)
     adder = SimpleNamespace(
         tree_cache=scheduler.tree_cache, memory_budget="room", can_run_list=["admitted"]
@@ -319,13 +308,13 @@ def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_i
     hooks.after_order(None, policy, ["first", "second"], "running batch", processed_tokens=3)
     hooks.before_visit(adder, "first", has_chunked_req=False)
 
-    assert scheduler.told == [["first", "second"], ("room", 1)]
+    assert scheduler.told == [("will_visit", ["first", "second"]), ("visits", "room", 1)]
 
 
 def test_whom_sglang_preempts_is_queued_in_the_same_order_on_every_rank() -> None:
     others = [SimpleNamespace(rid=name) for name in "cab"]
     before = SimpleNamespace(rid="z")
-    adder = SimpleNamespace(tree_cache=Scheduler(object()).tree_cache, preempt_list=[before])
+    adder = SimpleNamespace(tree_cache=Scheduler().tree_cache, preempt_list=[before])
 
     def preempt(adder: Any, request: Any) -> bool:
         adder.preempt_list.extend(others)
@@ -338,7 +327,7 @@ def test_whom_sglang_preempts_is_queued_in_the_same_order_on_every_rank() -> Non
 
 
 def test_nobody_is_preempted_for_a_request_that_cannot_be_admitted_yet() -> None:
-    adder = SimpleNamespace(tree_cache=Scheduler(object()).tree_cache, preempt_list=[])
+    adder = SimpleNamespace(tree_cache=Scheduler().tree_cache, preempt_list=[])
     request = SimpleNamespace(cache_request_handle="not yet")
 
     preempted = hooks.around_preemption(lambda *_: pytest.fail("it preempts"), adder, request)
@@ -347,18 +336,18 @@ def test_nobody_is_preempted_for_a_request_that_cannot_be_admitted_yet() -> None
 
 
 def test_adapters_are_looked_at_when_they_have_been_loaded() -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
 
     hooks.after_adapter_load(object(), scheduler, None)
 
-    assert scheduler.told == ["adapters"]
+    assert scheduler.told == [("adapters_were_loaded",)]
 
 
 @pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])
 def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     session: object, told: int
 ) -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
     updater = SimpleNamespace(scheduler=scheduler, _session=session)
     request = SimpleNamespace(weight_version=None)
     refused = SimpleNamespace(success=False, message="outside a session")
@@ -370,13 +359,13 @@ def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
 
 
 def test_copies_end_before_a_flush_and_before_memory_is_taken_away() -> None:
-    scheduler = Scheduler(object())
+    scheduler = Scheduler()
 
     hooks.before_flush(scheduler, empty_cache=True)
     hooks.before_sleep(SimpleNamespace(scheduler=scheduler), object())
     hooks.on_idle(scheduler)
 
-    assert scheduler.told == ["settles", "settles", "idles"]
+    assert scheduler.told == [("settle",), ("settle",), ("engine_idles",)]
 
 
 def files(streamer: object) -> str:
@@ -464,32 +453,6 @@ def test_an_engine_with_another_cache_does_as_ever() -> None:
     assert hooks.is_timed_out(without_agreed_time, Session(0))
 
 
-def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: dict[str, tuple[Callable[..., Any], str]] = {}
-
-    class HookRegistry:
-        @staticmethod
-        def register(place: str, hook: Callable[..., Any], kind: str) -> None:
-            assert place not in registered
-            registered[place] = hook, kind
-
-    registry: Any = ModuleType("hook_registry")
-    registry.HookRegistry = HookRegistry
-    registry.HookType = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-
-    hooks.register_hooks()
-
-    assert len(registered) == 22
-    assert all(place.startswith("sglang.srt.") for place in registered)
-    # The name of a hook says where it stands.
-    assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {
-        "around"
-    }
-
-
 def test_a_request_of_which_less_is_cached_than_when_it_came_is_not_read_again() -> None:
     asked: list[str] = []
 
@@ -497,7 +460,7 @@ def test_a_request_of_which_less_is_cached_than_when_it_came_is_not_read_again()
         asked.append(request)
         return True
 
-    ours, others = Scheduler(object()), SimpleNamespace(tree_cache=SimpleNamespace())
+    ours, others = Scheduler(), SimpleNamespace(tree_cache=SimpleNamespace())
 
     assert not hooks.around_hit_loss(read_again, ours, "r")
     assert hooks.around_hit_loss(read_again, others, "s")

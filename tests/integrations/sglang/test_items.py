@@ -43,15 +43,6 @@ def ids_of(request: Sent, page_tokens: int = PAGE) -> list[int]:
     return [*map(int, np.frombuffer(ids, dtype="<i4"))]
 
 
-def test_an_image_is_in_the_ids_of_the_page_where_it_begins_and_not_before() -> None:
-    cat, dog = ids_of(sent(image(1))), ids_of(sent(image(2)))
-
-    assert cat[:16] == dog[:16] == TEXT[:16]
-    assert cat[LAST + 1 :] == TEXT[LAST + 1 :]
-    assert not {*cat[16:24]} & {*dog[16:24]}
-    assert max(cat[16:24]) < 0
-
-
 def test_what_a_client_calls_an_image_is_not_in_its_ids() -> None:
     assert ids_of(sent(image(1))) == ids_of(sent(image(1, name=77)))
 

@@ -8,61 +8,41 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.refusals import require_supported
 
-SERVED: dict[str, Any] = {
-    "enable_hierarchical_cache": True,
-    "pp_size": 1,
-    "dp_size": 1,
-    "enable_dp_attention": False,
-    "attn_cp_size": 1,
-    "dcp_size": 1,
-    "speculative_algorithm": None,
-    "disaggregation_mode": "null",
-    "enable_streaming_session": False,
-    "enable_session_radix_cache": False,
-    "enable_hisparse": False,
-    "enable_unified_memory": False,
-    "dllm_algorithm": None,
-    "enable_lora_overlap_loading": None,
-    "enable_int8_mamba_checkpoint": False,
-    "enable_linear_replayssm": False,
-    "mamba_radix_cache_strategy": "extra_buffer",
-    "enable_lmcache": False,
-    "enable_flexkv": False,
-    "disable_radix_cache": False,
+FLAGS: dict[str, tuple[Any, Any]] = {
+    "pp_size": (1, 2),
+    "dp_size": (1, 2),
+    "enable_dp_attention": (False, True),
+    "attn_cp_size": (1, 2),
+    "dcp_size": (1, 2),
+    "speculative_algorithm": (None, "EAGLE"),
+    "disaggregation_mode": ("null", "decode"),
+    "enable_streaming_session": (False, True),
+    "enable_session_radix_cache": (False, True),
+    "enable_hisparse": (False, True),
+    "enable_unified_memory": (False, True),
+    "dllm_algorithm": (None, "LowConfidence"),
+    "enable_lora_overlap_loading": (None, True),
+    "enable_int8_mamba_checkpoint": (False, True),
+    "enable_linear_replayssm": (False, True),
+    "mamba_radix_cache_strategy": ("extra_buffer", "extra_buffer_lazy"),
+    "enable_lmcache": (False, True),
+    "enable_flexkv": (False, True),
+    "disable_radix_cache": (False, True),
 }
-REFUSED: dict[str, Any] = {
-    "pp_size": 2,
-    "dp_size": 2,
-    "enable_dp_attention": True,
-    "attn_cp_size": 2,
-    "dcp_size": 2,
-    "speculative_algorithm": "EAGLE",
-    "disaggregation_mode": "decode",
-    "enable_streaming_session": True,
-    "enable_session_radix_cache": True,
-    "enable_hisparse": True,
-    "enable_unified_memory": True,
-    "dllm_algorithm": "LowConfidence",
-    "enable_lora_overlap_loading": True,
-    "enable_int8_mamba_checkpoint": True,
-    "enable_linear_replayssm": True,
-    "mamba_radix_cache_strategy": "extra_buffer_lazy",
-    "enable_lmcache": True,
-    "enable_flexkv": True,
-    "disable_radix_cache": True,
-}
+"""What each flag may be, and what it is refused for."""
+SERVED = {"enable_hierarchical_cache": True} | {name: each for name, (each, _) in FLAGS.items()}
 
 
 def test_an_engine_without_any_of_it_is_served() -> None:
     require_supported(SimpleNamespace(**SERVED))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_each_is_refused_by_its_flag_and_value(name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [(name, each) for name, (_, each) in FLAGS.items()])
+def test_each_is_refused_by_its_flag_and_value(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
-        require_supported(SimpleNamespace(**SERVED | {name: REFUSED[name]}))
+        require_supported(SimpleNamespace(**SERVED | {name: value}))
 
-    assert str(refused.value).startswith(f"--{name.replace('_', '-')} is {REFUSED[name]!r}: ")
+    assert str(refused.value).startswith(f"--{name.replace('_', '-')} is {value!r}: ")
     assert "\n" not in str(refused.value)
 
 

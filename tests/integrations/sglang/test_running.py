@@ -29,19 +29,18 @@ def retract(rank: RankBelow, committed: int | None = None) -> None:
     rank.running.left("r")
 
 
-def test_all_that_the_tree_has_is_backed_up_with_write_through() -> None:
-    below = RanksBelow(store=False)
-
-    below.every(lambda rank: rank.compute("r", PROMPT))
-
-    assert on_the_host(below) == len(PROMPT)
-
-
-@pytest.mark.parametrize(("shared", "kept"), [(0, 0), (2 * PAGE_TOKENS, 2 * PAGE_TOKENS)])
-def test_only_what_was_cached_for_a_request_is_backed_up_with_write_through_selective(
-    shared: int, kept: int
+@pytest.mark.parametrize(
+    ("policy", "shared", "kept"),
+    [
+        (WritePolicy.WRITE_THROUGH, 0, len(PROMPT)),
+        (WritePolicy.WRITE_THROUGH_SELECTIVE, 0, 0),
+        (WritePolicy.WRITE_THROUGH_SELECTIVE, 2 * PAGE_TOKENS, 2 * PAGE_TOKENS),
+    ],
+)
+def test_all_that_the_tree_has_is_backed_up_or_only_what_was_cached_for_a_request(
+    policy: WritePolicy, shared: int, kept: int
 ) -> None:
-    below = RanksBelow(store=False, policy=WritePolicy.WRITE_THROUGH_SELECTIVE)
+    below = RanksBelow(store=False, policy=policy)
 
     below.every(lambda rank: rank.compute("r", PROMPT, shared=shared))
 

@@ -19,7 +19,7 @@ from lockstep.integrations.sglang.engine.settings import (
     store_to_attach,
 )
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import Bounds, CacheConfig, Timeouts, WritePolicy
+from lockstep.ranks.protocol.config import CacheConfig, Timeouts, WritePolicy
 from lockstep.ranks.protocol.orders import KV_POOL
 
 MAIN = {KV_POOL: PoolSize(device_pages=100, page_bytes=1 << 20)}
@@ -54,20 +54,12 @@ def test_without_a_word_there_is_host_memory_and_no_store() -> None:
     assert (settings.prefetch_threshold_tokens, settings.witness) == (0, False)
 
 
-def test_every_key_arrives_where_it_belongs() -> None:
+def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> None:
+    """The others are parsed as vLLM's are."""
     settings = parsed(
         {
             "host_pages": 7,
-            "store": "file:///kv",
-            "model": "a name",
-            "weights_version": "7",
-            "adapter_versions": {"an adapter": "3"},
-            "weight_digests": "/cache/digests",
-            "pipeline_depth": 0,
             "transport": "torch",
-            "idle_wait_s": 0.01,
-            "bounds": {"prefetches": 4},
-            "timeouts": {"lookup_s": 0.5},
             "witness": True,
             "prefetch_threshold": 256,
             "prefetch_timeout_base": 2,
@@ -83,13 +75,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
     )
 
     plugin = settings.plugin
-    assert (plugin.host_pages, plugin.store, plugin.model) == (7, "file:///kv", "a name")
-    assert (plugin.weights_version, plugin.weight_digests) == ("7", "/cache/digests")
-    assert plugin.adapter_versions == {"an adapter": "3"}
-    assert (plugin.pipeline_depth, plugin.transport) == (0, Transport.TORCH)
-    assert plugin.idle_wait_s == 0.01
-    assert plugin.bounds == Bounds(prefetches=4)
-    assert plugin.timeouts == Timeouts(lookup_s=0.5, round_s=600)
+    assert (plugin.host_pages, plugin.transport) == (7, Transport.TORCH)
+    assert plugin.timeouts == Timeouts(round_s=600)
     assert plugin.stop_policy == StopPolicy(rule=StopRule.TIMEOUT, base_s=2.0, per_ki_token_s=0.5)
     assert settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
     assert (settings.prefetch_threshold_tokens, settings.witness) == (256, True)

@@ -63,17 +63,7 @@ def asked(below: RanksBelow) -> set[bytes]:
     return {key for order in orders for key in order.needs[0].keys}
 
 
-def test_nothing_of_other_weights_is_found() -> None:
-    below = RanksBelow()
-    below.publish("first", PROMPT)
-    assert found(below) == len(PROMPT)
-
-    change(below, "2")
-
-    assert found(below) == 0
-
-
-def test_what_is_in_host_memory_of_a_version_that_comes_back_is_found_again() -> None:
+def test_nothing_of_other_weights_is_found_and_what_is_of_a_version_that_comes_back_is() -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
     change(below, "2")
@@ -258,30 +248,33 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
     assert "flush" in told[1]
 
 
-def test_ranks_of_which_one_could_not_take_the_weights_are_named() -> None:
+@pytest.mark.parametrize(
+    ("versions", "taken", "first", "second"),
+    [
+        (
+            "22",
+            (Taken.ALL, Taken.PERHAPS),
+            "of new weights was taken all",
+            "of new weights was taken nobody knows what of it",
+        ),
+        ("23", (Taken.ALL, Taken.ALL), "weights become 2", "weights become 3"),
+    ],
+    ids=["one could not take them", "different weights"],
+)
+def test_ranks_that_do_not_take_the_same_weights_are_named(
+    versions: str, taken: tuple[Taken, Taken], first: str, second: str
+) -> None:
     below = RanksBelow()
 
-    for rank, taken in zip(below.below, (Taken.ALL, Taken.PERHAPS), strict=True):
-        rank.weights.changed(taken, Update("2"), holds_nothing=True)
+    for rank, version, how in zip(below.below, versions, taken, strict=True):
+        rank.weights.changed(how, Update(version), holds_nothing=True)
 
     with pytest.raises(DivergenceError):
         below.ranks.step()
     journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
     told = first_difference(journals) or ""
-    assert "rank 0: engine of new weights was taken all" in told, told
-    assert "rank 1: engine of new weights was taken nobody knows what of it" in told
-
-
-def test_ranks_that_take_different_weights_are_named() -> None:
-    below = RanksBelow()
-
-    for rank, version in zip(below.below, "23", strict=True):
-        rank.weights.changed(Taken.ALL, Update(version), holds_nothing=True)
-
-    journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
-    told = first_difference(journals) or ""
-    assert "rank 0: engine weights become 2" in told, told
-    assert "rank 1: engine weights become 3" in told
+    assert f"rank 0: engine {first}" in told, told
+    assert f"rank 1: engine {second}" in told
 
 
 def test_after_a_clear_nothing_from_before_is_found_and_another_clear_is_another() -> None:

@@ -4,8 +4,6 @@ No engine runs: each says what it makes of the configurations of some models.
 """
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.programs import program
+from tests.kit.sglang.processes import said_by
 from tests.kit.sharing.models import KINDS, YARN, write_model
-from tests.kit.source_tree import ROOT
 from tests.kit.vllm.processes import Program, run_together
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
-STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
 VARIANTS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_scaling": YARN},
@@ -45,31 +41,18 @@ def ask_vllm(folder: Path) -> Said:
     arguments = [folder / "models.json", kept]
     ended = run_together([Program("tests.kit.sharing.described_by_vllm", arguments)], folder)
     ended.check()
-    return read(ended.said, kept)
+    return read(ended.said.splitlines()[-1], kept)
 
 
 def ask_sglang(folder: Path) -> Said:
     kept = folder / "sglang.pt"
-    path = f"{STAND_INS}:{os.environ.get('PYTHONPATH', '')}"
-    finished = subprocess.run(
-        program("tests.kit.sharing.described_by_sglang", folder / "models.json", kept),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "PYTHONPATH": path,
-        },
+    return read(
+        said_by("tests.kit.sharing.described_by_sglang", folder / "models.json", kept), kept
     )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return read(finished.stdout, kept)
 
 
 def read(said: str, kept: Path) -> Said:
-    told = json.loads(said.splitlines()[-1])
+    told = json.loads(said)
     return Said(
         {name: each[0] for name, each in told.items()},
         {name: each[1] for name, each in told.items()},

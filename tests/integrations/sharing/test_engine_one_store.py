@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_llama
 
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
@@ -27,14 +26,6 @@ LONGER = Prompt((*TOKENS[:PREFIX], *range(9, 41)))
 TENANT, ANOTHER = Prompt(TOKENS, "a tenant"), Prompt(TOKENS, "another")
 ROUNDING = 1e-4
 """By how much the engines' own log-probabilities differ, which sum in other orders."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights."""
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny_llama.make(folder)
-    return folder
 
 
 def vllm(folder: Path, model: Path, store: str | None, *prompts: Prompt) -> list[Output]:

@@ -43,11 +43,6 @@ def test_a_setting_that_makes_no_sense_is_named(given: dict[str, Any], says: str
         parse(given)
 
 
-def test_memory_for_less_than_a_page_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one page of this model takes 2147483648 bytes"):
-        parse({"host_memory_gib": 1}).host_pages_of(2 << 30)
-
-
 @pytest.mark.engines
 def test_the_packages_are_there_without_which_no_other_test_of_this_folder_is_collected() -> None:
     assert [name for name in ("transformers", "accelerate") if find_spec(name) is None] == []

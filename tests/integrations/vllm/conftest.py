@@ -3,19 +3,10 @@
 from pathlib import Path
 
 import pytest
-import tiny_llama
 
 from tests.kit.vllm.group import Group
 from tests.kit.vllm.mixed_prompts import mixed_prompts
 from tests.kit.vllm.plan import Output, Phase, Plan
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights."""
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny_llama.make(folder)
-    return folder
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.vllm.processes import Program, run_together
+from tests.kit.vllm.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -13,7 +13,4 @@ LOOK = "tests.kit.vllm.contract"
 
 
 def test_vllm_has_what_the_plug_in_uses_of_it(tmp_path: Path) -> None:
-    ended = run_together([Program(LOOK)], tmp_path)
-
-    ended.check()
-    assert json.loads(ended.said.splitlines()[-1]) == []
+    assert json.loads(said_by(LOOK, tmp_path)) == []

@@ -232,11 +232,7 @@ def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path, model: Model)
         )
 
     [without, _] = group.run(Plan(model=group.model, phases=[Phase(prompts)], engine=engine))
-    filled = run(
-        Phase(prompts, "cold"),
-        Phase(prompts, "warm"),
-        Phase([Prompt(each.tokens, "tenant") for each in prompts], "of a tenant"),
-    )
+    filled = run(Phase(prompts, "cold"), Phase(prompts, "warm"))
     for path in objects(tmp_path, 1)[::3]:
         path.unlink()
     disagreeing = run(Phase(prompts, "from storage"))
@@ -245,5 +241,4 @@ def test_two_ranks_whose_stores_disagree_are_exact(tmp_path: Path, model: Model)
     assert_exact(reference, filled)
     assert_exact(reference, disagreeing)
     assert share(model, filled[0], "warm") > 0.4
-    assert share(model, filled[0], "of a tenant") < share(model, filled[0], "cold") + NEARLY
     assert 0 < share(model, disagreeing[0], "from storage") < share(model, filled[0], "warm")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.vllm.processes import Program, run_together
+from tests.kit.vllm.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
@@ -40,9 +40,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
-    ended = run_together([Program("tests.kit.vllm.watched", [model, folder])], folder)
-    ended.check()
-    return Seen(**json.loads(ended.said.splitlines()[-1]))
+    return Seen(**json.loads(said_by("tests.kit.vllm.watched", folder, model, folder)))
 
 
 def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:

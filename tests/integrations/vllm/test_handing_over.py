@@ -198,15 +198,6 @@ def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
     assert "remote_host is 'a b'" in caplog.text
 
 
-@pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
-def test_params_that_are_no_map_cost_no_more_than_what_they_could_have_said(
-    decode: ScriptedEngine, params: object
-) -> None:
-    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
-    assert loaded(decode, params) == 0
-    assert decode.answer is None
-
-
 def test_a_reader_without_peers_is_told_what_to_set(
     stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,11 +255,7 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agreed time is that of long ago in such an engine, or there has been none."""
-    sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
-    prefill.side.arrived(sent)
-    assert prefill.side.hit(sent, 0) == 0
-    blocks = Blocks(lambda _: (range(len(TOKENS)),))
-    prefill.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
     lends = prefill.cache.awaits_copies
@@ -286,13 +273,19 @@ def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     assert sum(map(sum, prefill.cache.inspection.prefixes.residence.holds.kept_pages)) == 6
 
 
-def ended_before_its_copies(engine: ScriptedEngine) -> None:
-    """Let a request end of which no copy has begun yet."""
+def in_one_pass(engine: ScriptedEngine) -> Sent:
+    """Let a request be computed for another engine in one pass."""
     sent = Sent(TOKENS, kv_transfer_params=FOR_ANOTHER)
     engine.side.arrived(sent)
     assert engine.side.hit(sent, 0) == 0
     blocks = Blocks(lambda _: (range(len(TOKENS)),))
     engine.side.end_pass(Scheduled({sent.request_id: len(TOKENS)}, None, blocks))
+    return sent
+
+
+def ended_before_its_copies(engine: ScriptedEngine) -> None:
+    """Let a request end of which no copy has begun yet."""
+    sent = in_one_pass(engine)
     assert engine.side.handoff(sent) is not None
     assert engine.side.finished(sent, range(len(TOKENS)))
     engine.side.end_pass(Scheduled())

@@ -10,7 +10,7 @@ from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
-from lockstep.ranks.protocol.orders import Cancel, CopyToDevice, CopyToHost, LookUp
+from lockstep.ranks.protocol.orders import Cancel, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
 from tests.kit.vllm.sides import side_of
@@ -98,17 +98,6 @@ def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_a_backup_copies_what_each_group_still_has() -> None:
-    scripted = Scripted()
-    request = scripted.arrive(PROMPT, "r")
-
-    scripted.compute(request, len(PROMPT))
-
-    [order] = scripted.executor.given(CopyToHost)
-    found = {pool: tuple(sorted(blocks)) for pool, blocks in copied(order).items()}
-    assert found == {"kv": (21, 22, 23, 24), "window": (12, 13, 14), "state": (34,)}
-
-
 def test_a_state_that_has_gone_beyond_the_last_page_is_not_backed_up() -> None:
     scripted = Scripted()
     request = scripted.arrive([*PROMPT, 1], "r")
@@ -155,19 +144,6 @@ def test_an_aborted_request_s_blocks_are_the_engine_s_at_once() -> None:
     scripted.side.finished(request, TABLES[0])
 
     assert set(scripted.blocks.users.values()) == {0}
-
-
-def test_a_load_is_brought_to_the_blocks_of_every_group() -> None:
-    scripted = Scripted(store=False)
-    request = scripted.filled()
-
-    scripted.load(request)
-
-    [order] = scripted.executor.given(CopyToDevice)
-    brought = {each.pool: set[int]() for each in order.transfers}
-    for each in order.transfers:
-        brought[each.pool] |= set(each.destinations)
-    assert brought == {"kv": {21, 22, 23, 24}, "window": {13, 14}, "state": {34}}
 
 
 def test_after_a_load_that_failed_the_engine_is_offered_what_storage_still_has() -> None:

@@ -40,20 +40,6 @@ def counted(
     return configuration_digest(engine, engine_version=version, environment=environment or {})
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder with weights."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"\x01" * 100)
-    return folder
-
-
-@pytest.fixture
-def digests(tmp_path: Path) -> FileDigests:
-    return FileDigests(tmp_path / "digests.json")
-
-
 def test_the_longest_prompt_that_picks_the_factors_of_positions_is_in_the_key() -> None:
     """Phi-3 with LongRoPE takes its short or its long factors by `max_model_len`."""
     short, long = (
@@ -130,9 +116,9 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
     assert weights_of(engine, "7", digests) == "version 7"
 
 
-def test_the_weights_of_a_draft_model_count_too(model: Path, digests: FileDigests) -> None:
+def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
     """Its layers may keep KV beside those of the model."""
-    target = of_model(model=str(model))
+    target = of_model(model=str(weights))
     drafts = [replace(Model(), model="org/draft", revision=each * 40) for each in "ab"]
 
     found = [

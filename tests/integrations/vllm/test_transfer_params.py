@@ -53,3 +53,10 @@ def test_a_request_that_was_computed_nowhere_is_like_any_other(
 def test_what_makes_no_sense_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(UsageError, match=key):
         Handoff.read({**READ, key: value})
+
+
+@pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
+def test_what_is_no_map_is_refused(params: object) -> None:
+    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
+    with pytest.raises(UsageError, match="must be a map"):
+        Handoff.read(params)

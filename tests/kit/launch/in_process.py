@@ -35,3 +35,11 @@ def run_lockstep(
     yield run
     for each, disposition in before.items():
         signal.signal(each, disposition)
+
+
+def refusal(run: Run, *arguments: str | Path) -> str:
+    """Run a command that must be refused: status 2, no output, and one line, which is returned."""
+    status, printed, said = run(*arguments)
+    assert (status, printed, said.count("\n")) == (2, "", 1)
+    assert said.startswith("lockstep: ")
+    return said

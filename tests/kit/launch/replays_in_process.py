@@ -1,14 +1,15 @@
 """Replays of one rank in the process of the test."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay.worker import limits_of
 from lockstep.small_engine.counts import ReplayCounts
-from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.request import WorkloadRequest
 from lockstep.small_engine.scheduler import Scheduler
 from lockstep.small_engine.workload import synthetic_requests
@@ -28,14 +29,7 @@ def scheduler(
     return Scheduler(
         cache,
         synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
-        EngineLimits(
-            concurrency=settings.concurrency,
-            page_tokens=settings.page_tokens,
-            device_pages=settings.device_pages,
-            prefill_tokens=settings.prefill_tokens,
-            output_tokens_max=settings.output_tokens_max,
-            idle_steps_max=5000,
-        ),
+        replace(limits_of(settings), idle_steps_max=5000),
         stopped=stopped,
     )
 

@@ -14,8 +14,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
@@ -24,8 +22,6 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.records.manifest import Manifest, claim_model
-from tests.kit.launch.in_process import Run as Run  # noqa: PLC0414 - tests of stores import both from here.
-from tests.kit.launch.in_process import run_lockstep
 from tests.kit.programs import program
 from tests.kit.storage.files import FileStore
 
@@ -96,11 +92,6 @@ async def write_model(
             writes.append(page_write(name, rank, tp_size, draft=draft, layout=layout))
     outcomes = await backend.write(writes, deadline=deadline)
     assert not {WriteOutcome.FAILED, WriteOutcome.TIMED_OUT}.intersection(outcomes)
-
-
-def run_store(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Generator[Run]:
-    """Yield what runs `lockstep store` in this process; afterwards signals are as they were."""
-    yield from run_lockstep(monkeypatch, capfd, "store")
 
 
 class Kept(FileStore):

@@ -17,7 +17,8 @@ from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import WritePolicy
 from lockstep.ranks.protocol.orders import CopyToHost, Direction, Fence
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
-from tests.kit.sglang.sent import Allocator, Sent, SentItems
+from tests.kit.sglang.sent import Sent, SentItems
+from tests.kit.sglang.slot_allocators import SlotAllocator
 
 T = TypeVar("T")
 
@@ -45,8 +46,9 @@ class RankBelow:
     """One rank's part. SGLang has given it other slots than the other ranks."""
 
     def __init__(self, host: HostCache, policy: WritePolicy, threshold_tokens: int) -> None:
-        self.host = host
-        self.slots = AttentionSlots(Allocator(SLOTS, host.rank * SLOTS), PAGE_TOKENS)
+        self.host, pages = host, SLOTS // PAGE_TOKENS
+        allocator = SlotAllocator(pages, PAGE_TOKENS, first=host.rank * pages)
+        self.slots = AttentionSlots(allocator, PAGE_TOKENS)
         self.unlocked: list[Any] = []
         """The locks that were given back, in their order."""
         self.waiting = WaitingRequests(host, threshold_tokens)

@@ -45,7 +45,6 @@ class Driver:
         self._messages: Any = import_module("sglang.srt.managers.io_struct")
         self._refused: Any = import_module("fastapi").HTTPException
         self._connection = connection
-        self._sent: dict[int, list[Sent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
 
@@ -62,8 +61,8 @@ class Driver:
             return
         if name == "generate":
             requests = keywords["requests"]
-            sent = [Sent(each, f"request-{number}-{at}-") for at, each in enumerate(requests)]
-            self._sent[number] = keywords["requests"] = sent
+            names = [f"request-{number}-{at}-" for at in range(len(requests))]
+            keywords["requests"] = list(map(Sent, requests, names))
         task = asyncio.create_task(self._carry_out(number, getattr(self, name), keywords))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -81,18 +80,14 @@ class Driver:
         else:
             self._connection.send((number, None, value))
 
-    async def generate(
-        self, requests: list[Sent], *, together: bool, watched: bool
-    ) -> list[Answer]:
+    async def generate(self, requests: list[Sent], *, together: bool) -> list[Answer]:
         """Answer requests that are sent together, or each when the one before it has ended."""
         if together:
-            waiting = [self._answer(sent, watched=watched) for sent in requests]
-            return list(await asyncio.gather(*waiting))
-        return [await self._answer(sent, watched=watched) for sent in requests]
+            return list(await asyncio.gather(*map(self._answer, requests)))
+        return [await self._answer(sent) for sent in requests]
 
-    async def _answer(self, sent: Sent, *, watched: bool) -> Answer:
+    async def _answer(self, sent: Sent) -> Answer:
         request = sent.request
-        watched = watched or request.abort_after is not None
         wanted = self._messages.GenerateReqInput(
             rid=sent.name,
             input_ids=list(request.tokens),
@@ -102,7 +97,7 @@ class Driver:
                 "ignore_eos": True,
             },
             return_logprob=request.logprobs,
-            stream=watched,
+            stream=request.abort_after is not None,
             cache_salt=request.salt,
             lora_path=request.adapter,
         )
@@ -134,24 +129,15 @@ class Driver:
         state = self._tokenizer.rid_to_state.get(sent.name)
         return state is not None and state.dispatched
 
-    async def streamed(self, number: int, request: int, tokens: int, within_s: float) -> None:
-        """Return when a request of a `watched` command has so many tokens; 0: when it was sent."""
-        sent = self._sent[number][request]
-        await _until(lambda: sent.is_over or self._has(sent, tokens), within_s, sent.name)
-        assert sent.streamed >= tokens, f"{sent.name} ended with {sent.streamed} tokens"
-
-    async def flush(self, within_s: float) -> int:
-        """Flush the engine's caches; return how often it was asked until it was idle enough to."""
+    async def flush(self, within_s: float) -> None:
+        """Flush the engine's caches as soon as it is idle enough."""
         ends = time.monotonic() + within_s
-        tries = 1
         while not (await self._tokenizer.flush_cache()).success:
             assert time.monotonic() < ends, f"not flushed in {within_s} s"
-            tries += 1
             await asyncio.sleep(POLL_S)
-        return tries
 
     async def update_weights(self, **fields: Any) -> tuple[bool, str]:
-        """Load weights from disk; return whether it did, and what it says. See `RunningEngine`."""
+        """Load weights from disk; return whether it did, and what it says."""
         wanted = self._messages.UpdateWeightFromDiskReqInput(**fields)
         success, message, _ = await self._tokenizer.update_weights_from_disk(wanted)
         return success, message
@@ -218,14 +204,9 @@ class Driver:
         """Call a method of every rank's scheduler."""
         self._engine.collective_rpc(method, **keywords)
 
-    async def scheduler_pids(self) -> list[int]:
-        """Return the ranks' processes, by rank."""
-        pids: list[int] = self._engine.get_all_child_pids()
-        return pids[: self._engine.server_args.tp_size]
-
     async def shutdown(self, within_s: float) -> list[int]:
         """Ask the ranks to close; return those processes that have not ended by then."""
-        pids = await self.scheduler_pids()
+        pids: list[int] = self._engine.get_all_child_pids()[: self._engine.server_args.tp_size]
         self._tokenizer._subprocess_watchdog.stop()
         self._tokenizer._dispatch_to_scheduler(self._messages.ShutdownReq())
         with suppress(AssertionError):

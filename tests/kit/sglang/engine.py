@@ -48,25 +48,6 @@ class CommandError(Exception):
     """A command failed in an engine that goes on; the message is its trace."""
 
 
-class Running:
-    """Requests that were sent and not waited for."""
-
-    def __init__(self, engine: "RunningEngine", number: int) -> None:
-        self._engine = engine
-        self._number = number
-
-    def wait_for(self, *, request: int = 0, tokens: int = 0) -> None:
-        """Wait until a request has so many tokens, or with 0 until the scheduler has been sent it."""
-        self._engine.ask(
-            "streamed", number=self._number, request=request, tokens=tokens, within_s=POLLED_S
-        )
-
-    def answers(self, *, deadline_s: float = ANSWER_S) -> list[Answer]:
-        """Wait for all of them."""
-        answers: list[Answer] = self._engine.answer_to(self._number, deadline_s)
-        return answers
-
-
 class RunningEngine:
     """One SGLang with its ranks, from `with` to the end of it.
 
@@ -112,7 +93,7 @@ class RunningEngine:
         self._leader, self._connection = start(place)
         try:
             self._connection.send(self._arguments)
-            self.answer_to(STARTED, START_S)
+            self._answer_to(STARTED, START_S)
         except BaseException:
             self.kill()
             raise
@@ -126,36 +107,21 @@ class RunningEngine:
     ) -> None:
         self.kill()
 
-    def generate(
-        self, requests: Sequence[Request], *, together: bool = True, deadline_s: float = ANSWER_S
-    ) -> list[Answer]:
+    def generate(self, requests: Sequence[Request], *, together: bool = True) -> list[Answer]:
         """Answer requests sent together, or one after the other: then each is a batch of its own."""
-        return self.send(requests, together=together, watched=False).answers(deadline_s=deadline_s)
+        answers: list[Answer] = self.ask("generate", requests=list(requests), together=together)
+        return answers
 
-    def send(
-        self, requests: Sequence[Request], *, together: bool = True, watched: bool = True
-    ) -> Running:
-        """Send requests and return at once; `watched` ones can be waited for by their tokens."""
-        options = {"together": together, "watched": watched}
-        return Running(self, self._tell("generate", {"requests": list(requests), **options}))
+    def flush(self) -> None:
+        """Flush the engine's caches as soon as it is idle enough."""
+        self.ask("flush", within_s=POLLED_S)
 
-    def flush(self) -> int:
-        """Flush the engine's caches as soon as it is idle enough; return how often it was asked."""
-        tries: int = self.ask("flush", within_s=POLLED_S)
-        return tries
-
-    def update_weights(
-        self, path: Path, version: str | None = None, **fields: Any
-    ) -> tuple[bool, str]:
+    def update_weights(self, path: Path) -> tuple[bool, str]:
         """Load weights, and return whether every rank did, and what SGLang says.
 
-        SGLang waits for requests that run. `fields` are those of its `UpdateWeightFromDiskReqInput`, as
-        `flush_cache` and `abort_all_requests`.
+        SGLang waits for requests that run.
         """
-        named = {"model_path": str(path), "weight_version": version}
-        answer: tuple[bool, str] = self.answer_to(
-            self._tell("update_weights", {**named, **fields}), ANSWER_S
-        )
+        answer: tuple[bool, str] = self.ask("update_weights", model_path=str(path))
         return answer
 
     def ranks(self) -> list[RankReport]:
@@ -174,11 +140,11 @@ class RunningEngine:
         """Return what the engine's processes have logged."""
         return self.log_file.read_text(errors="replace")
 
-    def ask(self, command: str, *, deadline_s: float = ANSWER_S, **keywords: Any) -> Any:
+    def ask(self, command: str, **keywords: Any) -> Any:
         """Have one of `driver.Driver`'s commands carried out, and return what it returns."""
-        return self.answer_to(self._tell(command, keywords), deadline_s)
+        return self._answer_to(self._tell(command, keywords), ANSWER_S)
 
-    def answer_to(self, number: int, deadline_s: float) -> Any:
+    def _answer_to(self, number: int, deadline_s: float) -> Any:
         """Wait for the answer to a command that was told before."""
         ends = time.monotonic() + deadline_s
         while number not in self._answers:

@@ -1,4 +1,7 @@
-"""How a driver comes to be: forked from a process that has imported SGLang, or started on its own."""
+"""How a driver comes to be: forked from a process that has imported SGLang, or started on its own.
+
+And how programs run that import SGLang and start no engine.
+"""
 
 import os
 import subprocess
@@ -9,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.kit.forks.processes import Nursery, Place, with_a_pipe
+from tests.kit.programs import program
 from tests.kit.source_tree import ROOT
 
 KIT = Path(__file__).parent
@@ -47,6 +51,20 @@ def start_fresh(place: Place) -> tuple[int, Connection]:
         return process.pid
 
     return with_a_pipe(start)
+
+
+def said_by(module: str, *arguments: object) -> str:
+    """Run a program that imports SGLang, and return the last line of its output."""
+    finished = subprocess.run(
+        program(module, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, **environment(1, ())},
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout.splitlines()[-1]
 
 
 def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:

@@ -45,8 +45,6 @@ class RankReport:
     """Turns in which the scheduler chose a batch, or that there was none."""
     collectives: dict[str, int]
     """By `name from module.function`: the name in `torch.distributed`, and who called it."""
-    seconds: dict[str, float]
-    """Spent in those calls."""
     cache: str
     """The class of the rank's prefix cache."""
     state: Any

@@ -124,25 +124,3 @@ class Computed:
 
     reqs: Sequence[SglangRequest]
     forward_mode: Any = field(default_factory=lambda: Mode("EXTEND"))
-
-
-class Allocator:
-    """Gives slots of one pool away in order, and keeps what was given back."""
-
-    def __init__(self, tokens: int, first: int = 0) -> None:
-        self.slots = list(range(first, first + tokens))
-
-    def available_size(self) -> int:
-        """Return how many slots are free."""
-        return len(self.slots)
-
-    def alloc(self, need_size: int) -> torch.Tensor | None:
-        """Take slots; None where there are too few."""
-        if need_size > len(self.slots):
-            return None
-        taken, self.slots = self.slots[:need_size], self.slots[need_size:]
-        return torch.tensor(taken, dtype=torch.int64)
-
-    def free(self, free_index: torch.Tensor) -> None:
-        """Take slots back."""
-        self.slots += free_index.tolist()

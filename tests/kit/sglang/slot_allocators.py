@@ -4,11 +4,11 @@ import torch
 
 
 class SlotAllocator:
-    """Gives away the slots of one pool; page 0 is nobody's."""
+    """Gives away the slots of one pool in order; the pages before `first` are nobody's."""
 
-    def __init__(self, pages: int, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
-        self.free_pages = list(range(1, pages + 1))
+    def __init__(self, pages: int, page_tokens: int, first: int = 1) -> None:
+        self._page_tokens, self._first = page_tokens, first
+        self.free_pages = list(range(first, first + pages))
 
     def available_size(self) -> int:
         """Return how many slots are free."""
@@ -24,9 +24,9 @@ class SlotAllocator:
         return torch.cat([slots[:0], *(page * self._page_tokens + slots for page in taken)])
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Take slots back; nobody gives a page back twice, nor the one that is nobody's."""
+        """Take slots back; nobody gives a page back twice, nor one that is nobody's."""
         pages = sorted({int(slot) // self._page_tokens for slot in free_index})
-        assert 0 not in pages
+        assert min(pages) >= self._first
         assert not {*pages} & {*self.free_pages}
         self.free_pages = sorted([*self.free_pages, *pages])
 

@@ -1,4 +1,4 @@
-"""SGLang without Lockstep, for comparison: with its prefix cache alone, and with HiCache on a CPU."""
+"""SGLang without Lockstep, for comparison: with its prefix cache alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,9 @@ come out otherwise by up to 6e-6 here."""
 PROBE = "lockstep_probe"
 
 
-def mixed_requests(
-    count: int = REQUESTS, *, output_tokens: int = 8, salts: int = 0
-) -> list[Request]:
-    """Return requests with shared prefixes, some of them the whole; with salts, of tenants in turn."""
-    return [
-        Request(tokens=prompt.tokens, salt=prompt.salt, output_tokens=output_tokens)
-        for prompt in mixed_prompts(count, salts=salts)
-    ]
+def mixed_requests(count: int = REQUESTS) -> list[Request]:
+    """Return requests with shared prefixes, some of them the whole."""
+    return [Request(tokens=prompt.tokens) for prompt in mixed_prompts(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +32,7 @@ class Stock:
     after: list[RankReport]
 
 
-def run_stock(
-    folder: Path,
-    model: Path,
-    *,
-    tp: int,
-) -> Stock:
+def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
     """Start stock SGLang, and return what it says."""
     requests = mixed_requests()
     with RunningEngine(folder, model, tp=tp, plugins=(PROBE,)) as engine:
@@ -54,7 +44,7 @@ def run_stock(
     return Stock(cold=cold, warm=warm, together=together, after=after)
 
 
-def adapters_engine(folder: Path, model: Path, *, tp: int = 2, **options: Any) -> RunningEngine:
+def adapters_engine(folder: Path, model: Path, **options: Any) -> RunningEngine:
     """Return an engine that serves adapters on a CPU, not started; `options` are `RunningEngine`'s."""
     plugins = (*options.pop("plugins", (PROBE,)), "cpu_adapters")
     adapters: dict[str, Any] = {
@@ -64,4 +54,4 @@ def adapters_engine(folder: Path, model: Path, *, tp: int = 2, **options: Any) -
         "max_lora_rank": 4,
         "max_loras_per_batch": 3,
     }
-    return RunningEngine(folder, model, tp=tp, plugins=plugins, **adapters | options)
+    return RunningEngine(folder, model, plugins=plugins, **adapters | options)

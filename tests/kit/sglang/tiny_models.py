@@ -1,4 +1,4 @@
-"""Besides `tiny_llama`: models and adapters with random weights, the same for one seed."""
+"""Models with windows and with short convolutions, and adapters for `tiny_llama`."""
 
 import json
 from importlib import import_module
@@ -8,14 +8,18 @@ from typing import Any
 import tiny_llama
 import torch
 
+from tests.kit.tiny_models import write
+
 WINDOW = 64
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 def make_mellum(folder: Path) -> None:
     """Write a Mellum of four layers, every other one of which attends to a window, with experts."""
-    _write(
+    write(
         folder,
-        "Mellum",
+        "mellum",
+        **SIZES,
         head_dim=16,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"] * 2,
@@ -28,33 +32,7 @@ def make_mellum(folder: Path) -> None:
 def make_lfm2(folder: Path) -> None:
     """Write an LFM2 of four layers, every other one of which is a short convolution."""
     layers = ["conv", "full_attention"] * 2
-    _write(folder, "Lfm2", block_multiple_of=16, conv_L_cache=4, layer_types=layers)
-
-
-def _write(folder: Path, kind: str, **settings: Any) -> None:
-    transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        **settings,
-    )
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                # Wide enough that tokens depend on all that came before, and no token wins always.
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
+    write(folder, "lfm2", **SIZES, block_multiple_of=16, conv_L_cache=4, layer_types=layers)
 
 
 def make_llama_adapter(folder: Path, *, seed: int, layers: int = 2, hidden: int = 128) -> None:

@@ -4,23 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.kit.tiny_models import write
 
 WINDOW = 32
 
-_COMMON = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 _EVERY_OTHER = ["sliding_attention", "full_attention"] * 2
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -38,26 +27,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "conv_dim": 128},
 }
-"""By the name of the architecture: full attention, windows, both, short convolutions."""
+"""By the name of the architecture: full attention, windows, both."""
 
 FULL = ["llama"]
 WINDOWED = ["mistral", "gemma3_text", "gpt_oss"]
 
 
-def make(folder: Path, kind: str, *, seed: int = 0, **fields: Any) -> Path:
+def make(folder: Path, kind: str, *, seed: int = 0) -> Path:
     """Write a model of a kind with weights that follow from `seed`; return its folder."""
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **(_COMMON | KINDS[kind] | fields))
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for each in model.parameters():
-            # With the usual weights, which are small, nearly all tokens come out alike.
-            if each.dim() > 1:
-                each.normal_(0, 0.15)
-    model.save_pretrained(folder)
-    return folder
+    return write(folder, kind, seed=seed, head_dim=32, **KINDS[kind])
 
 
 def load(folder: Path, **options: Any) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Prompts that share prefixes: some of them the whole of it, some with a tenant's salt."""
+"""Prompts that share prefixes: some of them the whole of it."""
 
 import random
 from dataclasses import dataclass
@@ -17,17 +17,16 @@ class Prompt:
     salt: str | None = None
 
 
-def mixed_prompts(count: int = REQUESTS, *, seed: int = 1, salts: int = 0) -> list[Prompt]:
-    """Return `count` prompts of 25 to 600 tokens; with salts, tenants in turn send the same texts."""
-    generator = random.Random(seed)
+def mixed_prompts(count: int = REQUESTS) -> list[Prompt]:
+    """Return `count` prompts of 25 to 600 tokens."""
+    generator = random.Random(1)
 
     def text(length: int) -> list[int]:
         return [generator.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
 
     families = [text(generator.randint(64, 420)) for _ in range(FAMILIES)]
-    prompts: list[Prompt] = []
     texts: list[tuple[int, ...]] = []
-    for number in range(count):
+    for _ in range(count):
         if texts and generator.random() < 0.15:
             tokens = generator.choice(texts)
         else:
@@ -35,6 +34,4 @@ def mixed_prompts(count: int = REQUESTS, *, seed: int = 1, salts: int = 0) -> li
             start = family[: generator.randint(20, len(family))]
             tokens = tuple(start + text(generator.randint(5, 180)))
         texts.append(tokens)
-        salt = f"tenant {number % salts}" if salts else None
-        prompts.append(Prompt(tokens, salt))
-    return prompts
+    return [Prompt(tokens) for tokens in texts]

@@ -66,7 +66,6 @@ class PhaseResult:
     name: str
     outputs: list[Output]
     preemptions: int
-    seconds: float
 
     @property
     def cached_tokens(self) -> int:

@@ -83,6 +83,13 @@ def run_together(programs: Sequence[Program], folder: Path, *, within_s: float =
     return Ended(failed, "".join(each.read_text(errors="replace") for each in logs))
 
 
+def said_by(module: str, folder: Path, *arguments: object) -> str:
+    """Run a program in a folder, and return the last line of what it has said."""
+    ended = run_together([Program(module, arguments)], folder)
+    ended.check()
+    return ended.said.splitlines()[-1]
+
+
 def environment() -> dict[str, str]:
     """Return `ENVIRONMENT`, and where the tests and what this process imports are found."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

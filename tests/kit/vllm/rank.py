@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 import zlib
 from dataclasses import asdict
 from importlib import import_module
@@ -98,7 +97,7 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
     if phase.weights_version:
         llm.update_weight_version(phase.weights_version)
     assert llm.reset_prefix_cache(reset_connector=phase.reset_connector)
-    before, began = preemptions.count, time.perf_counter()
+    before = preemptions.count
     prompts = [
         {"prompt_token_ids": list(prompt.tokens)}
         | ({"cache_salt": prompt.salt} if prompt.salt else {})
@@ -119,9 +118,8 @@ def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
         finished = generate_between_sleeps(llm, prompts, sampling, phase.sleeps)
     else:
         finished = generate(prompts, sampling, use_tqdm=False, lora_request=adapter)
-    seconds = time.perf_counter() - began
     outputs = [output_of(request) for request in finished]
-    return PhaseResult(phase.name, outputs, preemptions.count - before, seconds)
+    return PhaseResult(phase.name, outputs, preemptions.count - before)
 
 
 def adapter_of(folder: str) -> Any:

@@ -1,4 +1,4 @@
-"""Besides `tiny_llama`: models with random weights that keep more than full attention."""
+"""Models with random weights that keep more than full attention, and one that sees images."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,44 +8,20 @@ from typing import Any
 
 import torch
 
+from tests.kit.tiny_models import SMALL, write
+
 WINDOW = 128
 IMAGE_TOKEN, IMAGE_PIXELS = 4, 112
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _WINDOWED, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
-def _written(folder: Path, kind: str, **settings: Any) -> None:
-    transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**_SMALL, **settings})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for label, parameter in model.named_parameters():
-            # Wide enough that tokens depend on all that came before, and no token wins always.
-            if parameter.dim() >= 2 and "A_log" not in label:
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
-
-
 def make_gpt_oss(folder: Path) -> None:
     """Write a gpt-oss of four layers, every other one of which attends to a window, with experts."""
-    _written(
+    write(
         folder,
-        "GptOss",
-        num_hidden_layers=4,
+        "gpt_oss",
         layer_types=[_WINDOWED, _FULL] * 2,
         head_dim=32,
         sliding_window=WINDOW,
@@ -55,10 +31,9 @@ def make_gpt_oss(folder: Path) -> None:
 
 def make_qwen_next(folder: Path) -> None:
     """Write a Qwen3-Next of four layers, every other one of which carries a state, with experts."""
-    _written(
+    write(
         folder,
-        "Qwen3Next",
-        num_hidden_layers=4,
+        "qwen3_next",
         layer_types=[_LINEAR, _FULL] * 2,
         head_dim=64,
         num_experts=4,
@@ -86,7 +61,7 @@ def make_llava(folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     language = transformers.LlamaConfig(
-        **{**_SMALL, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+        **{**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 4096}
     )
     vision = transformers.CLIPVisionConfig(
         hidden_size=64,
@@ -113,7 +88,7 @@ def make_llava(folder: Path) -> None:
     }
     safetensors.save_file(renamed, weights, metadata={"format": "pt"})
     named = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "<image>": IMAGE_TOKEN}
-    words = named | {f"w{each}": each for each in range(len(named), _SMALL["vocab_size"])}
+    words = named | {f"w{each}": each for each in range(len(named), SMALL["vocab_size"])}
     roles = dict(zip(("pad", "bos", "eos", "unk", "image"), named, strict=True))
     special: dict[str, Any] = {f"{role}_token": each for role, each in roles.items()}
     split = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, special["unk_token"]))

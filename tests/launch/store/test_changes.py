@@ -5,18 +5,15 @@ import os
 import pty
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from lockstep.launch.cli.settings import ReplaySettings
-from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_layout import ShardLayout
-from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.records.catalogue import full_shape
-from tests.kit.launch.in_process import IN_A_PROCESS, Run
+from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal
 from tests.kit.launch.replays import replay
 from tests.kit.launch.replays_in_process import replayed
 from tests.kit.launch.stores import (
@@ -239,10 +236,7 @@ def test_a_removal_that_does_not_say_rightly_what_goes_is_refused(
     kept.fill()
     before = kept.contents()
 
-    status, _, said = lockstep(*arguments.split(), kept.uri)
-
-    assert (status, said.count("\n")) == (2, 1)
-    assert complaint in said
+    assert complaint in refusal(lockstep, *arguments.split(), kept.uri)
     assert kept.contents() == before
 
 
@@ -299,35 +293,6 @@ def test_a_page_that_gets_a_column_while_it_is_verified_is_not_taken_for_corrupt
         await backend.close()
 
     asyncio.run(scenario())
-
-
-def as_listed(shard: ShardLayout) -> StoredObject:
-    """Return a page as a store lists it, which knows its parts by what it holds only."""
-    held = tuple(shard.shape.parts[number] for number in shard.shape.held)
-    return StoredObject(
-        name=page_name(0)._replace(shard=shard.name),
-        shape=ObjectShape(held, tuple(range(len(held)))),
-        age_s=None,
-    )
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
-@pytest.mark.parametrize("absent", [(), ("draft",)])
-def test_the_full_shape_of_an_object_follows_from_its_layout_and_name(
-    stages: int, tp_size: int, absent: tuple[str, ...]
-) -> None:
-    # As many layers as there are stages at least, in every column.
-    draft = replace(LAYOUT.columns[2], layers=2)
-    layout = replace(LAYOUT, columns=(*LAYOUT.columns[:2], draft))
-    shards = [
-        layout.shard(rank, tp_size * stages, absent=absent, stages=stages)
-        for rank in range(tp_size * stages)
-    ]
-
-    found = [full_shape(layout, as_listed(shard)) for shard in shards]
-
-    assert found == [shard.shape for shard in shards]
 
 
 def replay_alone(kept: Kept) -> None:

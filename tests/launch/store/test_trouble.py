@@ -1,4 +1,4 @@
-"""`lockstep store` in trouble: stores that cannot list, and output that cannot be written."""
+"""`lockstep store` in trouble: output that cannot be written."""
 
 import os
 import subprocess
@@ -7,20 +7,8 @@ from typing import IO
 
 import pytest
 
-from tests.kit.launch.in_process import IN_A_PROCESS, Run
+from tests.kit.launch.in_process import IN_A_PROCESS
 from tests.kit.launch.stores import Kept
-
-
-@pytest.mark.parametrize("command", ["ls", "stat", "verify", "gc", "rm"])
-def test_a_store_of_mooncake_is_refused_because_its_client_cannot_list(
-    lockstep: Run, command: str
-) -> None:
-    options = {"gc": ["--to-bytes", "0B"], "rm": ["--all", "--yes"]}.get(command, [])
-
-    status, printed, said = lockstep(command, *options, "mooncake://127.0.0.1:1")
-
-    assert (status, printed, said.count("\n")) == (2, "", 1)
-    assert "can ask for an object by its name only, and cannot list" in said
 
 
 def in_a_process(*arguments: str, stdout: IO[str]) -> tuple[int, str]:

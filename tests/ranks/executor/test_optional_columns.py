@@ -247,12 +247,17 @@ def test_an_object_has_the_same_name_whichever_columns_are_kept() -> None:
 
 
 @pytest.mark.parametrize("first", [KEPT[0], KEPT[1]], ids=["divided", "all alike"])
-@pytest.mark.parametrize(("ranks", "stages"), [(4, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("draft", "absent"),
+    [(replace(DRAFT_K, layers=2, heads=4), []), (replace(DRAFT_K, heads=1), ["draft_k"])],
+    ids=["every column", "no draft"],
+)
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (4, 1), (2, 2), (4, 2)])
 def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
-    ranks: int, stages: int, first: Column
+    ranks: int, stages: int, first: Column, draft: Column, absent: list[str]
 ) -> None:
-    layout = PageLayout(page_tokens=PAGE_TOKENS, columns=(first, replace(DRAFT_K, heads=1)))
-    lean = [layout.shard(rank, ranks, absent=["draft_k"], stages=stages) for rank in range(ranks)]
+    layout = PageLayout(page_tokens=PAGE_TOKENS, columns=(first, draft))
+    lean = [layout.shard(rank, ranks, absent=absent, stages=stages) for rank in range(ranks)]
 
     assert [full_shape(layout, written_by(shard)) for shard in lean] == [
         shard.shape for shard in lean

@@ -1,6 +1,7 @@
 """A model description that does not cover all its pools is refused, by name of what is missing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -79,10 +80,19 @@ def test_a_kind_of_state_without_a_pool_is_refused_by_name(
     assert said in str(refused.value)
 
 
-def test_a_sidecar_without_a_column_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("changed", "column"),
+    [
+        ({"layout": layout(4, "k", "v")}, "index_k"),
+        ({"components": (replace(LOCAL, layout=layout(4, "k")), WIDE, STATE)}, "v"),
+        ({"components": (LOCAL, WIDE, replace(STATE, layout=layout(1, "ssm")))}, "conv"),
+    ],
+    ids=["index", "window", "state"],
+)
+def test_a_pool_without_a_column_is_refused_by_name(changed: dict[str, Any], column: str) -> None:
     """The sparse attention's index keys were forgotten, and what came back was fluent garbage."""
-    with pytest.raises(ConfigError, match="pages have no column 'index_k'; add it to the layout"):
-        replace(WHOLE, layout=layout(4, "k", "v"), description=DESCRIPTION)
+    with pytest.raises(ConfigError, match=f"pages have no column '{column}'; add it to the layout"):
+        replace(WHOLE, **changed, description=DESCRIPTION)
 
 
 def test_pools_too_small_to_serve_one_request_are_refused_by_name() -> None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.kit.launch.stores import Run
+from tests.kit.launch.in_process import Run
 from tests.kit.storage.calls import (
     get,
     listed,

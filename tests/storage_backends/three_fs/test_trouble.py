@@ -17,7 +17,8 @@ from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.three_fs import page_index
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Run
+from tests.kit.launch.in_process import Run
+from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT
 from tests.kit.storage.calls import (
     get,
     listed,

@@ -14,7 +14,6 @@ from tests.kit.sglang.counting import by_tier, rounds_beyond_iterations
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
 from tests.kit.sglang.requests import differences
-from tests.kit.sglang.salts_and_aborts import abort_beside_a_long_one, cached_under_salts
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -65,27 +64,6 @@ def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(serve
         set(each.collectives) for each in served.stock.after
     ]
     assert len({each.state["digest"] for each in after}) == 1
-
-
-def test_after_a_flush_pages_come_from_host_memory(served: Served) -> None:
-    served.engine.generate(REQUESTS[:5])
-    served.engine.flush()
-
-    answers = served.engine.generate(REQUESTS[:5], together=False)
-
-    assert differences(served.stock.cold[:5], answers, tolerance=TOLERANCE) == []
-    assert by_tier(answers, "host") > by_tier(answers, "device")
-
-
-def test_two_salts_share_nothing(served: Served) -> None:
-    assert cached_under_salts(served.engine) == [0, 0, 192]
-
-
-def test_aborts_of_what_waits_and_of_what_runs_leave_nothing_behind(served: Served) -> None:
-    finished, left = abort_beside_a_long_one(served.engine)
-
-    assert finished == ["length", "abort", "abort"]
-    assert left == [(0, 0)] * len(served.stock.after)
 
 
 def test_in_a_new_process_pages_come_from_storage(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sglang.engine import EngineEndedError, RunningEngine
+from tests.kit.sglang.engine import EngineEndedError
 from tests.kit.sglang.lockstep import lockstep_engine
 from tests.kit.sglang.requests import Request, differences
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
@@ -43,41 +43,15 @@ def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
     assert states[0]["rounds"] == states[1]["rounds"]
 
 
-def test_with_witness_ranks_that_would_compute_different_batches_are_named_before_they_do(
+def test_ranks_that_compute_different_batches_are_named_beside_the_error_of_their_own_collective(
     tmp_path: Path, model: Path
 ) -> None:
-    log = log_of_a_lie(
-        lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}, extra={"witness": True})
-    )
-
-    assert "rank 0: engine batch EXTEND [['request-1-1-', 288, 300]]" in log
-    assert "rank 1: engine batch EXTEND [['request-1-1-', 0, 256]]" in log
-    assert SIZES_DIFFER not in log
-
-
-def test_without_witness_they_are_named_beside_the_error_of_the_engine_s_own_collective(
-    tmp_path: Path, model: Path
-) -> None:
-    log = log_of_a_lie(lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}))
+    """With a witness they are named before: see `test_controls.py` and `test_hooks.py`."""
+    with lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}) as engine:
+        # One rank finds nothing the second time.
+        with pytest.raises(EngineEndedError):
+            engine.generate([LONG, LONG], together=False)
+        log = engine.log()
 
     assert SIZES_DIFFER in log
     assert "rank 1 was to compute the batch ('EXTEND', [['request-1-1-', 0, 256]])" in log
-
-
-def test_weights_that_one_rank_cannot_load_end_the_group_by_name(
-    tmp_path: Path, model: Path, other_model: Path
-) -> None:
-    with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
-        with pytest.raises(EngineEndedError):
-            engine.update_weights(other_model)
-        log = engine.log()
-
-    assert "of new weights was taken" in log
-
-
-def log_of_a_lie(engine: RunningEngine) -> str:
-    """Send a prompt twice to an engine of which one rank finds nothing the second time."""
-    with engine:
-        with pytest.raises(EngineEndedError):
-            engine.generate([LONG, LONG], together=False)
-        return engine.log()

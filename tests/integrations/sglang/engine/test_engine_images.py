@@ -8,7 +8,7 @@ import torch
 
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.rig import BATCH, Rig
-from tests.kit.sglang.tree.rigs import Rigs
+from tests.kit.sglang.tree.rigs import one_rig
 
 pytestmark = here.MARKS
 
@@ -19,12 +19,8 @@ IMAGE_LENGTH = 50
 @pytest.fixture
 def rig() -> Generator[Rig]:
     """One rank with pages of 16 tokens."""
-    with Rigs(kind="attention, long pages") as rigs:
-        [rig] = rigs.ranks
+    with one_rig(kind="attention, long pages") as rig:
         yield rig
-        rig.settled()
-        assert rig.lost() == 0
-        assert rig.cache.protected_size() == 0
 
 
 def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
@@ -47,9 +43,7 @@ def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
 
 def again(rig: Rig, content: float) -> tuple[int, list[str]]:
     """Serve a prompt once nothing is on the device; return what was cached, and what it found wrong."""
-    rig.settled()
-    rig.evict(rig.size)
-    rig.spoil()
+    rig.evict_all()
     tokens, items = with_image(rig, content)
     cached = rig.serve(tokens, items=items)
     return cached, rig.wrong(tokens[: len(tokens) // rig.page_tokens * rig.page_tokens])

@@ -17,21 +17,16 @@ from lockstep.ranks.protocol.orders import Direction
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS
 from tests.kit.sglang.tree.rig import Rig
-from tests.kit.sglang.tree.rigs import Rigs
+from tests.kit.sglang.tree.rigs import Rigs, one_rig
 
 pytestmark = here.MARKS
 
 
 @pytest.fixture
 def rig() -> Generator[Rig]:
-    """One rank, with pages of several tokens; at the end nothing is lost and nothing is locked."""
-    with Rigs() as rigs:
-        [rig] = rigs.ranks
+    """One rank, with pages of several tokens."""
+    with one_rig() as rig:
         yield rig
-        rig.settled()
-        assert rig.lost() == 0
-        assert rig.cache.protected_size() == 0
-        rig.cache.sanity_check()
 
 
 def prompt(rig: Rig, first: int, pages: int) -> list[int]:
@@ -39,11 +34,22 @@ def prompt(rig: Rig, first: int, pages: int) -> list[int]:
     return [*range(first, first + pages * rig.page_tokens), 7]
 
 
-def evict_and_spoil(rig: Rig, tokens: int | None = None) -> None:
-    """Take tokens from the device's tree, by default all, and overwrite what is free then."""
-    rig.settled()
-    rig.evict(rig.size if tokens is None else tokens)
-    rig.spoil()
+def four_on_the_host(rig: Rig) -> list[list[int]]:
+    """Serve four prompts, and take them from the device; return them."""
+    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
+    for tokens in prompts:
+        rig.serve(tokens)
+    rig.evict_all()
+    return prompts
+
+
+def left_for_two(rig: Rig, request: Any) -> int:
+    """How many tokens others are promised where there is room for two such requests.
+
+    Each counts with what it is to decode, and a page that may not become full.
+    """
+    tokens: int = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
+    return rig.size - 2 * (tokens + rig.page_tokens)
 
 
 def loading(rig: Rig, tokens: Sequence[int]) -> Any:
@@ -84,7 +90,7 @@ def test_what_ranks_of_one_number_wrote_those_of_another_read_byte_for_byte(
 def test_two_requests_that_wait_for_the_same_share_it(rig: Rig) -> None:
     tokens = prompt(rig, 10, 5)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     requests = [rig.request(tokens), rig.request([*tokens, 8])]
     rig.step()
     tried = [rig.admit(each) for each in requests]
@@ -101,17 +107,12 @@ def test_two_requests_that_wait_for_the_same_share_it(rig: Rig) -> None:
 
 
 def test_loads_beside_one_take_nothing_that_sglang_has_promised(rig: Rig) -> None:
-    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
-    for tokens in prompts:
-        rig.serve(tokens)
-    evict_and_spoil(rig)
+    prompts = four_on_the_host(rig)
     with rig.copies_held(Direction.TO_DEVICE):
         requests = [rig.request(tokens) for tokens in prompts]
         rig.step()
-        # With what it is to decode, and a page that may not become full.
-        needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
 
-        rig.admit(requests[0], promised=rig.size - 2 * needs)
+        rig.admit(requests[0], promised=left_for_two(rig, requests[0]))
 
         assert rig.cache.lockstep_state()["loading"] == 2
     for each in requests:
@@ -119,16 +120,12 @@ def test_loads_beside_one_take_nothing_that_sglang_has_promised(rig: Rig) -> Non
 
 
 def test_what_is_visited_next_is_loaded_beside(rig: Rig) -> None:
-    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
-    for tokens in prompts:
-        rig.serve(tokens)
-    evict_and_spoil(rig)
+    prompts = four_on_the_host(rig)
     requests = [rig.request(tokens) for tokens in prompts]
     rig.step()
-    needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
     rig.cache.will_visit([requests[at] for at in (2, 0, 3, 1)])
 
-    rig.admit(requests[0], promised=rig.size - 2 * needs)
+    rig.admit(requests[0], promised=left_for_two(rig, requests[0]))
 
     landed(rig)
     assert [rig.matched(tokens) > 0 for tokens in prompts] == [True, False, False, True]
@@ -141,7 +138,7 @@ def test_what_was_loaded_and_evicted_before_its_request_was_admitted_is_loaded_a
 ) -> None:
     tokens = prompt(rig, 10, 4)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     request = loading(rig, tokens)
     landed(rig)
     found = rig.matched(tokens)
@@ -173,7 +170,7 @@ def test_a_retraction_gives_nothing_away_before_it_is_copied(rig: Rig) -> None:
         retracting.result()
 
     assert (waited, during) == (set(), free)
-    evict_and_spoil(rig)
+    rig.evict_all()
     rig.admitted(request)
     assert request.prefix_len == 5 * rig.page_tokens
     assert rig.wrong([*tokens, *range(500, 509)][: 5 * rig.page_tokens]) == []
@@ -184,7 +181,7 @@ def test_a_retraction_gives_nothing_away_before_it_is_copied(rig: Rig) -> None:
 def test_a_reset_gives_slots_away_that_no_copy_touches(rig: Rig) -> None:
     tokens, other = prompt(rig, 10, 4), prompt(rig, 500, 4)
     rig.serve(tokens)
-    evict_and_spoil(rig)
+    rig.evict_all()
     rig.serve(other)
     loading(rig, tokens)
 
@@ -196,19 +193,3 @@ def test_a_reset_gives_slots_away_that_no_copy_touches(rig: Rig) -> None:
     assert rig.cache.lockstep_state()["loading"] == rig.cache.lockstep_state()["keeping"] == 0
     assert [rig.serve(tokens), rig.serve(other)] == [4 * rig.page_tokens] * 2
     assert rig.wrong(tokens[:-1]) == rig.wrong(other[:-1]) == []
-
-
-def test_thoughts_are_not_found_again_on_the_device_or_on_the_host(rig: Rig) -> None:
-    first, answer = prompt(rig, 10, 4)[:-1], list(range(500, 508))
-    request = rig.admitted(rig.request(first))
-    rig.extend(request)
-    request.reasoning_tokens = 1
-    rig.generate(request, answer)
-
-    with here.of("sglang.srt.runtime_context", "get_serving")().override(strip_thinking_cache=True):
-        rig.end(request)
-    rig.settled()
-
-    assert rig.matched([*first, *answer]) == len(first)
-    evict_and_spoil(rig)
-    assert rig.serve([*first, *answer, 1]) == len(first)

@@ -31,13 +31,6 @@ def stateful(ranks: int = 1, **settings: Any) -> Rigs:
     return Rigs(ranks, rig=StatefulRig, **settings)
 
 
-def evict_and_spoil(rig: Any) -> None:
-    """Take everything from the device's tree, and overwrite what is free then."""
-    rig.settled()
-    rig.evict(rig.size)
-    rig.spoil()
-
-
 def computed(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> Any:
     """A request of which chunks up to those ends have been computed."""
     request = rig.admitted(rig.request(tokens))
@@ -57,7 +50,7 @@ def ended(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> None:
 def test_a_state_comes_back_with_its_tokens(states: str, ranks: int, tracked: bool) -> None:
     with stateful(ranks, states=states, tracked=tracked) as rigs:
         rigs.every(lambda rig: ended(rig, PROMPT, [TOKENS]))
-        rigs.every(evict_and_spoil)
+        rigs.every(lambda rig: rig.evict_all())
 
         requests = rigs.every(lambda rig: rig.admitted(rig.request(PROMPT)))
         wrong = rigs.every(lambda rig: rig.wrong_of(requests[rig.rank]))
@@ -104,7 +97,7 @@ def test_ranks_of_another_number_are_refused_where_the_parts_are_not_told(tmp_pa
 
 def test_a_hit_ends_at_the_last_state_and_not_where_the_tokens_do(rig: StatefulRig) -> None:
     ended(rig, PROMPT, [8, 16])
-    evict_and_spoil(rig)
+    rig.evict_all()
 
     cached = rig.serve([*PROMPT[:20], 900, 901, 902])
 
@@ -158,8 +151,7 @@ def test_thoughts_are_not_taken_for_the_state_of_the_prompt(rig: StatefulRig) ->
 
     assert rig.matched(prompt + answer) == len(prompt)
     assert rig.wrong(prompt) == []
-    rig.evict(rig.size)
-    rig.spoil()
+    rig.evict_all()
     assert rig.serve([*prompt, *answer, 1]) == len(prompt)
     assert rig.wrong(prompt) == []
 
@@ -221,10 +213,8 @@ def test_a_state_that_is_being_copied_is_kept_beyond_a_path_s_number() -> None:
                 rig.extend(request, end)
             kept = rig.found(tokens[:8], tokens[:16], tokens)
         rig.end(request)
-        rig.settled()
 
-        rig.evict(rig.size)
-        rig.spoil()
+        rig.evict_all()
 
         assert kept == [True, True, True]
         assert rig.serve([*tokens[:8], 900]) == 8

@@ -1,39 +1,21 @@
 """Lockstep's storage in SGLang's own hands: its factory, its host pools, its transfers, on a CPU."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.programs import program
-from tests.kit.source_tree import ROOT
+from tests.kit.sglang.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 POOLS = "tests.kit.sglang.hicache_pools"
-STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
 
 
 def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
     """Return what a new process says of each layout: `answers`, and pages `moved` (read, written)."""
-    finished = subprocess.run(
-        program(POOLS, what, folder),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(STAND_INS),
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    found: dict[str, dict[str, Any]] = json.loads(finished.stdout.splitlines()[-1])
+    found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
     return found
 
 

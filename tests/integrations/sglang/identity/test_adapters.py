@@ -18,43 +18,33 @@ class Loaded:
     lora_path: str | None
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A folder with an adapter."""
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text("{}")
-    (folder / "adapter_model.safetensors").write_bytes(b"\x01" * 100)
-    return folder
-
-
-def adapters(loaded: Mapping[str, Loaded], path: Path, **versions: str) -> Adapters:
+def adapters(loaded: Mapping[str, Loaded], adapter: Path) -> Adapters:
     """Return what an engine that has just started knows of adapters."""
-    return Adapters(loaded, FileDigests(path.parent / "digests.json"), versions, where="the config")
+    return Adapters(loaded, FileDigests(adapter.parent / "digests.json"), {}, where="the config")
 
 
-def train_again(path: Path) -> None:
-    (path / "adapter_model.safetensors").write_bytes(b"\x02" * 100)
+def train_again(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"\x02" * 100)
 
 
-def test_equal_weights_are_one_adapter_under_the_ids_and_names_of_any_start(path: Path) -> None:
-    one = adapters({"id 1": Loaded("a", str(path))}, path).identify("id 1")
-    same = adapters({"id 2": Loaded("b", str(path))}, path).identify("id 2")
+def test_equal_weights_are_one_adapter_under_the_ids_and_names_of_any_start(adapter: Path) -> None:
+    one = adapters({"id 1": Loaded("a", str(adapter))}, adapter).identify("id 1")
+    same = adapters({"id 2": Loaded("b", str(adapter))}, adapter).identify("id 2")
 
     assert one is not None
     assert one == same
 
 
 def test_an_adapter_that_was_trained_again_in_place_is_another_one_once_it_is_loaded_again(
-    path: Path,
+    adapter: Path,
 ) -> None:
-    loaded = {"id 1": Loaded("a", str(path))}
-    known = adapters(loaded, path)
+    loaded = {"id 1": Loaded("a", str(adapter))}
+    known = adapters(loaded, adapter)
     before = known.identify("id 1")
 
-    train_again(path)
+    train_again(adapter)
     del loaded["id 1"]
-    loaded["id 2"] = Loaded("a", str(path))
+    loaded["id 2"] = Loaded("a", str(adapter))
     after = known.identify("id 2")
 
     assert None not in {before, after}
@@ -63,33 +53,33 @@ def test_an_adapter_that_was_trained_again_in_place_is_another_one_once_it_is_lo
 
 
 def test_an_adapter_is_what_it_was_when_it_was_loaded_whatever_becomes_of_its_files(
-    path: Path,
+    adapter: Path,
 ) -> None:
-    known = adapters({"id 1": Loaded("a", str(path))}, path)
+    known = adapters({"id 1": Loaded("a", str(adapter))}, adapter)
     known.look()
     before = known.identify("id 1")
 
-    train_again(path)
+    train_again(adapter)
 
     assert before is not None
     assert known.identify("id 1") == before
 
 
-def test_an_adapter_that_is_not_loaded_is_nothing_that_can_be_cached(path: Path) -> None:
-    assert adapters({}, path).identify("id 1") is None
+def test_an_adapter_that_is_not_loaded_is_nothing_that_can_be_cached(adapter: Path) -> None:
+    assert adapters({}, adapter).identify("id 1") is None
 
 
 @pytest.mark.parametrize(
-    ("adapter", "doubt"),
+    ("loaded", "doubt"),
     [
         (Loaded("a", "/nowhere"), "its weights cannot be read"),
         (Loaded("a", FROM_TENSORS), "its weights did not come from files"),
     ],
 )
 def test_an_adapter_whose_weights_are_not_known_is_named_once_and_not_cached(
-    adapter: Loaded, doubt: str, path: Path, caplog: pytest.LogCaptureFixture
+    loaded: Loaded, doubt: str, adapter: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = adapters({"id 1": adapter}, path)
+    known = adapters({"id 1": loaded}, adapter)
 
     assert [known.identify("id 1") for _ in range(3)] == [None] * 3
 

@@ -24,20 +24,6 @@ def long_rope() -> Model:
     return Model(hf_config=Pretrained({"rope_type": "longrope", "short_factor": [1.0]}))
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder with weights."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"\x01" * 100)
-    return folder
-
-
-@pytest.fixture
-def digests(tmp_path: Path) -> FileDigests:
-    return FileDigests(tmp_path / "digests.json")
-
-
 def told(resolved: Resolved, digests: FileDigests, version: str | None = None) -> str:
     return weights_of(resolved, version, digests, WHERE)
 
@@ -130,11 +116,11 @@ def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_wha
 
 
 def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_starts_with_them(
-    model: Path, digests: FileDigests
+    weights: Path, digests: FileDigests
 ) -> None:
-    running = engine(model__load_format="dummy").reloaded(str(model), "auto")
+    running = engine(model__load_format="dummy").reloaded(str(weights), "auto")
 
-    assert told(running, digests) == told(engine(model__model_path=str(model)), digests)
+    assert told(running, digests) == told(engine(model__model_path=str(weights)), digests)
 
 
 def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
@@ -147,11 +133,11 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
     assert told(resolved, digests, version="7") == "version 7"
 
 
-def test_the_weights_of_a_draft_model_count_too(model: Path, digests: FileDigests) -> None:
+def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
     """Its layers may keep KV beside those of the model."""
-    engines = [engine(model__model_path=str(model))] + [
+    engines = [engine(model__model_path=str(weights))] + [
         engine(
-            model__model_path=str(model),
+            model__model_path=str(weights),
             spec__speculative_draft_model_path="org/draft",
             spec__speculative_draft_model_revision=revision * 40,
         )
@@ -162,11 +148,11 @@ def test_the_weights_of_a_draft_model_count_too(model: Path, digests: FileDigest
 
 
 def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
-    model: Path, tmp_path: Path, digests: FileDigests
+    weights: Path, tmp_path: Path, digests: FileDigests
 ) -> None:
     scales = [tmp_path / name for name in ("one.json", "same.json", "other.json")]
     engines = [
-        engine(model__model_path=str(model), model__quantization_param_path=str(path))
+        engine(model__model_path=str(weights), model__quantization_param_path=str(path))
         for path in scales
     ]
     for path, text in zip(scales, ("1.0", "1.0", "2.0"), strict=True):
@@ -179,9 +165,9 @@ def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_the_name_of_its_field(
-    model: Path, digests: FileDigests
+    weights: Path, digests: FileDigests
 ) -> None:
-    resolved = engine(model__model_path=str(model), spec__uno_lora_path="/nowhere")
+    resolved = engine(model__model_path=str(weights), spec__uno_lora_path="/nowhere")
 
     with pytest.raises(ConfigError, match=r"uno_lora_path /nowhere cannot be read.*; give"):
         told(resolved, digests)

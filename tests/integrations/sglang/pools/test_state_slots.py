@@ -9,7 +9,7 @@ import torch
 
 from lockstep.integrations.sglang.pools.state_slots import STATE_POOL, StateSlots
 from lockstep.ranks.protocol.orders import KV_POOL
-from tests.kit.sglang.sent import Allocator, Row, Sent
+from tests.kit.sglang.sent import Row, Sent
 from tests.kit.sglang.slot_allocators import SlotAllocator
 
 PAGE = 4
@@ -20,7 +20,7 @@ TRACKED = torch.tensor([21, 22])
 class Rows:
     """Requests that run, and the slots of their states."""
 
-    mamba_allocator: Allocator = field(default_factory=lambda: Allocator(2, 1))
+    mamba_allocator: SlotAllocator = field(default_factory=lambda: SlotAllocator(2, 1))
     enable_mamba_extra_buffer: bool = False
     mamba_ping_pong_track_buffer_size: int = 2
 
@@ -66,9 +66,9 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens() -> None:
 
     assert reserved is not None
     assert reserved.pages[STATE_POOL].tolist() == [1]
-    assert rows.mamba_allocator.slots == [2]
+    assert rows.mamba_allocator.free_pages == [2]
     slots.give_back(reserved)
-    assert sorted(rows.mamba_allocator.slots) == [1, 2]
+    assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
 
@@ -80,7 +80,7 @@ def test_of_a_load_whose_tokens_have_a_state_the_state_alone_is_given_back() -> 
 
     slots.give_state_back(reserved)
 
-    assert sorted(rows.mamba_allocator.slots) == [1, 2]
+    assert rows.mamba_allocator.free_pages == [1, 2]
     assert len(allocator.free_pages) == 5
 
 
@@ -104,7 +104,7 @@ def test_a_load_that_one_pool_has_no_room_for_takes_nothing_of_the_other() -> No
     allocator, slots = stateful(rows, pages=1)
 
     assert slots.reserve(2 * PAGE, 0, no_room) is None
-    assert sorted(rows.mamba_allocator.slots) == [1, 2]
+    assert rows.mamba_allocator.free_pages == [1, 2]
 
     rows.mamba_allocator.alloc(2)
 

@@ -1,6 +1,7 @@
 """vLLM's KV tensors as pages, and the engines that are refused."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,25 +36,9 @@ from tests.kit.vllm.groups import (
 HEADS, ELEMENTS = 2, 2 * HEAD_ELEMENTS
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What computes attention."""
-
-    name: str
-
-    def get_name(self) -> str:
-        return self.name
-
-
-@dataclass
-class Attention:
-    """A layer of the model."""
-
-    attn_backend: Backend
-
-
-def by(backend: str) -> Attention:
-    return Attention(Backend(backend))
+def by(backend: str) -> Any:
+    """Return a layer of the model, with what computes its attention."""
+    return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
 
 
 def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bfloat16) -> Any:

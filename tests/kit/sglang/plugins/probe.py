@@ -3,8 +3,7 @@
 Counted are iterations and collectives of `torch.distributed`, from the moment in which the scheduler
 begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
-`{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
-fail to load weights;
+`{"lie_on_rank": 1}` lets that rank's prefix cache find nothing;
 `{"adapters_late_on_rank": 1}` lets it read adapters after the others;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
 `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
@@ -18,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -72,7 +71,6 @@ class Probe:
         self.rank: int | None = None
         self.iterations = 0
         self._calls: Counter[str] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
         # HiCache's storage threads have collectives of their own.
         self._lock = threading.Lock()
         self._inside = threading.local()
@@ -103,14 +101,12 @@ class Probe:
         if caller == ASKING:
             return launch()
         self._inside.one = True
-        began = time.perf_counter()
         try:
             return launch()
         finally:
             self._inside.one = False
             with self._lock:
                 self._calls[f"{name} from {caller}"] += 1
-                self._seconds[f"{name} from {caller}"] += time.perf_counter() - began
 
     def write(self, scheduler: Any, folder: str) -> None:
         """Write all that is known of this rank."""
@@ -121,7 +117,6 @@ class Probe:
                 "rank": self.rank,
                 "iterations": self.iterations,
                 "collectives": dict(self._calls),
-                "seconds": dict(self._seconds),
                 "cache": type(cache).__name__,
                 "state": state,
             }
@@ -141,11 +136,6 @@ def register() -> None:
     def tell(scheduler: Any, folder: str) -> None:
         probe.write(scheduler, folder)
 
-    def fail_to_load(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if probe.is_afflicted("weights_fail_on_rank"):
-            return False, f"planted: rank {probe.rank} cannot load these weights"
-        return load(*arguments, **options)
-
     def come_late(scheduler: Any, *arguments: Any, **options: Any) -> None:
         if probe.is_afflicted("adapters_late_on_rank"):
             time.sleep(LATE_S)
@@ -159,9 +149,6 @@ def register() -> None:
     place = f"{scheduler.__module__}.{scheduler.__qualname__}"
     register_hook(f"{place}.run_event_loop", probe.begin, kinds.BEFORE)
     register_hook(f"{place}._process_hicache_events", count_iteration, kinds.BEFORE)
-    weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
-    for update in ("update_weights_from_disk", "update_weights_from_tensor"):
-        register_hook(f"{weights}.{update}", fail_to_load, kinds.AROUND)
     register_hook(f"{place}.load_lora_adapter", come_late, kinds.BEFORE)
     if "store_fails_on_rank" in probe.faults:
         _let_the_store_fail(probe.faults["store_fails_on_rank"])

@@ -266,9 +266,9 @@ class Rig(Copies):
                 return request
         raise AssertionError(f"{request.rid} is not admitted")
 
-    def serve(self, tokens: Sequence[int], *, items: Any = None, **keys: str) -> int:
+    def serve(self, tokens: Sequence[int], *, items: Any = None) -> int:
         """Serve a prompt from beginning to end; return how many tokens it had not to compute."""
-        request = self.admitted(self.request(tokens, items=items, **keys))
+        request = self.admitted(self.request(tokens, items=items))
         cached: int = request.prefix_len
         self.extend(request)
         self.end(request)
@@ -284,35 +284,28 @@ class Rig(Copies):
 
     # The tree and the allocator, and what slots hold.
 
-    def match(self, tokens: Sequence[int], **keys: str) -> Any:
+    def match(self, tokens: Sequence[int]) -> Any:
         """Match tokens, for no request."""
-        return self.cache.match_prefix(
-            here.of(BASE, "MatchPrefixParams")(key=self._key(tokens, **keys))
-        )
+        return self.cache.match_prefix(here.of(BASE, "MatchPrefixParams")(key=self.key(tokens)))
 
-    def matched(self, tokens: Sequence[int], **keys: str) -> int:
+    def matched(self, tokens: Sequence[int]) -> int:
         """Return how many tokens are in the tree."""
-        found: int = self.match(tokens, **keys).device_prefix_len
+        found: int = self.match(tokens).device_prefix_len
         return found
 
-    def insert(self, tokens: Sequence[int], **keys: str) -> int:
-        """Put whole pages of new slots into the tree; return how many tokens it had already."""
-        numbers = numbers_of(tokens)
-        slots = self._slots(None, 0, len(tokens))
-        self.write(slots, numbers)
-        params = here.of(BASE, "InsertParams")(key=self._key(tokens, **keys), value=slots)
-        before: int = self.cache.insert(params).prefix_len
-        return before
+    def evict(self, tokens: int) -> None:
+        """Evict as much from the tree."""
+        self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
 
-    def evict(self, tokens: int) -> int:
-        """Evict as much from the tree; return how much it has been."""
-        found = self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
-        evicted: int = found.num_tokens_evicted
-        return evicted
+    def evict_all(self) -> None:
+        """Take everything from the tree that no request holds, and overwrite what is free then."""
+        self.settled()
+        self.evict(self.size)
+        self.spoil()
 
-    def slots_of(self, tokens: Sequence[int], **keys: str) -> torch.Tensor:
+    def slots_of(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the slots of tokens that are all in the tree."""
-        found = self.match(tokens, **keys)
+        found = self.match(tokens)
         assert found.device_prefix_len == len(tokens)
         slots: torch.Tensor = self.cache.path_device_indices(found.last_device_node)
         return slots
@@ -321,9 +314,9 @@ class Rig(Copies):
         """Write what a model would compute for tokens of such numbers."""
         self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
 
-    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
+    def wrong(self, tokens: Sequence[int]) -> list[str]:
         """Name the columns and layers in which the tree's slots of tokens hold something else."""
-        return self._wrong(self.slots_of(tokens, **keys), tokens)
+        return self._wrong(self.slots_of(tokens), tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
         """Name the columns and layers in which a running request's slots hold something else."""
@@ -364,8 +357,6 @@ class Rig(Copies):
         """End this rank; every rank does so at the same time."""
         self.cache.release_host_resources()
 
-    def _key(self, tokens: Sequence[int], **keys: str) -> Any:
-        radix_key = here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")
-        return radix_key(
-            array("q", tokens), keys.get("extra_key"), cache_salt=keys.get("cache_salt")
-        )
+    def key(self, tokens: Sequence[int]) -> Any:
+        """Return the key of a request without a salt in the tree."""
+        return here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")(array("q", tokens), None)

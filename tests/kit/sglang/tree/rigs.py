@@ -1,7 +1,8 @@
 """Ranks of one group in one process: each is a `Rig`, and each command goes to every rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,9 +28,9 @@ class Rigs:
         """Give each rank a command at the same time; return what they answer, by rank."""
         return self._at_once(command, self.ranks)
 
-    def serve(self, tokens: Sequence[int], **keys: str) -> list[int]:
+    def serve(self, tokens: Sequence[int]) -> list[int]:
         """Serve a prompt on every rank; return how many tokens each had not to compute."""
-        requests = self.every(lambda rig: rig.request(tokens, **keys))
+        requests = self.every(lambda rig: rig.request(tokens))
         self.every(lambda rig: rig.admitted(requests[rig.rank]))
         cached = [request.prefix_len for request in requests]
         self.every(lambda rig: rig.extend(requests[rig.rank]))
@@ -59,3 +60,15 @@ class Rigs:
         else:
             self.every(lambda rig: rig.host.close(flush=False))
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def one_rig(**settings: Any) -> Generator[Rig]:
+    """Return one rank; at the end nothing is lost and nothing is locked."""
+    with Rigs(**settings) as rigs:
+        [rig] = rigs.ranks
+        yield rig
+        rig.settled()
+        assert rig.lost() == 0
+        assert rig.cache.protected_size() == 0
+        rig.cache.sanity_check()

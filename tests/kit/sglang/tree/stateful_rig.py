@@ -124,27 +124,20 @@ class StatefulRig(Rig):
         kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
         kv.mamba_last_track_seqlen = tokens
 
-    def insert(self, tokens: Sequence[int], **keys: str) -> int:
+    def insert(self, tokens: Sequence[int]) -> None:
+        """Put whole pages of new slots into the tree, with the state after them."""
         numbers = numbers_of(tokens)
         slots = self._slots(None, 0, len(tokens))
         self.write(slots, numbers)
         state = self.rows.mamba_allocator.alloc(1)
         self._write_state(state, int(numbers[-1]))
-        params = here.of(BASE, "InsertParams")(
-            key=self._key(tokens, **keys), value=slots, mamba_value=state
-        )
-        result = self.cache.insert(params)
-        if result.mamba_exist:
+        params = here.of(BASE, "InsertParams")(key=self.key(tokens), value=slots, mamba_value=state)
+        if self.cache.insert(params).mamba_exist:
             self.rows.mamba_allocator.free(state)
-        before: int = result.prefix_len
-        return before
 
-    def evict_states(self, count: int) -> int:
-        """Evict so many states from the tree, whose tokens may stay; return how many it has been."""
-        evicted: int = self.cache.evict(
-            here.of(BASE, "EvictParams")(mamba_num=count)
-        ).mamba_num_evicted
-        return evicted
+    def evict_states(self, count: int) -> None:
+        """Evict so many states from the tree, whose tokens may stay."""
+        self.cache.evict(here.of(BASE, "EvictParams")(mamba_num=count))
 
     # What the tree finds, and what the slots hold.
 
@@ -156,16 +149,15 @@ class StatefulRig(Rig):
         """Say of each whether a match finds it as a whole."""
         return [self.matched(each) == len(each) for each in sequences]
 
-    def state_of(self, tokens: Sequence[int], **keys: str) -> torch.Tensor:
+    def state_of(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the slot of the state where a match of tokens ends."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
-        node = self.match(tokens, **keys).last_device_node
+        node = self.match(tokens).last_device_node
         state: torch.Tensor = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
         return state
 
-    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
-        state = self.state_of(tokens, **keys)
-        return super().wrong(tokens, **keys) + self._wrong_state(state, tokens)
+    def wrong(self, tokens: Sequence[int]) -> list[str]:
+        return super().wrong(tokens) + self._wrong_state(self.state_of(tokens), tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
         found = super().wrong_of(request)
@@ -189,20 +181,9 @@ class StatefulRig(Rig):
             self._write_state(slot, 4711)
 
     def all_lost(self) -> tuple[int, ...]:
-        return self.lost(), self.lost_states()
-
-    def states(self) -> tuple[int, int, int]:
-        """Return how many slots of states are available, evictable and protected."""
-        cache = self.cache
-        return (
-            self.rows.mamba_allocator.available_size(),
-            cache.mamba_evictable_size(),
-            cache.mamba_protected_size(),
-        )
-
-    def lost_states(self) -> int:
-        """Return how many slots are neither free nor in the tree; those of requests count."""
-        return self.slots - sum(self.states())
+        free, cache = self.rows.mamba_allocator.available_size(), self.cache
+        in_tree = cache.mamba_evictable_size() + cache.mamba_protected_size()
+        return self.lost(), self.slots - free - in_tree
 
 
 @contextmanager

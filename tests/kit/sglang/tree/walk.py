@@ -44,8 +44,6 @@ class Walk:
     running: list[Walker] = field(default_factory=list[Walker])
     wrong: list[str] = field(default_factory=list[str])
     served: int = 0
-    cached: int = 0
-    """Tokens that were found on the device or on the host."""
     _held: ExitStack = field(default_factory=ExitStack)
 
     def run(self, moves: int) -> None:
@@ -121,7 +119,6 @@ class Walk:
             self.waiting.remove(walker)
             self.running.append(walker)
             self.served += 1
-            self.cached += walker.request.prefix_len
             self._check(walker)
 
     def _extend(self, drawn: Random) -> None:

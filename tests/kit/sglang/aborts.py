@@ -1,15 +1,9 @@
-"""Requests that an engine of any kind of model keeps apart, or forgets, and what comes of them."""
+"""Requests that are aborted in an engine of any kind of model, and what comes of them."""
 
 from collections.abc import Sequence
 
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.requests import Answer, Request
-
-
-def cached_under_salts(engine: RunningEngine) -> list[int]:
-    """Ask one prompt under one salt, another, and the first again; return how much each had cached."""
-    salted = [Request(tokens=range(9, 209), salt=salt) for salt in ("one", "other", "one")]
-    return [answer.cached_tokens for answer in engine.generate(salted, together=False)]
 
 
 def abort_beside_a_long_one(engine: RunningEngine) -> tuple[list[str], list[tuple[int, int]]]:

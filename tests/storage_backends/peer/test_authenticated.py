@@ -1,9 +1,8 @@
 """Who is read from and served: only the process that was meant, and only what it has sent."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from urllib.parse import quote
 
 import pytest
@@ -12,14 +11,13 @@ from lockstep.page_format.object_header import HEADER_BYTES, encode_header, part
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer
-from lockstep.ranks.protocol.host_port import split_address
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
 from lockstep.storage_backends.peer import group as peer_group
 from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
 from lockstep.storage_backends.registry import make_backend
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
 from tests.kit.ranks.page_servers import ServedGroup, objects_of, serving_keys
 from tests.kit.servers.ports import free_port
 from tests.kit.storage.calls import opened_at, soon
@@ -181,29 +179,6 @@ async def test_a_relay_at_another_address_is_refused_although_it_passes_on_every
 
     assert len(wire.said[Way.SERVER]) == 44 + 33
     assert f"means '{address}', which is not an address of this one" in caplog.text
-
-
-async def test_what_a_reader_has_said_once_admits_nobody_again() -> None:
-    with ExitStack() as stack:
-        async with on_the_way(unaltered) as (wire, group):
-            async with opened_at(group.uri + OPTIONS) as backend:
-                await outcomes_of(backend, group)
-            said = wire.said[Way.READER]
-            sock = stack.enter_context(
-                socket.create_connection(split_address(wire.target), timeout=PATIENCE_S)
-            )
-            sock.sendall(said)
-            answer = await asyncio.to_thread(received_to_the_end, sock)
-
-    assert answer[44:] == b"\1" + bytes(32)
-
-
-def received_to_the_end(sock: socket.socket) -> bytes:
-    got = b""
-    with suppress(ConnectionResetError):
-        while some := sock.recv(1 << 16):
-            got += some
-    return got
 
 
 @pytest.mark.parametrize(

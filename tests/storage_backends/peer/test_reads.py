@@ -17,7 +17,15 @@ from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import connection
 from lockstep.storage_backends.peer.backend import PeerBackend
-from lockstep.storage_backends.peer.wire import Fetch, Forget, Pages, State, Told, encode
+from lockstep.storage_backends.peer.wire import (
+    Fetch,
+    Forget,
+    Located,
+    Pages,
+    State,
+    Told,
+    encode,
+)
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
 from tests.kit.ranks.page_servers import ServedGroup, serving, serving_keys
 from tests.kit.ranks.reference_pages import place_of, reference_page
@@ -61,6 +69,11 @@ ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes, where 0 bytes"),
     (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"where {HEADER_BYTES + SIZE} bytes"),
     (lambda n: encode(Forget(n)), "a Forget out of place"),
+    (lambda n: encode(Located(n + 1, b"\2", (0,))), "places that were not asked for"),
+    (lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "places"),
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "no msgpack"),
 ]
@@ -368,29 +381,6 @@ class TestBreaking:
                 return (await get(backend, object_name(1)))[0]
 
         assert run(scenario()) in {ReadOutcome.FAILED, ReadOutcome.MISSING}
-
-    @given(st.binary(min_size=1, max_size=200))
-    def test_any_garbage_from_a_reader_costs_that_reader_alone(self, garbage: bytes) -> None:
-        with ExitStack() as stack:
-            group = stack.enter_context(serving_keys(1, LAYOUT))
-
-            async def scenario() -> list[ReadOutcome]:
-                async with opened_at(group.uri) as backend:
-                    await speak(group, garbage)
-                    return await backend.read(reads_of(group, 1)[0], deadline=soon())
-
-            assert run(scenario()) == [ReadOutcome.OK]
-            assert group.servers[0].trouble() is None
-
-
-async def speak(group: ServedGroup, raw: bytes) -> None:
-    """Greet as a reader does, say this, and hang up."""
-    host, port = group.servers[0].address.split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(raw)
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 async def stack_backend(group: ServedGroup) -> StorageBackend:

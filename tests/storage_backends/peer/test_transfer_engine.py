@@ -101,12 +101,7 @@ async def read_all(group: ServedGroup, settings: EngineSettings = BY_ENGINE) -> 
 
 
 class TestWhatMovesPages:
-    async def test_pages_are_read_by_the_engine_and_nothing_of_them_is_sent(self) -> None:
-        with served() as group:
-            assert await read_all(group) == [OK] * COUNT
-            assert group.servers[0].sent().by_engine == COUNT
-
-    async def test_a_uri_may_ask_for_it(self) -> None:
+    async def test_who_asks_for_it_in_the_uri_reads_by_the_engine_and_is_sent_nothing(self) -> None:
         with served() as group:
             async with opened_at(f"{group.uri}?transfer=mooncake&insists=1") as backend:
                 reads, buffers = reads_of(group)
@@ -277,16 +272,6 @@ async def reading_from(
         yield backend
 
 
-ANSWERS: list[Callable[[int], bytes]] = [
-    lambda n: encode(Located(n + 1, b"\2", (0,))),
-    lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES),
-    lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES),
-    lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES),
-    lambda n: encode(Located(n, b"\2", (0,)), 1 << 62),
-]
-"""Answers to a request of one object under some number."""
-
-
 class TestTheOtherProcess:
     async def test_one_that_stops_costs_a_call_its_deadline_and_touches_nothing_afterwards(
         self,
@@ -363,23 +348,6 @@ class TestTheOtherProcess:
                 assert len(held) <= one_sided.THREADS
                 await eventually(lambda: done_with(keeper, one_sided.THREADS + 3))
                 assert await get(backend, object_name(2)) == (OK, page(2))
-
-    @pytest.mark.parametrize("answer", ANSWERS)
-    async def test_an_answer_that_makes_no_sense_ends_the_connection(
-        self, answer: Callable[[int], bytes], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        async def babble(reader: Impostor) -> None:
-            await reader.welcome()
-            fetch = await reader.hear()
-            assert isinstance(fetch, Fetch)
-            await reader.say(answer(fetch.number))
-            await reader.hung_up()
-
-        async with impostor(babble) as address, opened_at(f"peer://{address}") as backend:
-            assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
-
-        (line,) = [each.getMessage() for each in caplog.records]
-        assert "places" in line
 
 
 async def asked(keeper: Keeper, count: int) -> bool:

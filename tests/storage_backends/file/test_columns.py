@@ -37,12 +37,14 @@ NAME = object_name(1)
 
 
 @pytest.mark.usefixtures("each_kind_of_file")
-async def test_a_replacement_leaves_one_object_and_no_temporary_file(store: FileStore) -> None:
+async def test_writes_and_replacements_leave_one_object_and_no_temporary_file(
+    store: FileStore,
+) -> None:
     async with opened(store) as backend:
-        fuller = (0, 0b001, 0b011, EVERY)
+        fuller = (0, 0b001, 0b011, EVERY, EVERY)
         outcomes = [await put_columns(backend, NAME, present) for present in fuller]
 
-    assert outcomes == [WriteOutcome.OK] * 4
+    assert outcomes == [WriteOutcome.OK] * 4 + [WriteOutcome.PRESENT]
     assert store.objects() == [store.path(NAME)]
     assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
     assert store.path(NAME).stat().st_nlink == 1

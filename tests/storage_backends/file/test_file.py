@@ -192,16 +192,6 @@ async def test_nothing_that_a_caller_says_gets_into_a_path(store: FileStore) -> 
     assert set("".join(below)) <= set("0123456789abcdef")
 
 
-@pytest.mark.usefixtures("each_kind_of_file")
-async def test_a_store_leaves_no_temporary_file(store: FileStore) -> None:
-    async with opened(store) as backend:
-        for _ in range(2):
-            await put_many(backend, range(20))
-
-    assert len(store.objects()) == 20
-    assert store.temporary() == []
-
-
 async def test_an_error_of_the_device_is_failed_for_the_key_and_takes_nothing_away(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +25,6 @@ from tests.kit.storage.files import FileStore, descriptors_open, failing, files_
 
 MANY = range(150)
 """More than one group."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:

@@ -46,7 +46,6 @@ from tests.kit.storage.files import (
     sweeper_of,
 )
 
-SIZE = 16 << 10
 NAME = object_name(1)
 TERABYTES = 1 << 42
 

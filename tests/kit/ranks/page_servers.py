@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -240,3 +240,7 @@ def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
         yield reader
     finally:
         reader.close()
+
+
+Connect = Callable[[ServedGroup], RawReader]
+"""Connects a reader to the first rank of a group."""

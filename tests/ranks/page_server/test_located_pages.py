@@ -1,7 +1,7 @@
 """What a rank keeps for readers whose transfer engines read it, and until when."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from queue import Empty
 
@@ -18,7 +18,6 @@ from lockstep.storage_backends.peer.transfer_engine import Piece, TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,
     Forget,
-    Hello,
     Locate,
     Located,
     Message,
@@ -30,10 +29,10 @@ from tests.kit.programs import program
 from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
 from tests.kit.ranks.page_servers import (
     LONG_BOUNDS,
+    Connect,
     RawReader,
     ServedGroup,
     objects_of,
-    raw_reader,
     serving,
 )
 from tests.kit.servers.mooncake_master import needs_mooncake
@@ -51,12 +50,6 @@ Serve = Callable[..., ServedGroup]
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def serve(stack: ExitStack) -> Serve:
     """Starts a rank with three pages, all of which it offers."""
 
@@ -66,21 +59,6 @@ def serve(stack: ExitStack) -> Serve:
         return group
 
     return start
-
-
-@pytest.fixture
-def connect(stack: ExitStack) -> Callable[[ServedGroup], RawReader]:
-    """Makes a reader that has heard the hello."""
-
-    def make(group: ServedGroup) -> RawReader:
-        reader = stack.enter_context(raw_reader(group.servers[0].address))
-        assert isinstance(reader.receive_control(), Hello)
-        return reader
-
-    return make
-
-
-Connect = Callable[[ServedGroup], RawReader]
 
 
 def locate(count: int, number: int = 7) -> Locate:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +19,7 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.fold import fold
 from lockstep.coordinator.lanes import (
-    MESSAGES,
     NEUTRAL,
-    PROPOSAL,
-    READINESS,
     BallotShape,
     LaneLayout,
     Voter,
@@ -55,8 +51,6 @@ from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 URI = "memory://other"
-ATTACH = Proposal(Change.ATTACH, URI)
-DETACH = Proposal(Change.DETACH)
 OrderT = TypeVar("OrderT", bound=Order)
 
 
@@ -110,20 +104,6 @@ def test_a_digest_names_the_change_and_fits_its_lanes(change: Change, store: str
     assert 0 < digest < NEUTRAL
     assert change_of(digest) is change
     assert digest == Proposal(change, store).digest != Proposal(change, f"{store}?").digest
-
-
-def test_a_round_is_as_long_whatever_is_staged() -> None:
-    """Rule R1: proposals have three lanes in the header, and none of their own."""
-    shape = BallotShape(world_size=2, seats=1)
-    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
-
-    def lanes(staged: Staged) -> np.ndarray:
-        return Ballot(shape, 0).fill(layout, Voter(healthy=True, time_ms=0, staged=staged))
-
-    without, having = lanes(NOTHING_STAGED), lanes(Staged(ATTACH.digest, Readiness.READY))
-    assert without.shape == having.shape
-    changed = np.flatnonzero(without != having).tolist()
-    assert changed == [PROPOSAL, PROPOSAL + 1, READINESS] == list(range(10, MESSAGES))
 
 
 @pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
@@ -188,6 +168,7 @@ def test_each_rank_that_cannot_open_the_store_says_why_for_itself(depth: int) ->
         "': rank 0 cannot open it: no route; rank 1 cannot open it; its log says why"
     )
     assert second.endswith("': rank 1 cannot open it: nobody answers")
+    assert state(ranks) is StoreState.DETACHED
 
 
 @pytest.mark.parametrize(

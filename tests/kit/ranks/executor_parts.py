@@ -114,11 +114,10 @@ def make_executor(
     host_pages: int = 8,
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
-    open_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
     """Make an executor with one pool, and those of `components`, and open its store, if it has one.
 
-    The caller closes it, unless the store does not open.
+    The caller closes it.
     """
     pools = {
         name: TierPools(
@@ -136,11 +135,7 @@ def make_executor(
             writer=writer,
             shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
         )
-        try:
-            executor.open_store(access, open_timeout_s)
-        except BaseException:
-            executor.close()
-            raise
+        executor.open_store(access, PATIENCE_S)
     return executor
 
 

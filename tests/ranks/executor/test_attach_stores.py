@@ -20,7 +20,6 @@ from lockstep import (
     PageLayout,
     StopPolicy,
     StopRule,
-    StorageError,
     Timeouts,
     UsageError,
 )
@@ -161,43 +160,12 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
     assert all(cache.stats().bytes_moved.l3_to_l2 for cache in fresh.caches)
 
 
-def test_one_rank_whose_store_does_not_open_keeps_all_from_it_and_requests_go_on(
-    engine: Callable[..., Engine], tmp_path: Path
-) -> None:
-    (tmp_path / "1").write_text("in the way")
-    running = engine()
-    outcomes = told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
-    running.until(lambda cache: outcomes[cache.rank].done())
-
-    with pytest.raises(StorageError, match=r"rank 1 cannot open it; its log says why$"):
-        outcomes[0].result(PATIENCE_S)
-    with pytest.raises(StorageError, match=r"': rank 1 cannot open it: .*/1 cannot be used"):
-        outcomes[1].result(PATIENCE_S)
-    assert running.each(lambda cache: cache.store_state()) == [StoreState.DETACHED] * RANKS
-    assert [running.serve(3), running.serve(3)] == [0, 3 * PAGE_TOKENS]
-
-    (tmp_path / "1").unlink()
-    told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
-    running.until_state(StoreState.ATTACHED)
-
-
 def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engine]) -> None:
     """And nothing is pending then, so that the right one can be told next."""
     running = engine()
 
-    for uri, complaint in (
-        ("no uri", "is not a URI"),
-        ("fle:///x", "unknown scheme 'fle'"),
-        ("braeker+memory://", "unknown wrapper 'braeker'"),
-        ("file:///x?thread=2", "unknown option 'thread'"),
-        ("breaker+memory://?breaker.calls=0", "must be from 1 to 1000"),
-        ("3fs:///x", "has no index"),
-        ("3fs:///x?index=redis", "index 'redis' is not known"),
-        ("mooncake://host", "must name the master"),
-        ("s3://bucket/x?pack=2", "unknown option 'pack'"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            running.caches[0].attach_store(uri)
+    with pytest.raises(ConfigError, match="unknown scheme 'fle'"):
+        running.caches[0].attach_store("fle:///x")
     told(running.caches, "memory://attached-after-all")
     running.until_state(StoreState.ATTACHED)
 

@@ -85,13 +85,6 @@ def test_an_executor_has_the_pools_of_its_configuration_in_their_agreed_sizes() 
     assert executor.host_pool is hosts["kv"]
 
 
-def test_memory_that_is_taken_ahead_is_zero_in_every_pool() -> None:
-    executor = create(CPU)
-    executor.close()
-
-    assert not any(bool(pool.bytes_tensor.any()) for pool in executor.host_pools.values())
-
-
 def lent(layout: PageLayout, pages: int = 5) -> EnginePages:
     """An engine's pages of rank 0, which are described as those of any rank."""
     shard = layout.shard(0, 2)

@@ -173,21 +173,6 @@ def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
     assert (seen.reads_lacking, seen.reads_missing, seen.reads_corrupt) == (2, 0, 0)
 
 
-def test_ranks_that_keep_different_columns_are_told_at_the_start() -> None:
-    members = InProcessGroup(RANKS)
-    with ThreadPoolExecutor(RANKS) as threads:
-        opening = [
-            threads.submit(Cache.open, config, members.member(rank))
-            for rank, config in enumerate((FULL, LEAN))
-        ]
-
-    for each in opening:
-        with pytest.raises(
-            ConfigError, match=r"absent_columns\.length is 0 on rank 0, 2 on rank 1"
-        ):
-            each.result()
-
-
 @pytest.mark.parametrize("name", ["k", "drafts"])
 def test_only_an_optional_column_can_be_absent(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}', which is no optional .*: draft_k, draft_v"):

@@ -134,20 +134,6 @@ class LendingEngine(HostCache):
         lent = self._lends(request, len(tokens)) if device_pages is None else device_pages
         return super().retract(request, tokens, lent)
 
-    def leave_behind(self, request: str, pool: str, position: int) -> None:
-        """Give up a page of a window, as an engine may whose next token does not read it."""
-        table = self._tables[request][pool]
-        self._device.give_back({pool: table[: position + 1]})
-        table[: position + 1] = [NO_PAGE] * (position + 1)
-
-    def come_back(self, request: str, tokens: int) -> Wait | None:
-        """Resume a request that had computed so many tokens."""
-        self._allocate(request, tokens, tokens)
-        answer = self.resume(request, self._lends(request, tokens))
-        if answer is not None:
-            self._device.give_back(self._tables.pop(request))
-        return answer
-
     def release(self, request: str) -> bool:
         """Forget a request; its pages come back once no copy touches them, and none waits for room."""
         if self.awaits_room(request):

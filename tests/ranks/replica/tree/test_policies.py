@@ -134,20 +134,6 @@ def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
     assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
-def test_a_pin_from_before_any_agreed_time_ages_from_the_first_one_on() -> None:
-    ranks = RanksInTurn(2, store=False)
-    ranks.publish("r", prompt(1))
-    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=5.0))
-    ranks.step()
-
-    ranks.now_ms = [now + 4_999 for now in ranks.now_ms]
-    ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
-    ranks.now_ms = [now + 1 for now in ranks.now_ms]
-    ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
-
-
 def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> None:
     """Rule R10."""
     ranks = RanksInTurn(1, store=False)

@@ -48,7 +48,7 @@ from lockstep.ranks.protocol.orders import (
 )
 from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn, prompt
 
 URI = "memory://other"
 OrderT = TypeVar("OrderT", bound=Order)
@@ -143,10 +143,6 @@ def taken(ranks: RanksInTurn, kind: type[OrderT]) -> list[OrderT]:
     orders = [executor.take(kind) for executor in ranks.executors]
     assert all(each == orders[0] for each in orders)
     return orders[0]
-
-
-def prompt(pages: int, start: int = 0) -> list[int]:
-    return list(range(start, start + pages * PAGE_TOKENS))
 
 
 def refusals(outcomes: "Sequence[Future[None]]") -> set[str]:
@@ -253,7 +249,7 @@ def test_who_waits_for_a_proposal_hears_that_the_cache_was_closed() -> None:
 def test_a_detach_ends_lookups_and_what_waits_at_once(depth: int) -> None:
     ranks = RanksInTurn(2, depth=depth, bounds=Bounds(prefetches=1))
     for number in range(3):
-        ranks.every(lambda cache, n=number: cache.prefetch(f"r{n}", prompt(3, 100 * n)))  # type: ignore[misc]
+        ranks.every(lambda cache, n=number: cache.prefetch(f"r{n}", prompt(3, start=100 * n)))  # type: ignore[misc]
     (lookup,) = taken(ranks, LookUp)
 
     outcomes = detach(ranks)

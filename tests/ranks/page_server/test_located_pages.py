@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import part_table
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.addresses import address_of
@@ -26,7 +26,7 @@ from lockstep.storage_backends.peer.wire import (
     encode,
 )
 from tests.kit.programs import program
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
     LONG_BOUNDS,
     Connect,
@@ -40,9 +40,7 @@ from tests.kit.servers.ports import free_port
 from tests.kit.servers.processes import until
 from tests.ranks.page_server.test_page_server import ask, ended
 
-LAYOUT = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),)
-)
+LAYOUT = plain_pages(1 << 20)
 KEYS = hashed_keys(4)
 IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
 

@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError, InternalError, StorageError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import MARK_POOL
 from lockstep.page_format.object_shape import part_table
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.page_server.offers import OfferedPage, Offers
 from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.page_server.served_pages import ServedPages
@@ -32,7 +32,7 @@ from lockstep.storage_backends.peer.wire import (
     State,
     Told,
 )
-from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys
+from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
     LONG_BOUNDS,
     Connect,
@@ -43,19 +43,11 @@ from tests.kit.ranks.page_servers import (
     serving,
 )
 
-LARGE = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
-)
+LARGE = plain_pages(24 << 20)
 """Pages that no socket's buffers hold, so that their sends take as long as their reader does."""
-MEDIUM = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=3 << 19, dtype="uint8"),),
-)
+MEDIUM = plain_pages(3 << 19)
 """Pages of which several are one frame, each sent by itself."""
-SMALL = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
-)
+SMALL = plain_pages(64)
 KEYS = hashed_keys(4)
 SHARED = "a secret"
 IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
@@ -398,17 +390,9 @@ class TestReaders:
 
         assert (message, len(attached)) == (Pages(7, 0, bytes([State.BARE])), HEADER_BYTES)
 
-    @pytest.mark.parametrize(
-        ("held", "said"),
-        [(b"\1", "it wants parts that cannot be"), (b"", "it wants parts that cannot be")],
-    )
+    @pytest.mark.parametrize("held", [b"\1", b""])
     def test_a_reader_that_wants_parts_that_there_are_not_is_cut_off(
-        self,
-        serve: Serve,
-        connect: Connect,
-        caplog: pytest.LogCaptureFixture,
-        held: bytes,
-        said: str,
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture, held: bytes
     ) -> None:
         group = serve(SMALL, offers=1)
         reader = connect(group)
@@ -416,7 +400,7 @@ class TestReaders:
         reader.send(fetch(group, 1)._replace(held=held))
 
         assert reader.is_hung_up_on()
-        assert said in messages(caplog)[0]
+        assert "it wants parts that cannot be" in messages(caplog)[0]
 
     def test_a_reader_that_asks_for_too_much_at_a_time_is_cut_off(
         self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture

@@ -6,13 +6,12 @@ import pytest
 
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_name import ObjectName
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.handshake import greeting
 from lockstep.storage_backends.peer.handshake import MAGIC
 from lockstep.storage_backends.registry import make_backend
-from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import serving, serving_keys
 from tests.kit.storage.calls import (
     get,
@@ -25,9 +24,7 @@ from tests.kit.storage.calls import (
 )
 from tests.kit.storage.peer_impostors import Impostor, impostor
 
-LAYOUT = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
-)
+LAYOUT = plain_pages(64)
 SHARED = "s3kr1t"
 
 
@@ -146,6 +143,12 @@ async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
         ("peer://host:1?threads=3", "unknown option 'threads'; peer:// knows: allow_sources,"),
         ("peer://host:1?connect_s=0", "connect_s is 0, must be from 0.01 to 600"),
         ("peer://host:1?inflight_bytes=0", "inflight_bytes is 0, must be from 1 to"),
+        ("peer://host:1?transfer=nixl", "transfer is 'nixl', must be one of: tcp, mooncake"),
+        (
+            "peer://host:1?transfer=mooncake&protocol=udp",
+            "protocol is 'udp', must be one of: tcp, rdma",
+        ),
+        ("peer://host:1?device=mlx5_0", "device is of transfer=mooncake alone"),
         (f"peer://host?secret={SHARED}", "peer://host?secret=***"),
     ],
 )

@@ -22,7 +22,7 @@ from tests.kit.storage.calls import (
     soon,
     writing,
 )
-from tests.kit.storage.peer_impostors import Impostor, impostor
+from tests.kit.storage.peer_impostors import Behave, Impostor, impostor
 
 LAYOUT = plain_pages(64)
 SHARED = "s3kr1t"
@@ -59,29 +59,32 @@ async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() ->
 NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
 
 
+async def no_greeting(reader: Impostor) -> None:
+    """Where the first words are the wrong ones already."""
+
+
 @pytest.mark.parametrize(
-    ("greets", "says", "why"),
+    ("begin", "says", "why"),
     [
         (
-            False,
+            no_greeting,
             greeting(MAGIC, 99),
             "speaks version 99 of the protocol, and this one 3; run the same version",
         ),
         (
-            False,
+            no_greeting,
             b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
             "is not what this one looks for; check host and port",
         ),
-        (True, NO_ARRAY, "cannot be used: a message that is no array"),
+        (Impostor.greet, NO_ARRAY, "cannot be used: a message that is no array"),
     ],
     ids=["another version", "no rank at all", "no hello"],
 )
 async def test_who_says_something_else_than_a_rank_does_is_refused_by_what_it_says(
-    *, greets: bool, says: bytes, why: str
+    begin: Behave, says: bytes, why: str
 ) -> None:
     async def strange(reader: Impostor) -> None:
-        if greets:
-            await reader.greet()
+        await begin(reader)
         await reader.say(says)
         await reader.hung_up()
 

@@ -66,11 +66,10 @@ def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Make executors that are closed at the end, also when the test has failed."""
     # However fast the store is: tests count its calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
-    started: list[RankExecutor] = []
     held: list[HeldStore] = []
 
     def make(
@@ -79,19 +78,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         host_pages: int = 8,
         inflight_bytes: int = 64 << 20,
     ) -> RankExecutor:
-        executor = make_executor(
-            layout, backend=backend, host_pages=host_pages, inflight_bytes=inflight_bytes
-        )
-        started.append(executor)
         if isinstance(backend, HeldStore):
             held.append(backend)
-        return executor
+        return made(layout, backend=backend, host_pages=host_pages, inflight_bytes=inflight_bytes)
 
     yield make
     for store in held:
         store.let_go()
-    for executor in started:
-        executor.close()
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -36,12 +36,13 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine that others reach at `host`; raises `StorageError` if there is none."""
         try:
-            import mooncake.engine
+            # Of two threads that import it at once, one may find the package without its module.
+            from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
                 f"Mooncake's transfer engine cannot be loaded ({error}); {_MISSING}"
             ) from error
-        made = mooncake.engine.TransferEngine()
+        made = Engine()
         if made.initialize(host, _METADATA, protocol, device):
             raise StorageError(f"Mooncake's transfer engine does not start at {host}")
         if protocol == "rdma" and not _devices(made.get_local_topology()):
@@ -50,7 +51,7 @@ class TransferEngine:
             raise StorageError(
                 f"Mooncake's transfer engine finds no RDMA device{named} on this host; use tcp"
             )
-        self._engine: mooncake.engine.TransferEngine | None = made
+        self._engine: Engine | None = made
         self._registered: dict[int, memoryview] = {}
         """What is registered, by its address; it stays where it is for so long."""
         self.address = f"{protocol}://{joined_address(host, made.get_rpc_port())}"

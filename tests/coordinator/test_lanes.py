@@ -1,5 +1,7 @@
 """Lanes: one vector of fixed length, whose meaning the layout gives."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,9 +12,12 @@ from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     HEALTH,
+    MESSAGES,
     NEUTRAL,
     PAIRS,
+    PROPOSAL,
     QUEUE_LANES,
+    READINESS,
     SEAT_LANES,
     SEATS_AT,
     TIME,
@@ -21,6 +26,7 @@ from lockstep.coordinator.lanes import (
     Voter,
 )
 from lockstep.coordinator.operation import Phase, Queue
+from lockstep.coordinator.proposal import Readiness, Staged
 from lockstep.coordinator.seats import Seats, SeatTable
 from lockstep.errors import InternalError
 
@@ -88,6 +94,28 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
     assert (vector[HEALTH], vector[TIME]) == (0, 1234)
 
 
+@pytest.mark.parametrize(
+    ("voter", "lanes"),
+    [
+        (replace(VOTER, messages=9), [MESSAGES]),
+        (
+            replace(VOTER, staged=Staged((1 << 62) + 1, Readiness.READY)),
+            [PROPOSAL, PROPOSAL + 1, READINESS],
+        ),
+    ],
+    ids=["messages", "proposal"],
+)
+def test_what_a_rank_has_of_messages_and_proposals_takes_no_lane_but_its_own_in_the_header(
+    voter: Voter, lanes: list[int]
+) -> None:
+    """Rule R1: a round is as long however many messages there are, and whatever is staged."""
+    without, having = (Ballot(SHAPE, RANK).fill(layout(), each) for each in (VOTER, voter))
+
+    assert without.shape == having.shape
+    assert np.flatnonzero(without != having).tolist() == lanes
+    assert lanes[-1] < HEADER_LANES
+
+
 def test_a_vector_that_was_given_away_is_not_written_again() -> None:
     """The transport owns what it is given, and may still be reading it."""
     ballot = Ballot(SHAPE, RANK)
@@ -129,9 +157,3 @@ def test_a_pair_folds_to_an_equality_check(values: list[int], name: str) -> None
         ballot[PAIRS[name] : PAIRS[name] + 2] = value, -value
 
     assert disagreements(fold(ballots)) == (() if len(set(values)) == 1 else (name,))
-
-
-def seat_lanes(ballot: Ballot, seat: int) -> list[int]:
-    at = SEATS_AT + SEAT_LANES * seat
-    lanes: list[int] = ballot.fill(layout(), VOTER)[at : at + SEAT_LANES].tolist()
-    return lanes

@@ -6,7 +6,6 @@ P2, P6 and P7 are shown by tests/scenarios.
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -188,25 +187,6 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: 
 
     assert messages[0].startswith(f"the ranks differ in {field}: ")
     assert len(set(messages)) == 1
-
-
-def test_a_rank_of_an_earlier_start_of_the_group_is_found_in_the_first_round() -> None:
-    """P5, R2: whatever lets it reach this group, it is not taken for a rank of it."""
-    ranks = RanksInTurn(2)
-    member, config = ranks.group.member(1), ranks.caches[1].inspection.config
-    earlier = replace(config, life=b"another start of it")
-    ranks.caches[1] = Cache(ranks.caches[1].config, member, ranks.executors[1], earlier)
-
-    def run(rank: int) -> str:
-        with pytest.raises(DivergenceError) as raised:
-            ranks.caches[rank].step()
-        return str(raised.value)
-
-    assert (
-        in_threads(2, run)
-        == ["the ranks differ in epoch: they are not all of one start of the group; start all anew"]
-        * 2
-    )
 
 
 @DEPTHS

@@ -27,17 +27,12 @@ from lockstep.page_format.object_header import (
 )
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
+from tests.kit.storage.calls import digest_of
 
 NAME = ObjectName("ab" * 32, "cd" * 32, "kv", "l0-4.h0-2")
 SHAPE = ObjectShape((Part(1000), Part(280), Part(100, 0), Part(100, 1), Part(7, 1)), (0, 1))
 FULL = ObjectShape(SHAPE.parts, (0, 1, 2, 3, 4))
 PAYLOAD = bytearray(bytes(range(256)) * 5)
-
-
-def digest_of(name: ObjectName) -> bytes:
-    digest = name_digest(name)
-    assert digest is not None
-    return digest
 
 
 DIGEST = digest_of(NAME)

@@ -1,6 +1,6 @@
 """How pages are divided: units, names, and where ranks of other TP sizes find what they hold."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -185,10 +185,11 @@ def test_of_other_groups_objects_only_those_that_are_needed_are_named() -> None:
     assert sources_of(layout, place_of(0, 2), 2) == ()
 
 
-@pytest.mark.parametrize("name", ["replicated", "replicated with a draft"])
-def test_replicated_content_has_one_object(name: str) -> None:
-    layout = LAYOUTS["replicated"] if name == "replicated" else LAYOUTS["replicated with a draft"]
-    sizes = SIZES if name == "replicated" else (4, 8)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("replicated", SIZES), ("replicated with a draft", (4, 8))]
+)
+def test_replicated_content_has_one_object(name: str, sizes: Sequence[int]) -> None:
+    layout = LAYOUTS[name]
     shards = [
         shard_of(layout, place, unheld(layout, size))
         for size in sizes
@@ -287,11 +288,7 @@ def test_objects_of_many_columns_have_no_more_parts_than_a_header_has_room_for()
     drafts = tuple(replace(DRAFT, name=f"draft{n}", heads=64) for n in range(16))
     layout = PageLayout(
         page_tokens=1,
-        columns=(
-            replace(K, heads=64),
-            INDEX,
-            *drafts,
-        ),
+        columns=(replace(K, heads=64), INDEX, *drafts),
     )
 
     assert layout.units == 8

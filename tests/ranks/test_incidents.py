@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import SlidingWindow
 from lockstep.ranks.protocol.orders import (
     CopyToDevice,
     CopyToHost,
@@ -18,32 +16,20 @@ from lockstep.ranks.protocol.orders import (
 )
 from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+from tests.kit.ranks.in_turn import RanksInTurn, prompt_of, window_of
 
 WINDOW_PAGES = 2
 
 
 def windowed_ranks(*, window_host_pages: int = 12) -> RanksInTurn:
     """Return ranks of a model whose window is two pages long."""
-    window = SlidingWindow(
-        window_tokens=WINDOW_PAGES * PAGE_TOKENS,
-        layout=PageLayout(
-            page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
-        ),
-        device_pages=12,
-        host_pages=window_host_pages,
-    )
+    window = window_of(WINDOW_PAGES, device_pages=12, host_pages=window_host_pages)
     return RanksInTurn(device_pages=12, components=(window,))
 
 
-def prompt(first: int, pages: int) -> list[int]:
-    """Return so many pages of tokens, which no prompt with another first token shares."""
-    return [first * 1000 + token for token in range(pages * PAGE_TOKENS)]
-
-
-STEM = prompt(1, 4)
-MIDDLE = STEM + prompt(2, 4)
-END = MIDDLE + prompt(3, 4)
+STEM = prompt_of(1, 4)
+MIDDLE = STEM + prompt_of(2, 4)
+END = MIDDLE + prompt_of(3, 4)
 
 
 def test_an_order_cannot_change_what_a_node_owns() -> None:
@@ -54,7 +40,7 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
     """
     ranks = windowed_ranks()
     ranks.compute("a", END)
-    ranks.compute("other", prompt(4, 12))
+    ranks.compute("other", prompt_of(4, 12))
     ranks.every(lambda cache: cache.load_back("b", END))
     node = ranks.caches[0].inspection.requests.known("b").node
     assert node is not None
@@ -90,11 +76,11 @@ def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_n
     """Incident B, its second half: the lock skips what is not on the device, until it is filled."""
     ranks = windowed_ranks()
     ranks.compute("a", END)
-    ranks.compute("other", prompt(4, 12))
+    ranks.compute("other", prompt_of(4, 12))
 
     ranks.every(lambda cache: cache.load_back("b", END))
     # A prompt that turns elsewhere within what is being loaded cuts its node.
-    turned = END[:18] + prompt(6, 1)
+    turned = END[:18] + prompt_of(6, 1)
     ranks.every(lambda cache: cache.prefetch("c", turned))
     ranks.settle()
 
@@ -110,13 +96,13 @@ def test_an_insert_on_the_host_refreshes_every_component_of_its_path() -> None:
     """Incident D, seen on the way: only full attention's recency was refreshed by such an insert."""
     # Two of three prompts have room, each with matches at its last page and one before.
     ranks = windowed_ranks(window_host_pages=2 * (WINDOW_PAGES + 2) + 2)
-    other = prompt(7, 4)
+    other = prompt_of(7, 4)
     ranks.compute("stem", STEM)
     ranks.compute("other", other)
     ranks.every(lambda cache: cache.prefetch("late", MIDDLE))
     ranks.settle(lambda key: True)
 
-    ranks.compute("more", prompt(8, 12))
+    ranks.compute("more", prompt_of(8, 12))
 
     assert ranks.every(lambda cache: cache.match(STEM)).host_tokens == len(STEM)
     assert ranks.every(lambda cache: cache.match(other)).host_tokens == 0

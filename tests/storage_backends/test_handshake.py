@@ -167,6 +167,17 @@ def test_nothing_that_was_said_once_is_said_again() -> None:
     assert len({each[-PROOF_BYTES:] for each in spoken}) == 6
 
 
+def test_what_was_said_once_admits_nobody_again() -> None:
+    _, (said, _) = meet(connecting(), listening())
+
+    async def repeat(pipe: Pipe) -> None:
+        await pipe.write(said)
+
+    outcomes, _ = meet(repeat, listening())
+
+    assert outcomes[1] is Why.SECRET
+
+
 async def echo(pipe: Pipe) -> None:
     """Say what was said, and claim that the other side is welcome."""
     await pipe.write(await pipe.read(GREETING_BYTES))

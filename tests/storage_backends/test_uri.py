@@ -7,11 +7,10 @@ import pytest
 
 from lockstep.errors import ConfigError, LockstepError, StorageError
 from lockstep.storage_backends import registry
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend
+from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend
 from lockstep.storage_backends.uri import (
-    StoreUri,
     parse_uri,
     telling_no_secrets,
     without_secrets,
@@ -26,7 +25,6 @@ from tests.kit.storage.calls import get, object_name, opened_at, page, put
         ("://x", "'' is not a scheme"),
         ("File:///var/kv", "'File' is not a scheme; schemes are in lower case"),
         ("tape:///var/kv", "unknown scheme 'tape'; known: "),
-        ("slow+file:///var/kv", "unknown wrapper 'slow'; known: breaker, fault, metrics"),
         (
             "+file:///var/kv",
             "is not a scheme; schemes are in lower case, and wrappers stand before",
@@ -61,23 +59,6 @@ def test_the_parts_of_a_uri_are_told_apart() -> None:
     assert uri.wrappers == ("fault", "breaker")
     assert (uri.scheme, uri.host, uri.path) == ("s3", "bucket", "/a b")
     assert dict(uri.options) == {"endpoint": "http://x", "n": "1"}
-
-
-def test_wrappers_stand_before_the_backend_with_the_first_outermost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order: list[str] = []
-
-    def wrapper(_: StoreUri, name: str) -> registry.WrapBackend:
-        def wrap(uri: StoreUri, inner: StorageBackend) -> StorageBackend:
-            order.append(name)
-            return inner
-
-        return wrap
-
-    monkeypatch.setattr(registry, "_wrapper", wrapper)
-    assert isinstance(make_backend("outer+inner+memory://"), MemoryBackend)
-    assert order == ["inner", "outer"]
 
 
 async def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:

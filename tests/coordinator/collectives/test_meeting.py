@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.coordinator.collectives import host_group
 from lockstep.errors import ConfigError, GroupError
-from tests.kit.collectives.contract import PATIENCE_S, SHORT_S, Hold, outcome_of
+from tests.kit.collectives.contract import PATIENCE_S, Hold, outcome_of
 from tests.kit.collectives.fault_points import Holdings
 from tests.kit.ranks.as_processes import Piped, RanksAsProcesses, over_pipes, over_shared_memory
 
@@ -210,28 +210,3 @@ def wait_for_no_time(group: Piped, hold: Hold) -> list[str]:
         said.append("vector")
     collective.close()
     return said
-
-
-def test_a_deadline_of_zero_names_a_rank_that_has_not_come(ranks: RanksAsProcesses) -> None:
-    told = ranks.run(miss_the_last, 3, late={2})
-
-    assert told[:2] == ["rank 2 did not come to round 1 within the deadline"] * 2
-
-
-def miss_the_last(group: Piped, hold: Hold) -> str:
-    import numpy as np
-
-    collective: Any = over_shared_memory(group, 1)
-    if group.rank == 2:
-        hold()
-        return ""
-    pending = collective.launch(np.array([1]))
-    try:
-        while True:
-            # Both have come before either gives up.
-            missing = collective._host.cells.span(0, 2).missing(1)
-            if not missing:
-                pending.wait(0.0)
-            collective._host.cells.sleep(missing[0], 1, SHORT_S)
-    except GroupError as error:
-        return str(error)

@@ -76,10 +76,15 @@ def latent_layout(rank: int = 3) -> ShardLayout:
     return PageLayout(page_tokens=16, columns=columns).shard(rank, 4)
 
 
-def plain_layout(page_bytes: int) -> ShardLayout:
+def plain_pages(page_bytes: int, heads: int = 1) -> PageLayout:
     """One column of bytes, for tests in which only the size of a page matters."""
-    column = Column(name="kv", layers=1, heads=1, elements=page_bytes, dtype="uint8")
-    return PageLayout(page_tokens=1, columns=(column,)).shard(0, 1)
+    column = Column(name="kv", layers=1, heads=heads, elements=page_bytes // heads, dtype="uint8")
+    return PageLayout(page_tokens=1, columns=(column,))
+
+
+def plain_layout(page_bytes: int) -> ShardLayout:
+    """All of such a page on one rank."""
+    return plain_pages(page_bytes).shard(0, 1)
 
 
 def window_layout() -> ShardLayout:
@@ -114,11 +119,10 @@ def make_executor(
     host_pages: int = 8,
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
-    open_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
     """Make an executor with one pool, and those of `components`, and open its store, if it has one.
 
-    The caller closes it, unless the store does not open.
+    The caller closes it.
     """
     pools = {
         name: TierPools(
@@ -136,11 +140,7 @@ def make_executor(
             writer=writer,
             shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
         )
-        try:
-            executor.open_store(access, open_timeout_s)
-        except BaseException:
-            executor.close()
-            raise
+        executor.open_store(access, PATIENCE_S)
     return executor
 
 

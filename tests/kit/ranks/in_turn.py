@@ -22,9 +22,9 @@ from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.group.member.messages import Backlog, Inbox
+from lockstep.ranks.group.member.messages import Backlog
 from lockstep.ranks.group.member.rank_cache import RankCache
-from lockstep.ranks.protocol.config import Bounds, CacheConfig, Timeouts
+from lockstep.ranks.protocol.config import Bounds, CacheConfig, SlidingWindow, Timeouts
 from lockstep.ranks.protocol.orders import (
     AttachStore,
     Cancel,
@@ -47,6 +47,29 @@ OrderT = TypeVar("OrderT", bound=Order)
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 PAGE_TOKENS = 4
+LAYOUT = PageLayout(
+    page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
+)
+
+
+def prompt(pages: int, *, start: int = 0) -> list[int]:
+    """Return so many pages of tokens that follow each other."""
+    return list(range(start, start + pages * PAGE_TOKENS))
+
+
+def prompt_of(first: int, pages: int) -> list[int]:
+    """Return so many pages of tokens, which no prompt with another first token shares."""
+    return prompt(pages, start=first * 1000)
+
+
+def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindow:
+    """Return a component whose window is so many pages long."""
+    return SlidingWindow(
+        window_tokens=pages * PAGE_TOKENS,
+        layout=LAYOUT,
+        device_pages=device_pages,
+        host_pages=host_pages,
+    )
 
 
 class ToldExecutor:
@@ -175,9 +198,7 @@ class InTurn(Generic[CacheT]):
         """
         config = CacheConfig(
             model="test",
-            layout=PageLayout(
-                page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
-            ),
+            layout=LAYOUT,
             device_pages=self.default_device_pages if device_pages is None else device_pages,
             host_pages=host_pages,
             store="memory://test" if store else None,
@@ -208,12 +229,8 @@ class InTurn(Generic[CacheT]):
             self.executors[rank],
             replica_config,
             clock_ms=lambda: self.now_ms[rank],
-            inbox=self._inbox(rank),
+            inbox=None if self.inboxes is None else self.inboxes[rank],
         )
-
-    def _inbox(self, rank: int) -> Inbox | None:
-        """Return the inbox of a rank, if it has one."""
-        return None if self.inboxes is None else self.inboxes[rank]
 
     def every(self, command: Callable[[CacheT], T]) -> T:
         """Give every rank the command; return the answer, which must be the same everywhere."""
@@ -252,6 +269,11 @@ class InTurn(Generic[CacheT]):
             for cache in self.caches:
                 half(cache)
         self.check()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass on every rank, and take the step that hears of it."""
+        self.now_ms = [now + int(1000 * seconds) for now in self.now_ms]
+        self.step()
 
     def check(self) -> None:
         """Check the invariants of every replica, and that all are the same."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
 from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.storage_transfers import RankObjects
@@ -16,6 +17,7 @@ from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.protocol.engine_settings import EngineSettings
 from lockstep.ranks.protocol.host_port import split_address
 from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer
+from lockstep.storage_backends.base import Read
 from lockstep.storage_backends.peer.handshake import greet_server
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (
@@ -164,6 +166,22 @@ def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[Se
         yield group
 
 
+def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read], list[bytearray]]:
+    """Reads of the first pages of the first rank, and their buffers, which are full of something."""
+    layout = group.objects[0].pools[KV_POOL].layout
+    buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
+    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
+    return [
+        Read(name, (memoryview(buffer),), layout.shape)
+        for name, buffer in zip(names, buffers, strict=True)
+    ], buffers
+
+
+def pages_of(group: ServedGroup, count: int) -> list[bytes]:
+    """What such reads bring."""
+    return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(count))]
+
+
 class RawReader:
     """A reader that asks and receives just when a test has it do so."""
 
@@ -240,3 +258,7 @@ def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
         yield reader
     finally:
         reader.close()
+
+
+Connect = Callable[[ServedGroup], RawReader]
+"""Connects a reader to the first rank of a group."""

@@ -5,15 +5,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.agreed_pools import shard_layouts
 from lockstep.ranks.protocol.answers import Admission
 from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
-from lockstep.small_engine.contents import KeyedTokens
+from lockstep.small_engine.contents import KeyedTokens, PageContents
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
+from tests.kit.ranks.executor_parts import hashed_keys
 from tests.kit.ranks.lending_engine import LendingEngine
 
 T = TypeVar("T")
@@ -105,6 +109,32 @@ class ServedGroup:
         for ended in [self._threads.submit(each.close, flush=False) for each in caches]:
             ended.result()
         self._threads.shutdown()
+
+
+def served(cache: Cache, name: str, tokens: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Serve a prompt on one rank, as an engine does, until what it computes is in the store.
+
+    The last token is computed in any case. Return how many tokens came from the cache, and how many
+    of their pages hold other bytes than were computed for them, in any column that the rank keeps.
+    """
+    prompt, unit = tokens[:-1], cache.config.layout.page_tokens
+    cache.prefetch(name, prompt)
+    while not cache.prefetch_done(name):
+        cache.step(idle_s=0.005)
+    admission = cache.load_back(name, prompt, reserve_tokens=len(tokens))
+    assert isinstance(admission, Admission)
+    while cache.load_state(name) is LoadState.LOADING:
+        cache.step(idle_s=0.005)
+    contents = PageContents(shard_layouts(cache.config, cache.rank, cache.world_size)[KV_POOL])
+    pages, cached = cache.page_table(name), admission.cached_tokens // unit
+    whole = len(tokens) // unit
+    keys = hashed_keys(whole)
+    bad = contents.verify(cache.device_pool, pages[:cached], keys[:cached])
+    contents.fill(cache.device_pool, pages[cached:whole], keys[cached:])
+    cache.insert(name, prompt)
+    cache.release(name)
+    assert cache.flush()
+    return admission.cached_tokens, bad
 
 
 def keyed(seed: int, length: int, page_tokens: int) -> KeyedTokens:

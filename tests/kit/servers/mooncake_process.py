@@ -19,14 +19,13 @@ import sys
 from pathlib import Path
 
 from lockstep.page_format.object_header import encode_object
-from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeSettings
 from lockstep.storage_backends.mooncake.names import key_of
 from tests.kit.servers.processes import until
-from tests.kit.storage.calls import KIB, object_name, page, put, soon, writing
+from tests.kit.storage.calls import KIB, digest_of, object_name, page, put, soon, writing
 
 NAMES = 50
 WHOLE = ObjectShape.whole(16 * KIB)
@@ -63,12 +62,6 @@ async def use(what: str, master: str) -> None:
             await asyncio.to_thread(sys.stdin.readline)
     await backend.close()
     say("closed")
-
-
-def digest_of(name: ObjectName) -> bytes:
-    digest = name_digest(name)
-    assert digest is not None
-    return digest
 
 
 def keep_on_disk(master: str, directory: str) -> None:

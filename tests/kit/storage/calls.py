@@ -199,6 +199,12 @@ async def listed(backend: StorageBackend) -> list[StoredObject]:
     return [each async for each in backend.objects()]
 
 
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
     """Ask until the answer is yes; fails where that takes longer than any healthy call."""
     give_up = soon()

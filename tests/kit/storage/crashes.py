@@ -17,13 +17,13 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
 
-from lockstep.page_format.object_name import ObjectName, name_digest, object_path
+from lockstep.page_format.object_name import ObjectName, object_path
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.calls import columns, full_page, object_name, page, soon_off_loop
+from tests.kit.storage.calls import columns, digest_of, full_page, object_name, page, soon_off_loop
 from tests.kit.storage.files import open_without_unnamed_files
 
 SMALL, LARGE = 5000, (300 << 10) + 7
@@ -146,9 +146,7 @@ def let_one_die(
 
 
 def path_of(name: ObjectName) -> str:
-    digest = name_digest(name)
-    assert digest is not None
-    return object_path(name.namespace, digest)
+    return object_path(name.namespace, digest_of(name))
 
 
 def look_at_everything(root: Path, done: set[int]) -> None:

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lockstep.page_format.object_name import ObjectName, name_digest, object_path
+from lockstep.page_format.object_name import ObjectName, object_path
 from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.sweeper import Sweeper
-from tests.kit.storage.calls import HEALTHY_S, KIB
+from tests.kit.storage.calls import HEALTHY_S, KIB, digest_of
 
 _open = os.open
 
@@ -52,9 +52,7 @@ class FileStore:
             files.close()
 
     def path(self, name: ObjectName) -> Path:
-        digest = name_digest(name)
-        assert digest is not None
-        return self.root / object_path(name.namespace, digest)
+        return self.root / object_path(name.namespace, digest_of(name))
 
     def spoil(self, name: ObjectName, at: int = 0) -> None:
         flip(self.path(name), 8 * (BLOCK_BYTES + at) + 3)

@@ -50,7 +50,7 @@ class Tampering:
 
     def __init__(self, target: str, alter: Alter) -> None:
         self.connections = 0
-        self.target, self._alter = target, alter
+        self._target, self._alter = target, alter
         self.said: dict[Way, bytes] = {Way.READER: b"", Way.SERVER: b""}
         """All that the sides of the last connection said, from its first byte."""
 
@@ -60,7 +60,7 @@ class Tampering:
         server = socket.socket()
         with reader, server:
             server.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(server, split_address(self.target))
+            await asyncio.get_running_loop().sock_connect(server, split_address(self._target))
             both = (
                 asyncio.create_task(self._pump(Way.READER, reader, server)),
                 asyncio.create_task(self._pump(Way.SERVER, server, reader)),

@@ -12,7 +12,6 @@ import pytest
 
 from lockstep.launch.store.tables import full_name
 from lockstep.page_format.object_header import encode_header
-from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import Capabilities
 from lockstep.storage_backends.file.backend import FileBackend
@@ -27,6 +26,7 @@ from tests.kit.launch.stores import (
     namespace_of,
     page_name,
 )
+from tests.kit.storage.calls import digest_of
 
 
 def of_ranks(tmp_path: Path) -> str:
@@ -383,11 +383,9 @@ def test_a_header_that_claims_terabytes_costs_no_memory(lockstep: Run, kept: Kep
     kept.fill()
     name = page_name(99)
     shape = ObjectShape((Part((1 << 32) - 1),) * 100, tuple(range(100)))
-    digest = name_digest(name)
-    assert digest is not None
     path = kept.path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode_header(name, digest, 0, shape.plan(0), bytes(16 * 100)))
+    path.write_bytes(encode_header(name, digest_of(name), 0, shape.plan(0), bytes(16 * 100)))
 
     status, printed, _ = lockstep("verify", kept.uri)
 

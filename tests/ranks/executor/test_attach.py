@@ -3,8 +3,7 @@
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -45,6 +44,7 @@ from tests.kit.ranks.executor_parts import (
     objects,
     waited,
 )
+from tests.kit.waiting import wait_for
 
 
 class SlowToOpen(HeldStore):
@@ -64,17 +64,9 @@ class SlowToOpen(HeldStore):
         await super().open(memory)
 
     def let_open(self) -> None:
-        eventually(lambda: self.opening is not None)
+        wait_for(lambda: self.opening is not None)
         assert self.opening is not None
         self.opening.call_soon_threadsafe(self.may_open.set)
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Return once something is true that another thread makes true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def to_attach(uri: str) -> Proposal:
@@ -117,7 +109,7 @@ class Rank:
     def attach(self, uri: str, store: HeldStore) -> None:
         self.known[uri] = store
         self.executor.stage(to_attach(uri))
-        eventually(lambda: self.readiness(uri) is Readiness.READY)
+        wait_for(lambda: self.readiness(uri) is Readiness.READY)
         self.executor.carry_out([AttachStore(to_attach(uri).digest)])
 
 
@@ -143,7 +135,7 @@ def test_a_store_opens_in_the_background_and_is_used_once_it_is_attached(rank: R
     assert rank.readiness("a") is Readiness.STAGED
 
     store.let_open()
-    eventually(lambda: rank.readiness("a") is Readiness.READY)
+    wait_for(lambda: rank.readiness("a") is Readiness.READY)
     happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=False)))
     rank.executor.carry_out([AttachStore(to_attach("a").digest)])
     happened(rank.executor, [Put(2, objects(2), LONG_S)], includes(Ended(2, ok=True)))
@@ -162,7 +154,7 @@ def test_what_was_ordered_before_the_store_changes_goes_to_the_store_before(rank
     fill_host(rank.executor.host_pool, 1)
     second = rank.known["b"] = HeldStore()
     rank.executor.stage(to_attach("b"))
-    eventually(lambda: rank.readiness("b") is Readiness.READY)
+    wait_for(lambda: rank.readiness("b") is Readiness.READY)
 
     happened(rank.executor, [Put(1, objects(3), LONG_S)], includes(Ended(1, ok=True)))
     change: list[Order] = [DetachStore(), AttachStore(to_attach("b").digest)]
@@ -241,7 +233,7 @@ def test_where_stores_that_were_let_go_of_hold_most_of_the_bytes_no_other_is_sta
     )
     hung.let_go()
     assert hung.closed.wait(PATIENCE_S)
-    eventually(lambda: _is_staged(tight_rank, "second"))
+    wait_for(lambda: _is_staged(tight_rank, "second"))
 
 
 def test_a_store_that_does_not_open_is_a_refusal_with_its_own_words(rank: Rank) -> None:
@@ -249,7 +241,7 @@ def test_a_store_that_does_not_open_is_a_refusal_with_its_own_words(rank: Rank) 
     store.complaint = ConfigError("store a: nobody answers; start it")
     rank.executor.stage(to_attach("a"))
     store.let_open()
-    eventually(lambda: rank.readiness("a") is not Readiness.STAGED)
+    wait_for(lambda: rank.readiness("a") is not Readiness.STAGED)
 
     assert rank.readiness("a") == "store a: nobody answers; start it"
     assert rank.executor.trouble() is None
@@ -261,7 +253,7 @@ def test_a_store_that_never_opens_is_a_refusal_in_time(
     monkeypatch.setattr(stores, "OPEN_TIMEOUT_S", 0.05)
     store = rank.known["a"] = SlowToOpen()
     rank.executor.stage(to_attach("a"))
-    eventually(lambda: rank.readiness("a") is not Readiness.STAGED)
+    wait_for(lambda: rank.readiness("a") is not Readiness.STAGED)
     assert "did not open within 0.05 s" in str(rank.readiness("a"))
 
     rank.executor.unstage(to_attach("a"))
@@ -284,9 +276,9 @@ def test_stores_that_do_not_end_are_bounded(rank: Rank) -> None:
     rank.executor.unstage(to_attach("one too many"))
     for store in slow.values():
         store.let_open()
-    eventually(lambda: all(store.closed.is_set() for store in slow.values()))
+    wait_for(lambda: all(store.closed.is_set() for store in slow.values()))
     one_too_many.may_open.set()
-    eventually(lambda: _is_staged(rank, "one too many"))
+    wait_for(lambda: _is_staged(rank, "one too many"))
 
 
 def _is_staged(rank: Rank, uri: str) -> bool:

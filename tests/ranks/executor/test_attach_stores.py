@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +19,15 @@ from lockstep import (
     PageLayout,
     StopPolicy,
     StopRule,
-    StorageError,
     Timeouts,
     UsageError,
 )
-from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.protocol.agreed_pools import shard_layouts
-from lockstep.ranks.protocol.answers import Admission
-from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.operations.requests import LoadState
-from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
-from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.uri import StoreUri
 from tests.kit.ranks.executor_parts import PATIENCE_S
-
-T = TypeVar("T")
-Tokens = npt.NDArray[np.int32]
+from tests.kit.ranks.served_group import ServedGroup, served
 
 RANKS = 2
 PAGE_TOKENS = 4
@@ -54,73 +43,22 @@ CONFIG = CacheConfig(
 )
 
 
-def prompt(pages: int) -> Tokens:
+def prompt(pages: int) -> npt.NDArray[np.int32]:
     """The longer prompts continue the shorter ones; the last token is computed in any case."""
     return np.arange(pages * PAGE_TOKENS + 1, dtype=np.int32)
 
 
-class Engine:
-    """The caches of one engine, each served by a thread of its own, which steps all the time."""
-
-    def __init__(self, config: CacheConfig) -> None:
-        self._threads = ThreadPoolExecutor(RANKS)
-        members = InProcessGroup(RANKS)
-        opening_ = [
-            self._threads.submit(Cache.open, config, members.member(rank)) for rank in range(RANKS)
-        ]
-        self.caches = [each.result() for each in opening_]
-        self._number = 0
-
-    def each(self, work: Callable[[Cache], T]) -> list[T]:
-        """Return what `work` returns on each rank, whose thread does nothing else meanwhile."""
-        return list(self._threads.map(work, self.caches))
-
-    def until(self, done: Callable[[Cache], bool]) -> None:
-        """Step, as an engine without requests does, until something is true on all ranks alike."""
-
-        def step(cache: Cache) -> None:
-            cache.step(idle_s=0.005)
-            while not done(cache):
-                cache.step(idle_s=0.005)
-
-        self.each(step)
+class Engine(ServedGroup):
+    """The caches of one engine."""
 
     def until_state(self, state: StoreState) -> None:
         self.until(lambda cache: cache.store_state() is state)
 
-    def serve(self, pages: int) -> int:
+    def serve(self, name: str, pages: int) -> int:
         """Serve a prompt; return how many of its tokens came from the cache, and check their bytes."""
-        self._number += 1
-        name = f"r{self._number}"
-        cached = self.each(lambda cache: serve(cache, name, prompt(pages)))
-        assert cached[0] == cached[1]
-        return cached[0]
-
-    def close(self) -> None:
-        self.each(lambda cache: cache.close(flush=False))
-        self._threads.shutdown()
-
-
-def serve(cache: Cache, name: str, tokens: Tokens) -> int:
-    cache.prefetch(name, tokens[:-1])
-    while not cache.prefetch_done(name):
-        cache.step(idle_s=0.005)
-    admission = cache.load_back(name, tokens[:-1], reserve_tokens=len(tokens))
-    assert isinstance(admission, Admission)
-    while cache.load_state(name) is LoadState.LOADING:
-        cache.step(idle_s=0.005)
-    contents = PageContents(shard_layouts(cache.config, cache.rank, RANKS)[KV_POOL])
-    pages, cached = cache.page_table(name), admission.cached_tokens // PAGE_TOKENS
-    count = len(tokens) // PAGE_TOKENS
-    config = cache.inspection.config
-    seed = namespace_seed(config.model_digest, "", 0, config.life)
-    keys = page_keys(seed, tokens[:-1].tobytes(), PAGE_TOKENS)
-    assert contents.verify(cache.device_pool, pages[:cached], keys[:cached]) == 0
-    contents.fill(cache.device_pool, pages[cached:count], keys[cached:count])
-    cache.insert(name, tokens[:-1])
-    cache.release(name)
-    assert cache.flush()
-    return admission.cached_tokens
+        cached, wrong_pages = self.ask(lambda cache: served(cache, name, prompt(pages)))
+        assert not wrong_pages
+        return cached
 
 
 @pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
@@ -131,7 +69,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
 
     def start(store: str | None = None, **settings: object) -> Engine:
         config = replace(CONFIG, store=store, pipeline_depth=depth, **settings)  # type: ignore[arg-type]
-        started.append(Engine(config))
+        started.append(Engine(config, RANKS))
         return started[-1]
 
     yield start
@@ -148,56 +86,25 @@ def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
 ) -> None:
     uri = f"file://{tmp_path}?durability=none"
     running = engine()
-    assert running.serve(3) == 0
-    assert running.each(lambda cache: cache.store_state()) == [StoreState.DETACHED] * RANKS
+    assert running.serve("before", 3) == 0
+    assert running.ask(lambda cache: cache.store_state()) is StoreState.DETACHED
 
     outcomes = told(running.caches[::-1], uri)
     running.until_state(StoreState.ATTACHED)
     assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
-    assert running.serve(5) == 3 * PAGE_TOKENS
+    assert running.serve("after", 5) == 3 * PAGE_TOKENS
 
     fresh = engine(uri)
-    assert fresh.serve(5) == 5 * PAGE_TOKENS
+    assert fresh.serve("later", 5) == 5 * PAGE_TOKENS
     assert all(cache.stats().bytes_moved.l3_to_l2 for cache in fresh.caches)
-
-
-def test_one_rank_whose_store_does_not_open_keeps_all_from_it_and_requests_go_on(
-    engine: Callable[..., Engine], tmp_path: Path
-) -> None:
-    (tmp_path / "1").write_text("in the way")
-    running = engine()
-    outcomes = told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
-    running.until(lambda cache: outcomes[cache.rank].done())
-
-    with pytest.raises(StorageError, match=r"rank 1 cannot open it; its log says why$"):
-        outcomes[0].result(PATIENCE_S)
-    with pytest.raises(StorageError, match=r"': rank 1 cannot open it: .*/1 cannot be used"):
-        outcomes[1].result(PATIENCE_S)
-    assert running.each(lambda cache: cache.store_state()) == [StoreState.DETACHED] * RANKS
-    assert [running.serve(3), running.serve(3)] == [0, 3 * PAGE_TOKENS]
-
-    (tmp_path / "1").unlink()
-    told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
-    running.until_state(StoreState.ATTACHED)
 
 
 def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engine]) -> None:
     """And nothing is pending then, so that the right one can be told next."""
     running = engine()
 
-    for uri, complaint in (
-        ("no uri", "is not a URI"),
-        ("fle:///x", "unknown scheme 'fle'"),
-        ("braeker+memory://", "unknown wrapper 'braeker'"),
-        ("file:///x?thread=2", "unknown option 'thread'"),
-        ("breaker+memory://?breaker.calls=0", "must be from 1 to 1000"),
-        ("3fs:///x", "has no index"),
-        ("3fs:///x?index=redis", "index 'redis' is not known"),
-        ("mooncake://host", "must name the master"),
-        ("s3://bucket/x?pack=2", "unknown option 'pack'"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            running.caches[0].attach_store(uri)
+    with pytest.raises(ConfigError, match="unknown scheme 'fle'"):
+        running.caches[0].attach_store("fle:///x")
     told(running.caches, "memory://attached-after-all")
     running.until_state(StoreState.ATTACHED)
 

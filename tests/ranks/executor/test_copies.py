@@ -41,7 +41,6 @@ from tests.kit.ranks.executor_parts import (
     grouped_layout,
     happened,
     includes,
-    make_executor,
     mixed_layout,
     plain_layout,
     to_device,
@@ -81,9 +80,8 @@ Start = Callable[..., RankExecutor]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(made: Start) -> Start:
     """Make executors that are closed at the end."""
-    started: list[RankExecutor] = []
 
     def make(
         layout: ShardLayout,
@@ -91,15 +89,11 @@ def start() -> Iterator[Start]:
         pages: int = PAGES,
         components: Mapping[str, ShardLayout] | None = None,
     ) -> RankExecutor:
-        executor = make_executor(
+        return made(
             layout, components=components, device=device, device_pages=pages, host_pages=pages
         )
-        started.append(executor)
-        return executor
 
-    yield make
-    for executor in started:
-        executor.close()
+    return make
 
 
 class HeldTransfers(tuple[CopyTransfer, ...]):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -45,25 +45,16 @@ Start = Callable[..., RankExecutor]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Make executors of a hybrid model; they are closed at the end."""
     # However fast the store is: tests count its calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
-    started: list[RankExecutor] = []
 
     def make(store: HeldStore, layout: ShardLayout | None = None) -> RankExecutor:
-        executor = make_executor(
-            layout or grouped_layout(),
-            components=COMPONENTS,
-            backend=store,
-            host_pages=HOST_PAGES,
-        )
-        started.append(executor)
-        return executor
+        pages = layout or grouped_layout()
+        return made(pages, components=COMPONENTS, backend=store, host_pages=HOST_PAGES)
 
-    yield make
-    for executor in started:
-        executor.close()
+    return make
 
 
 def objects(pool: str, count: int, *, first_key: int = 0, first_page: int = 0) -> ObjectTransfer:

@@ -16,7 +16,7 @@ from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.protocol.agreed_pools import agreed_pools
 from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
-from tests.kit.ranks.executor_parts import LAYOUTS, mixed_layout
+from tests.kit.ranks.executor_parts import LAYOUTS, mixed_layout, plain_pages
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -85,13 +85,6 @@ def test_an_executor_has_the_pools_of_its_configuration_in_their_agreed_sizes() 
     assert executor.host_pool is hosts["kv"]
 
 
-def test_memory_that_is_taken_ahead_is_zero_in_every_pool() -> None:
-    executor = create(CPU)
-    executor.close()
-
-    assert not any(bool(pool.bytes_tensor.any()) for pool in executor.host_pools.values())
-
-
 def lent(layout: PageLayout, pages: int = 5) -> EnginePages:
     """An engine's pages of rank 0, which are described as those of any rank."""
     shard = layout.shard(0, 2)
@@ -129,19 +122,6 @@ def test_an_engine_lends_pages_of_just_the_model_s_pools(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         create({name: lent(layout) for name, layout in layouts.items()})
-
-
-def test_an_executor_takes_an_engine_s_pages_of_several_pools() -> None:
-    pages = {"kv": lent(HYBRID.layout), "window": lent(WINDOW.layout), "state": lent(STATE.layout)}
-
-    executor = create(pages)
-    executor.close()
-
-    assert {name: pool.pages for name, pool in executor.host_pools.items()} == {
-        "kv": 8,
-        "window": 6,
-        "state": 2,
-    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -185,10 +165,7 @@ def test_a_page_that_does_not_exist_is_refused(slot: int) -> None:
 
 
 def test_a_large_pool_costs_nothing_until_it_is_used() -> None:
-    shard = PageLayout(
-        page_tokens=1,
-        columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),),
-    ).shard(0, 1)
+    shard = plain_pages(1 << 20).shard(0, 1)
 
     pool = HostPool(shard, 4096, pinned=False)
 

@@ -1,28 +1,22 @@
 """Optional columns (rule R5): engines with and without a draft model share one store."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.ballot import Capped, Ended, Landed
-from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.protocol.agreed_pools import shard_layouts
-from lockstep.ranks.protocol.answers import Admission
 from lockstep.ranks.protocol.config import SlidingWindow
 from lockstep.ranks.protocol.model_description import KeptState, ModelDescription
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, ObjectTransfer, Put
-from lockstep.ranks.replica.operations.requests import LoadState
-from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends.base import Counters, StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
@@ -30,20 +24,16 @@ from tests.kit.ranks.executor_parts import (
     LONG_S,
     fill_host,
     happened,
-    hashed_keys,
     includes,
     keys,
     make_executor,
 )
-
-T = TypeVar("T")
+from tests.kit.ranks.served_group import ServedGroup, served
 
 RANKS = 2
 PAGES = 12
 PAGE_TOKENS = 4
 TOKENS = np.arange(PAGES * PAGE_TOKENS + 1, dtype=np.int32)
-KEYS = hashed_keys(PAGES)
-
 KEPT = (
     Column(name="k", layers=2, heads=4, elements=6),
     Column(name="index", layers=2, heads=1, elements=4, dtype="float32", replicated=True),
@@ -62,33 +52,17 @@ FULL = CacheConfig(
 LEAN = replace(FULL, absent_columns=DRAFT)
 
 
-class Group:
-    """The caches of one engine's ranks, each of which does everything in a thread of its own."""
-
-    def __init__(self, config: CacheConfig) -> None:
-        self._threads = ThreadPoolExecutor(RANKS)
-        members = InProcessGroup(RANKS)
-        opening = [
-            self._threads.submit(Cache.open, config, members.member(rank)) for rank in range(RANKS)
-        ]
-        self._caches = [each.result() for each in opening]
-
-    def each(self, work: Callable[[Cache], T]) -> list[T]:
-        """Return what `work` returns on each rank."""
-        return list(self._threads.map(work, self._caches))
-
-    def close(self) -> None:
-        self.each(Cache.close)
-        self._threads.shutdown()
+Start = Callable[[CacheConfig], ServedGroup]
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Callable[[CacheConfig], Group]]:
+def engine(tmp_path: Path) -> Iterator[Start]:
     """Start engines on one file store."""
-    started: list[Group] = []
+    started: list[ServedGroup] = []
 
-    def start(config: CacheConfig) -> Group:
-        started.append(Group(replace(config, store=f"file://{tmp_path}?durability=none")))
+    def start(config: CacheConfig) -> ServedGroup:
+        at = f"file://{tmp_path}?durability=none"
+        started.append(ServedGroup(replace(config, store=at), RANKS))
         return started[-1]
 
     yield start
@@ -97,26 +71,7 @@ def engine(tmp_path: Path) -> Iterator[Callable[[CacheConfig], Group]]:
 
 
 def serve(cache: Cache) -> tuple[int, int]:
-    """Serve the prompt as an engine does, and wait until what it has computed is in the store.
-
-    Return how many tokens came from the cache, and how many of their pages held other bytes than
-    were computed for them; all columns that the engine keeps are looked at.
-    """
-    cache.prefetch("request", TOKENS[:-1])
-    while not cache.prefetch_done("request"):
-        cache.step(idle_s=0.005)
-    admission = cache.load_back("request", TOKENS[:-1], reserve_tokens=len(TOKENS))
-    assert isinstance(admission, Admission)
-    while cache.load_state("request") is LoadState.LOADING:
-        cache.step(idle_s=0.005)
-    contents = PageContents(shard_layouts(cache.config, cache.rank, RANKS)[KV_POOL])
-    pages, cached = cache.page_table("request"), admission.cached_tokens // PAGE_TOKENS
-    bad = contents.verify(cache.device_pool, pages[:cached], KEYS[:cached])
-    contents.fill(cache.device_pool, pages[cached:PAGES], KEYS[cached:])
-    cache.insert("request", TOKENS[:-1])
-    cache.release("request")
-    assert cache.flush()
-    return admission.cached_tokens, bad
+    return served(cache, "request", TOKENS)
 
 
 def counters(cache: Cache) -> Counters:
@@ -124,23 +79,22 @@ def counters(cache: Cache) -> Counters:
     return cache.inspection.executor.storage_counters()
 
 
-ALL_OF_IT = [(PAGES * PAGE_TOKENS, 0)] * RANKS
-NOTHING = [(0, 0)] * RANKS
+ALL_OF_IT, NOTHING = (PAGES * PAGE_TOKENS, 0), (0, 0)
 
 
 def test_engines_with_and_without_a_draft_model_share_one_store(
-    engine: Callable[[CacheConfig], Group],
+    engine: Start,
 ) -> None:
     """Each engine starts with empty memory, so that all it finds comes from the store."""
     without = engine(LEAN)
-    computed = without.each(serve)
+    computed = without.ask(serve)
     with_draft = engine(FULL)
-    missed = with_draft.each(serve)
-    found = [engine(FULL).each(serve), engine(LEAN).each(serve)]
+    missed = with_draft.ask(serve)
+    found = [engine(FULL).ask(serve), engine(LEAN).ask(serve)]
 
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
-    seen = with_draft.each(counters)
+    seen = [counters(cache) for cache in with_draft.caches]
     # A rank whose read was cancelled because the other had found out first has seen none.
     assert sum(each.reads_lacking for each in seen) > 0
     assert not any(each.reads_corrupt for each in seen)
@@ -171,21 +125,6 @@ def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
         executor.close()
     assert [bytes(full.host_pool.page(page)) for page in range(3)] == contents[:3]
     assert (seen.reads_lacking, seen.reads_missing, seen.reads_corrupt) == (2, 0, 0)
-
-
-def test_ranks_that_keep_different_columns_are_told_at_the_start() -> None:
-    members = InProcessGroup(RANKS)
-    with ThreadPoolExecutor(RANKS) as threads:
-        opening = [
-            threads.submit(Cache.open, config, members.member(rank))
-            for rank, config in enumerate((FULL, LEAN))
-        ]
-
-    for each in opening:
-        with pytest.raises(
-            ConfigError, match=r"absent_columns\.length is 0 on rank 0, 2 on rank 1"
-        ):
-            each.result()
 
 
 @pytest.mark.parametrize("name", ["k", "drafts"])

@@ -1,6 +1,6 @@
 """Pages that are the same on every rank: written once, by one rank each, and read by all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -35,26 +35,22 @@ Group = Callable[..., list[RankExecutor]]
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
+def group(made: Callable[..., RankExecutor]) -> Group:
     """Make the executors of a group of ranks that share a store; they are closed at the end."""
-    started: list[RankExecutor] = []
 
     def make(layout: Callable[[int], ShardLayout], *, spread: bool = True) -> list[RankExecutor]:
         shelf = Shelf()
-        started.extend(
-            make_executor(
+        return [
+            made(
                 layout(rank),
                 backend=MemoryBackend(shelf),
                 writer=WriterShare(rank=rank, world_size=RANKS) if spread else EVERYTHING,
                 host_pages=PAGES,
             )
             for rank in range(RANKS)
-        )
-        return started
+        ]
 
-    yield make
-    for executor in started:
-        executor.close()
+    return make
 
 
 def persisted(executors: list[RankExecutor], count: int = PAGES) -> list[list[Progress]]:

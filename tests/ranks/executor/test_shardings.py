@@ -1,7 +1,7 @@
 """Groups of different TP sizes on one store: each finds what the others have written, or has a miss."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
-from lockstep.page_format.object_name import ObjectName, name_digest
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
@@ -27,7 +27,6 @@ from tests.kit.ranks.executor_parts import (
     hashed_keys,
     hashed_objects,
     includes,
-    make_executor,
 )
 from tests.kit.ranks.reference_pages import (
     DRAFT,
@@ -40,6 +39,7 @@ from tests.kit.ranks.reference_pages import (
     reference_page,
     unheld,
 )
+from tests.kit.storage.calls import digest_of
 
 PAGES = 5
 KEYS = hashed_keys(PAGES)
@@ -74,9 +74,8 @@ class RecordingStore(MemoryBackend):
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(made: Callable[..., RankExecutor]) -> Start:
     """Make the executors of a group, which are closed at the end."""
-    started: list[RankExecutor] = []
 
     def make(
         backend: MakeBackend,
@@ -85,8 +84,8 @@ def start() -> Iterator[Start]:
         absent: Sequence[str] = (),
         pages: int = PAGES,
     ) -> list[RankExecutor]:
-        group = [
-            make_executor(
+        return [
+            made(
                 layout.shard(rank, tp_size, absent=absent),
                 backend=backend(),
                 writer=WriterShare(rank=rank, world_size=tp_size),
@@ -97,12 +96,8 @@ def start() -> Iterator[Start]:
             )
             for rank in range(tp_size)
         ]
-        started.extend(group)
-        return group
 
-    yield make
-    for executor in started:
-        executor.close()
+    return make
 
 
 @pytest.fixture
@@ -212,9 +207,7 @@ def test_objects_of_another_group_that_lack_a_column_are_a_miss(
 
 
 def object_of(page: int, shard: str) -> bytes:
-    digest = name_digest(ObjectName(NAMESPACE, KEYS[page].hex(), KV_POOL, shard))
-    assert digest is not None
-    return digest
+    return digest_of(ObjectName(NAMESPACE, KEYS[page].hex(), KV_POOL, shard))
 
 
 def test_a_page_of_which_one_object_of_the_other_group_is_missing_is_a_miss(

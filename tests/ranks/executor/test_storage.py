@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from lockstep.errors import ConfigError, UsageError
+from lockstep.errors import UsageError
 from lockstep.page_format.object_name import ObjectName, object_path
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor import executor as rank_executor
@@ -67,11 +66,10 @@ def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(made: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Make executors that are closed at the end, also when the test has failed."""
     # However fast the store is: tests count its calls.
     monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
-    started: list[RankExecutor] = []
     held: list[HeldStore] = []
 
     def make(
@@ -80,19 +78,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         host_pages: int = 8,
         inflight_bytes: int = 64 << 20,
     ) -> RankExecutor:
-        executor = make_executor(
-            layout, backend=backend, host_pages=host_pages, inflight_bytes=inflight_bytes
-        )
-        started.append(executor)
         if isinstance(backend, HeldStore):
             held.append(backend)
-        return executor
+        return made(layout, backend=backend, host_pages=host_pages, inflight_bytes=inflight_bytes)
 
     yield make
     for store in held:
         store.let_go()
-    for executor in started:
-        executor.close()
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -463,21 +455,6 @@ def test_a_page_that_the_pool_does_not_have_fails_its_operation_alone(start: Sta
     assert set(progress) == {Capped(1, 0), Ended(2, ok=False)}
 
 
-def test_without_a_store_nothing_is_there_and_nothing_is_written(start: Start) -> None:
-    executor = start(mixed_layout(), None)
-
-    executor.carry_out(
-        [
-            look_up(1, keys(1), LONG_S),
-            Fetch(2, objects(1), LONG_S),
-            Put(3, objects(1), LONG_S),
-        ]
-    )
-
-    assert executor.progress() == [Answered(1, 0), Capped(2, 0), Ended(3, ok=False)]
-    assert executor.storage_counters().reads_ok == 0
-
-
 def test_the_bytes_in_flight_stay_within_their_bound(start: Start) -> None:
     store = HeldStore()
     executor = start(
@@ -563,33 +540,6 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
 
     assert store.closed.is_set()
     assert executor.progress() == [Capped(1, 0)]
-
-
-class Unopenable(MemoryBackend):
-    """A store that cannot be reached: it refuses at once, or never answers."""
-
-    def __init__(self, *, answers: bool) -> None:
-        super().__init__()
-        self._answers = answers
-        self.let_go = threading.Event()
-
-    async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        if self._answers:
-            raise ConfigError("store x: nobody answers; start it")
-        await asyncio.to_thread(self.let_go.wait)
-
-
-def test_a_store_that_does_not_open_is_refused_with_its_own_words() -> None:
-    with pytest.raises(ConfigError, match="nobody answers; start it"):
-        make_executor(mixed_layout(), backend=Unopenable(answers=True))
-
-
-def test_a_store_that_never_opens_is_refused_in_time() -> None:
-    store = Unopenable(answers=False)
-
-    with pytest.raises(ConfigError, match="did not open within"):
-        make_executor(mixed_layout(), backend=store, open_timeout_s=SOON_S, close_timeout_s=SOON_S)
-    store.let_go.set()
 
 
 def three_mib(pace: Pace, nbytes: int, now: float) -> None:

@@ -96,37 +96,21 @@ def test_a_rank_that_lost_a_page_shortens_the_prefix_for_everyone() -> None:
     assert ranks.decider.hit("r", PROMPT) == 3 * PAGE_TOKENS
 
 
-def test_one_worker_s_failed_load_fails_for_all() -> None:
+def test_a_load_is_over_once_the_slowest_worker_has_ended_it_and_fails_for_all_if_it_did() -> None:
     ranks = DecidedRanksInTurn(2)
     published(ranks)
     assert ranks.decider.hit("r", PROMPT) == len(PROMPT)
     ranks.decider.load("r", PROMPT, range(4))
     ranks.step()
-    assert ranks.decider.load_state("r") is LoadState.LOADING
 
     ranks.executors[0].obey_only(CopyToDevice)
+    ranks.step()
+    assert ranks.decider.load_state("r") is LoadState.LOADING
     ranks.executors[1].fail()
     ranks.step()
     ranks.settle()
 
     assert ranks.decider.load_state("r") is LoadState.FAILED
-
-
-def test_a_load_is_over_once_the_slowest_worker_has_it() -> None:
-    ranks = DecidedRanksInTurn(2)
-    published(ranks)
-    ranks.decider.hit("r", PROMPT)
-    ranks.decider.load("r", PROMPT, range(4))
-    ranks.step()
-
-    ranks.executors[0].obey()
-    ranks.step()
-    states = [ranks.decider.load_state("r")]
-    ranks.executors[1].obey()
-    ranks.step()
-    states.append(ranks.decider.load_state("r"))
-
-    assert states == [LoadState.LOADING, LoadState.READY]
 
 
 def test_a_fold_that_lacks_a_rank_is_no_round_and_is_asked_for_again() -> None:

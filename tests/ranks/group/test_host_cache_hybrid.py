@@ -165,18 +165,3 @@ def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine:
     engine.until("r", LoadState.READY)
 
     assert_equal(engine.content(back, [3, 2, 1], 5), held)
-
-
-def test_bytes_that_have_changed_in_host_memory_are_not_taken_for_a_request_s_own(
-    engine: Engine,
-) -> None:
-    tokens = [*PROMPT, 7, 8]
-    pages = lent(list(range(7)), list(range(7)), [2])
-    engine.cache.hit("r", tokens)
-    assert engine.cache.retract("r", tokens, pages)
-    engine.until("r", LoadState.SAVED)
-    host = engine.cache.inspection.executor.host_pools["state"].bytes_tensor  # type: ignore[attr-defined]
-    host.zero_()
-
-    assert engine.cache.resume("r", pages) is None
-    engine.until("r", LoadState.FAILED)

@@ -3,14 +3,13 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Ballot
 from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import HEADER_LANES, MESSAGES, BallotShape, LaneLayout, Voter
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.seats import Seats
 from lockstep.coordinator.verdict import Verdicts
 from lockstep.errors import DivergenceError, UsageError
@@ -39,18 +38,6 @@ def test_the_verdict_says_how_many_messages_the_last_of_the_ranks_with_an_inbox_
     had: list[int | None],
 ) -> None:
     assert voted(*had) == min((each for each in had if each is not None), default=0)
-
-
-def test_a_round_is_as_long_however_many_messages_there_are() -> None:
-    """Rule R1: messages have one lane, in the header, and nothing else of the vector changes."""
-    ballot = Ballot(BallotShape(world_size=2, seats=1), 0)
-
-    def lanes(messages: int | None) -> np.ndarray:
-        return ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0, messages=messages))
-
-    without, some = lanes(None), lanes(9)
-    assert without.shape == some.shape
-    assert np.flatnonzero(without != some).tolist() == [MESSAGES] == [HEADER_LANES - 1]
 
 
 @given(
@@ -159,12 +146,6 @@ def test_an_idle_member_waits_until_a_message_comes(depth: int) -> None:
     comes.join()
 
     assert (b"arrival",) in steps(ranks, 1)
-
-
-def test_a_cache_without_an_inbox_has_no_messages(depth: int) -> None:
-    ranks = RanksInTurn(2, depth=depth)
-
-    assert steps(ranks, 2) == [(), ()]
 
 
 def ended_in(cache: Cache) -> tuple[int, str]:

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, Timeouts
-from lockstep.coordinator.ballot import Ended
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.group.member.messages import Backlog
+from lockstep.ranks.group.opening import store_access
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
-from lockstep.ranks.protocol.orders import KV_POOL, ObjectTransfer, Put
 from lockstep.storage_backends.uri import parse_uri
-from tests.kit.ranks.executor_parts import hashed_keys, waited
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
 CONFIG = CacheConfig(
@@ -99,15 +98,6 @@ def test_stores_that_differ_are_named_without_their_secrets(store: str, named: s
     )
 
 
-def test_a_store_that_does_not_open_is_told_without_its_secrets(tmp_path: Path) -> None:
-    store = f"3fs://{tmp_path}?index=redis://:hunter/2@127.0.0.1:1/0"
-
-    (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
-
-    assert "hunter" not in said
-    assert "is not known; write sqlite:///absolute/path" in said
-
-
 def test_settings_are_printed_without_the_store_s_secrets() -> None:
     store = "peer://127.0.0.1:1?secret=hunter2-hunter2-hunter2"
 
@@ -176,18 +166,18 @@ def test_memory_that_the_machine_does_not_have_is_refused_before_it_is_taken_for
     assert "GiB is available" in said
 
 
-@pytest.mark.parametrize("pool", ["kv", "state"])
-def test_heads_that_the_ranks_cannot_divide_are_refused(pool: str) -> None:
-    column = Column(name="conv", layers=1, heads=3, elements=1)
-    own, page = (PageLayout(page_tokens=tokens, columns=(column,)) for tokens in (1, 4))
-    uneven = {
-        "kv": replace(CONFIG, layout=page),
-        "state": replace(CONFIG, components=(WINDOW, replace(STATE, layout=own))),
-    }
-
-    (said,) = problems(open_on([uneven[pool]] * 2))
-
-    assert "column 'conv' has 3 KV heads, which 2 ranks cannot divide evenly" in said
+@pytest.mark.parametrize(
+    ("store", "share"),
+    [
+        ("file:///kv", WriterShare(rank=1, world_size=2)),
+        ("file:///kv/{rank}", EVERYTHING),
+    ],
+    ids=["one store", "a store for each rank"],
+)
+def test_ranks_share_out_replicated_pages_only_where_they_share_a_store(
+    store: str, share: WriterShare
+) -> None:
+    assert store_access(LATENT, 1, 2, store).writer == share
 
 
 def test_a_store_that_has_the_model_with_other_components_is_refused_by_the_pool_s_name(
@@ -199,34 +189,3 @@ def test_a_store_that_has_the_model_with_other_components_is_refused_by_the_pool
     (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
 
     assert "the store keeps the pool 'state', which is not configured here" in said
-
-
-@pytest.mark.parametrize(
-    ("store", "writes"),
-    [("file://{path}?durability=none", 64), ("file://{path}/{rank}?durability=none", 128)],
-    ids=["one store", "a store for each rank"],
-)
-def test_a_replicated_page_is_written_once_to_each_store(
-    tmp_path: Path, store: str, writes: int
-) -> None:
-    uri = store.replace("{path}", str(tmp_path))
-    (tmp_path / "0").mkdir()
-    (tmp_path / "1").mkdir()
-    caches = [each.result() for each in open_on([replace(LATENT, store=uri)] * 2)]
-    opened = [
-        each.inspection.executor
-        for each in caches
-        if isinstance(each.inspection.executor, RankExecutor)
-    ]
-    claims = [executor.storage_counters().writes_ok for executor in opened]
-    order = Put(1, (ObjectTransfer(KV_POOL, hashed_keys(64), (0,) * 64),), 600.0)
-
-    for executor in opened:
-        executor.carry_out([order])
-    ended = [waited(executor, bool) for executor in opened]
-
-    written = [executor.storage_counters().writes_ok for executor in opened]
-    for cache in caches:
-        cache.close(flush=False)
-    assert ended == [[Ended(1, ok=True)]] * 2
-    assert sum(written) - sum(claims) == writes

@@ -3,8 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import PeerLost
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.answers import Admission
 from lockstep.ranks.protocol.timed_events import (
     OperationBegan,
     OperationEnded,
@@ -24,7 +21,7 @@ from lockstep.ranks.protocol.timed_events import (
     StoreCalled,
     TimedEvent,
 )
-from lockstep.ranks.replica.operations.requests import LoadState
+from tests.kit.ranks.serving_alone import served
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=1),))
 
@@ -34,21 +31,6 @@ def opened(depth: int, events: list[TimedEvent]) -> Cache:
         model="m", layout=LAYOUT, device_pages=8, host_pages=8, pipeline_depth=depth
     )
     return Cache.open(config, InProcessGroup(1).member(0), timeline=events.append)
-
-
-def served(cache: Cache, tokens: npt.NDArray[np.int32]) -> int:
-    """Serve a prompt, and return how many of its tokens came from the cache."""
-    assert cache.prefetch("r", tokens)
-    while not cache.prefetch_done("r"):
-        cache.step(idle_s=0.005)
-    admission = cache.load_back("r", tokens, reserve_tokens=len(tokens))
-    assert isinstance(admission, Admission)
-    while cache.load_state("r") is LoadState.LOADING:
-        cache.step(idle_s=0.005)
-    cache.insert("r", tokens)
-    cache.release("r")
-    assert cache.flush()
-    return admission.cached_tokens
 
 
 def test_a_pipelined_step_has_two_halves_and_the_round_of_the_step_before_in_the_first() -> None:
@@ -114,12 +96,11 @@ def test_copies_and_calls_are_told_with_their_operation_and_add_up_to_what_was_m
         store="memory://timeline",
         stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
     )
-    first, longer = np.arange(16, dtype=np.int32), np.arange(24, dtype=np.int32)
     with closing(Cache.open(config, InProcessGroup(1).member(0))) as before:
-        assert served(before, first) == 0
+        assert served(before, "r", range(4)) == 0
     member = InProcessGroup(1).member(0)
     with closing(Cache.open(config, member, timeline=events.append)) as cache:
-        assert served(cache, longer) == len(first)
+        assert served(cache, "r", range(6)) == 4
         moved = cache.stats().bytes_moved
 
     kinds = {e.operation: e.kind for e in events if isinstance(e, OperationBegan)}

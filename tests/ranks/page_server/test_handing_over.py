@@ -1,6 +1,6 @@
 """Prompts that one group computes and another goes on with: real caches, bytes and sockets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
@@ -25,12 +25,6 @@ LENDS = {
 BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
 HALF, WHOLE = 4 * PAGE_TOKENS, 8 * PAGE_TOKENS
 TOKENS = keyed(1, WHOLE + 7, PAGE_TOKENS)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def unused(cache: Cache) -> list[bool]:

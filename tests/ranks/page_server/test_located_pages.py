@@ -1,7 +1,7 @@
 """What a rank keeps for readers whose transfer engines read it, and until when."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from queue import Empty
 
@@ -10,7 +10,7 @@ import pytest
 from lockstep.errors import StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import part_table
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.buffers import address_of
@@ -18,7 +18,6 @@ from lockstep.storage_backends.peer.transfer_engine import Piece, TransferEngine
 from lockstep.storage_backends.peer.wire import (
     Done,
     Forget,
-    Hello,
     Locate,
     Located,
     Message,
@@ -27,13 +26,13 @@ from lockstep.storage_backends.peer.wire import (
     encode,
 )
 from tests.kit.programs import program
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
     LONG_BOUNDS,
+    Connect,
     RawReader,
     ServedGroup,
     objects_of,
-    raw_reader,
     serving,
 )
 from tests.kit.servers.mooncake_master import needs_mooncake
@@ -41,19 +40,11 @@ from tests.kit.servers.ports import free_port
 from tests.kit.servers.processes import until
 from tests.ranks.page_server.test_page_server import ask, ended
 
-LAYOUT = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),)
-)
+LAYOUT = plain_pages(1 << 20)
 KEYS = hashed_keys(4)
 IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
 
 Serve = Callable[..., ServedGroup]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -66,21 +57,6 @@ def serve(stack: ExitStack) -> Serve:
         return group
 
     return start
-
-
-@pytest.fixture
-def connect(stack: ExitStack) -> Callable[[ServedGroup], RawReader]:
-    """Makes a reader that has heard the hello."""
-
-    def make(group: ServedGroup) -> RawReader:
-        reader = stack.enter_context(raw_reader(group.servers[0].address))
-        assert isinstance(reader.receive_control(), Hello)
-        return reader
-
-    return make
-
-
-Connect = Callable[[ServedGroup], RawReader]
 
 
 def locate(count: int, number: int = 7) -> Locate:

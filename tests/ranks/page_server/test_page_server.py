@@ -3,8 +3,8 @@
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 
 import pytest
@@ -15,7 +15,7 @@ from lockstep.errors import ConfigError, InternalError, StorageError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import MARK_POOL
 from lockstep.page_format.object_shape import part_table
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.page_server.offers import OfferedPage, Offers
 from lockstep.ranks.page_server.page_server import PageServer, ServerBounds
 from lockstep.ranks.page_server.served_pages import ServedPages
@@ -32,8 +32,10 @@ from lockstep.storage_backends.peer.wire import (
     State,
     Told,
 )
-from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys
+from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
+    LONG_BOUNDS,
+    Connect,
     RawReader,
     ServedGroup,
     objects_of,
@@ -41,55 +43,29 @@ from tests.kit.ranks.page_servers import (
     serving,
 )
 
-LARGE = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
-)
+LARGE = plain_pages(24 << 20)
 """Pages that no socket's buffers hold, so that their sends take as long as their reader does."""
-MEDIUM = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=3 << 19, dtype="uint8"),),
-)
+MEDIUM = plain_pages(3 << 19)
 """Pages of which several are one frame, each sent by itself."""
-SMALL = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
-)
+SMALL = plain_pages(64)
 KEYS = hashed_keys(4)
 SHARED = "a secret"
 IMPATIENT = ServerBounds(quiet_s=0.01, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
 
 Serve = Callable[..., ServedGroup]
-Connect = Callable[..., RawReader]
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def connect(stack: ExitStack) -> Connect:
-    """Makes a reader that has heard the hello."""
-
-    def make(group: ServedGroup) -> RawReader:
-        reader = stack.enter_context(raw_reader(group.servers[0].address))
-        message, _ = reader.receive()
-        assert isinstance(message, Hello)
-        return reader
-
-    return make
-
-
-@pytest.fixture
-def serve(stack: ExitStack, connect: Connect) -> Serve:
-    """Starts a rank with pages that it does not offer yet. It is closed before its readers are."""
+def serve(stack: ExitStack) -> Serve:
+    """Starts a rank that offers the first of its pages, or none."""
 
     def start(
-        layout: PageLayout, bounds: ServerBounds | None = None, pages: int = 3
+        layout: PageLayout, bounds: ServerBounds = LONG_BOUNDS, *, pages: int = 3, offers: int = 0
     ) -> ServedGroup:
-        bounds = bounds or ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S)
-        return stack.enter_context(serving(layout, pages=pages, bounds=bounds))
+        group = stack.enter_context(serving(layout, pages=pages, bounds=bounds))
+        if offers:
+            group.serve(hashed_keys(offers))
+        return group
 
     return start
 
@@ -217,9 +193,6 @@ class TestOffers:
 
         assert begun.header() == bytes(HEADER_BYTES)
 
-    def test_an_operation_that_offers_nothing_is_quiet_at_once(self, serve: Serve) -> None:
-        assert ended(serve(SMALL).withdrawn(99)) == [99]
-
     def test_an_order_with_a_page_that_there_is_not_is_refused_where_it_comes_from(
         self, serve: Serve
     ) -> None:
@@ -246,8 +219,7 @@ class TestWithdrawing:
     def test_a_page_that_is_being_read_is_quiet_only_when_its_send_has_ended(
         self, serve: Serve, connect: Connect
     ) -> None:
-        group = serve(LARGE)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, offers=3)
         reader = connect(group)
         first = begin(reader, group, 3)
 
@@ -264,13 +236,12 @@ class TestWithdrawing:
     def test_after_withdrawal_the_rest_of_what_a_reader_asked_for_is_absent(
         self, serve: Serve, connect: Connect
     ) -> None:
-        group = serve(LARGE)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, offers=3)
         reader = connect(group)
         begin(reader, group, 3)
 
         quiet = group.withdrawn()
-        assert told(reader_on(group, connect), ask(group, 1)) == b"\0"
+        assert told(connect(group), ask(group, 1)) == b"\0"
         reader.receive_attached()
 
         assert reader.receive_states(2) == [State.ABSENT] * 2
@@ -279,8 +250,7 @@ class TestWithdrawing:
     def test_a_reader_that_hangs_is_cut_off_and_said_to_be(
         self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
-        group = serve(LARGE, IMPATIENT)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, IMPATIENT, offers=3)
         reader = connect(group)
         begin(reader, group, 3)
 
@@ -305,8 +275,7 @@ class TestWithdrawing:
     def test_a_reader_that_takes_nothing_for_long_is_cut_off(
         self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
-        group = serve(LARGE, ServerBounds(stall_s=0.01, quiet_s=PATIENCE_S))
-        group.serve(KEYS[:3])
+        group = serve(LARGE, ServerBounds(stall_s=0.01, quiet_s=PATIENCE_S), offers=3)
         reader = connect(group)
         begin(reader, group, 3)
 
@@ -317,8 +286,7 @@ class TestWithdrawing:
     def test_closing_ends_what_is_being_read_and_all_is_quiet(
         self, serve: Serve, connect: Connect
     ) -> None:
-        group = serve(LARGE)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, offers=3)
         reader = connect(group)
         begin(reader, group, 3)
 
@@ -387,8 +355,7 @@ class TestReaders:
         self, serve: Serve, connect: Connect
     ) -> None:
         keys = hashed_keys(60)
-        group = serve(MEDIUM, pages=len(keys))
-        group.serve(keys)
+        group = serve(MEDIUM, pages=len(keys), offers=len(keys))
         reader = connect(group)
         pages = group.objects[0].page_views(KV_POOL, range(len(keys)))
         wanted = fetch(group, 0)._replace(keys=tuple(key.hex() for key in keys))
@@ -400,13 +367,12 @@ class TestReaders:
     def test_what_is_forgotten_is_absent_and_what_follows_is_served(
         self, serve: Serve, connect: Connect
     ) -> None:
-        group = serve(LARGE)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, offers=3)
         reader = connect(group)
         begin(reader, group, 3)
 
         reader.send(Forget(7))
-        told_by_then = reader_on(group, connect)
+        told_by_then = connect(group)
         assert told(told_by_then, ask(group, 1)) == b"\1"
         reader.receive_attached()
         assert reader.receive_states(2) == [State.ABSENT] * 2
@@ -416,8 +382,7 @@ class TestReaders:
     def test_a_reader_of_other_parts_is_sent_the_header_alone(
         self, serve: Serve, connect: Connect
     ) -> None:
-        group = serve(SMALL)
-        group.serve(KEYS[:1])
+        group = serve(SMALL, offers=1)
         reader = connect(group)
 
         reader.send(fetch(group, 1)._replace(table=b"\1" * 5))
@@ -425,32 +390,22 @@ class TestReaders:
 
         assert (message, len(attached)) == (Pages(7, 0, bytes([State.BARE])), HEADER_BYTES)
 
-    @pytest.mark.parametrize(
-        ("held", "said"),
-        [(b"\1", "it wants parts that cannot be"), (b"", "it wants parts that cannot be")],
-    )
+    @pytest.mark.parametrize("held", [b"\1", b""])
     def test_a_reader_that_wants_parts_that_there_are_not_is_cut_off(
-        self,
-        serve: Serve,
-        connect: Connect,
-        caplog: pytest.LogCaptureFixture,
-        held: bytes,
-        said: str,
+        self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture, held: bytes
     ) -> None:
-        group = serve(SMALL)
-        group.serve(KEYS[:1])
+        group = serve(SMALL, offers=1)
         reader = connect(group)
 
         reader.send(fetch(group, 1)._replace(held=held))
 
         assert reader.is_hung_up_on()
-        assert said in messages(caplog)[0]
+        assert "it wants parts that cannot be" in messages(caplog)[0]
 
     def test_a_reader_that_asks_for_too_much_at_a_time_is_cut_off(
         self, serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
-        group = serve(LARGE)
-        group.serve(KEYS[:3])
+        group = serve(LARGE, offers=3)
         reader = connect(group)
 
         for number in range(REQUESTS_MAX + 2):
@@ -459,14 +414,15 @@ class TestReaders:
         assert reader.is_hung_up_on()
         assert f"more than {REQUESTS_MAX} things at a time" in messages(caplog)[0]
 
-    @given(st.binary(min_size=1, max_size=200))
-    def test_any_garbage_of_a_reader_that_has_greeted_costs_that_reader_alone(
-        self, garbage: bytes
+    @pytest.mark.parametrize("greets", [True, False])
+    @given(garbage=st.binary(min_size=1, max_size=200))
+    def test_any_garbage_of_a_reader_costs_that_reader_alone(
+        self, garbage: bytes, *, greets: bool
     ) -> None:
         with serving(SMALL, pages=1) as group:
             group.serve(KEYS[:1])
-            with raw_reader(group.servers[0].address) as rude:
-                rude.sock.sendall(garbage)
+            with speaking(group.servers[0].address, greets=greets) as rude:
+                rude.sendall(garbage)
                 with raw_reader(group.servers[0].address) as other:
                     other.receive()
                     assert told(other, ask(group, 1)) == b"\1"
@@ -556,9 +512,15 @@ class TestBinding:
         server.close()
 
 
-def reader_on(group: ServedGroup, connect: Connect) -> RawReader:
-    """Another reader, which is told what is so when all that was handed in before is done."""
-    return connect(group)
+@contextmanager
+def speaking(address: str, *, greets: bool) -> Generator[socket.socket]:
+    """A connection of somebody who has greeted the server or not."""
+    if greets:
+        with raw_reader(address) as reader:
+            yield reader.sock
+    else:
+        with socket.create_connection(split_address(address), timeout=PATIENCE_S) as sock:
+            yield sock
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

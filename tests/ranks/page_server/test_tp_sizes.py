@@ -1,11 +1,11 @@
 """A group reads what a group of another TP size has on its hosts, through its ranks' storage loops."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
 
-from lockstep.coordinator.ballot import Answered, Capped, Landed
+from lockstep.coordinator.ballot import Answered, Landed
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, LookUp, Need
@@ -21,22 +21,15 @@ from tests.kit.ranks.executor_parts import (
     make_executor,
 )
 from tests.kit.ranks.page_servers import ServedGroup, serving
-from tests.kit.ranks.reference_pages import DRAFT, INDEX, LATENT, K, V, reference_page, unheld
+from tests.kit.ranks.reference_pages import INDEX, LATENT, K, V, reference_page
 
 PAGES = 5
 KEYS = hashed_keys(PAGES)
 LAYOUT = PageLayout(page_tokens=2, columns=(K, INDEX, V))
-WITH_DRAFT = PageLayout(page_tokens=2, columns=(K, INDEX, V, DRAFT))
 REPLICATED = PageLayout(page_tokens=2, columns=(LATENT, INDEX))
 
 Serve = Callable[..., ServedGroup]
 Join = Callable[..., list[RankExecutor]]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -107,32 +100,6 @@ def test_ranks_of_any_tp_size_read_their_part_of_what_another_group_serves(
     assert [executor.storage_counters().bytes_read for executor in group] == [
         PAGES * executor.host_pool.layout.page_bytes for executor in group
     ]
-
-
-@pytest.mark.parametrize(("served", "reads"), [(1, 2), (2, 4), (4, 2), (4, 1), (8, 4)])
-def test_optional_columns_come_with_the_pages_where_both_groups_keep_them(
-    serve: Serve, join: Join, served: int, reads: int
-) -> None:
-    theirs, ours = unheld(WITH_DRAFT, served), unheld(WITH_DRAFT, reads)
-    without = ours or theirs
-    group = join(serve(WITH_DRAFT, served, theirs), WITH_DRAFT, reads, without)
-
-    assert [looked_up(executor) for executor in group] == [PAGES] * reads
-    assert [fetched(executor) for executor in group] == pages_of(WITH_DRAFT, reads, without)
-
-
-@pytest.mark.parametrize(("served", "reads"), [(4, 4), (4, 1)])
-def test_pages_that_lack_a_column_are_a_miss_to_who_wants_it_and_a_hit_to_others(
-    serve: Serve, join: Join, served: int, reads: int
-) -> None:
-    group = serve(WITH_DRAFT, served, ["draft"])
-    full = join(group, WITH_DRAFT, reads)[0]
-    lean = join(group, WITH_DRAFT, reads, ["draft"])[0]
-
-    assert [looked_up(each) for each in (full, lean)] == [PAGES] * 2
-    happened(full, [Fetch(3, hashed_objects(PAGES), LONG_S)], includes(Capped(3, 0)))
-    assert full.storage_counters().reads_lacking > 0
-    assert fetched(lean) == pages_of(WITH_DRAFT, reads, ["draft"])[0]
 
 
 @pytest.mark.parametrize(("served", "reads"), [(4, 4), (4, 2), (2, 4), (1, 2)])

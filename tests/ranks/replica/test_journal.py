@@ -119,13 +119,6 @@ def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str, s
     assert ranks.every(lambda cache: len(list(cache.inspection.requests))) == 0
 
 
-def test_facts_that_differ_are_told_apart() -> None:
-    told, again, other = (journal_of([("engine", "x", fact)]) for fact in (1.5, 1.5, 2.5))
-
-    assert told.digest == again.digest
-    assert told.digest != other.digest
-
-
 def test_a_fact_that_changes_after_it_was_told_is_shown_as_it_was() -> None:
     fact = [1, 2]
     journal = journal_of([("engine", fact)])

@@ -7,19 +7,14 @@ import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import RankUnhealthy, UsageError
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.protocol.answers import Admission, Wait
-from lockstep.ranks.protocol.config import Bounds, SlidingWindow
+from lockstep.ranks.protocol.config import Bounds
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Put
 from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.matching import Match
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
-
-
-def prompt(pages: int, *, start: int = 0) -> list[int]:
-    return list(range(start, start + pages * PAGE_TOKENS))
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn, prompt, window_of
 
 
 def admitted(answer: Admission | Wait) -> Admission:
@@ -73,18 +68,6 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
 
     after = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.state_digest))
     assert after == before
-
-
-def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindow:
-    layout = PageLayout(
-        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
-    )
-    return SlidingWindow(
-        window_tokens=pages * PAGE_TOKENS,
-        layout=layout,
-        device_pages=device_pages,
-        host_pages=host_pages,
-    )
 
 
 def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:

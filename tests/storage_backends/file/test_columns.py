@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lockstep.page_format.object_header import encode_header
-from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part, Plan
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import turns as file_turns
@@ -20,6 +19,7 @@ from tests.kit.storage.calls import (
     EVERY,
     KIB,
     columns,
+    digest_of,
     full_page,
     get_columns,
     object_name,
@@ -37,12 +37,14 @@ NAME = object_name(1)
 
 
 @pytest.mark.usefixtures("each_kind_of_file")
-async def test_a_replacement_leaves_one_object_and_no_temporary_file(store: FileStore) -> None:
+async def test_writes_and_replacements_leave_one_object_and_no_temporary_file(
+    store: FileStore,
+) -> None:
     async with opened(store) as backend:
-        fuller = (0, 0b001, 0b011, EVERY)
+        fuller = (0, 0b001, 0b011, EVERY, EVERY)
         outcomes = [await put_columns(backend, NAME, present) for present in fuller]
 
-    assert outcomes == [WriteOutcome.OK] * 4
+    assert outcomes == [WriteOutcome.OK] * 4 + [WriteOutcome.PRESENT]
     assert store.objects() == [store.path(NAME)]
     assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
     assert store.path(NAME).stat().st_nlink == 1
@@ -140,15 +142,12 @@ async def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
 async def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then_gone(
     store: FileStore, present: int, length: int
 ) -> None:
-    digest = name_digest(NAME)
-    assert digest is not None
-
     async with opened(store) as backend:
         await put_columns(backend, NAME, present)
         content = store.path(NAME).read_bytes()
         table = columns(present).plan(present).table
         plan = Plan(length, table, ())
-        header = encode_header(NAME, digest, present, plan, bytes(16 * len(table) // 5))
+        header = encode_header(NAME, digest_of(NAME), present, plan, bytes(16 * len(table) // 5))
         store.path(NAME).write_bytes(header + content[len(header) :])
         assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
         assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.file.complaints import WriteComplaints
-from tests.kit.storage.calls import KIB, get, object_name, opened, opened_at, page, put, put_each
+from tests.kit.storage.calls import KIB, opened, opened_at, put_each
 from tests.kit.storage.files import FileStore, failing, limited
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -71,19 +71,6 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
-
-
-async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with opened_at(f"file://{tmp_path}/store") as backend:
-        await put(backend, object_name(0), page(0))
-    async with opened_at(f"file://{tmp_path}/store?read_only=1") as looking:
-        assert await put_each(looking, range(5, 8)) == {WriteOutcome.FAILED}
-        assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
-
-    (warning,) = said(caplog)
-    assert f"store file://{tmp_path}/store?read_only=1 is read-only" in warning
 
 
 def test_it_is_said_again_after_a_write_went_well_but_not_with_every_other_write(

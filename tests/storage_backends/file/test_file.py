@@ -14,7 +14,6 @@ import pytest
 
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES, encode_header
-from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import Part, Plan, part_table
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
@@ -22,6 +21,7 @@ from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.quarantine import PLACES
 from tests.kit.storage.calls import (
     KIB,
+    digest_of,
     get,
     listed,
     object_name,
@@ -32,6 +32,7 @@ from tests.kit.storage.calls import (
     reading,
     run,
     soon,
+    turns,
     using,
     writing,
 )
@@ -65,10 +66,9 @@ def replace_by_pipe(path: Path) -> None:
 
 
 def claim_terabytes(path: Path) -> None:
-    digest = name_digest(object_name(1))
-    assert digest is not None
+    name = object_name(1)
     plan = Plan(1 << 42, part_table([Part(SIZE)]), ())
-    header = encode_header(object_name(1), digest, 0, plan, bytes(16))
+    header = encode_header(name, digest_of(name), 0, plan, bytes(16))
     path.write_bytes(header + path.read_bytes()[len(header) :])
 
 
@@ -192,16 +192,6 @@ async def test_nothing_that_a_caller_says_gets_into_a_path(store: FileStore) -> 
     assert set("".join(below)) <= set("0123456789abcdef")
 
 
-@pytest.mark.usefixtures("each_kind_of_file")
-async def test_a_store_leaves_no_temporary_file(store: FileStore) -> None:
-    async with opened(store) as backend:
-        for _ in range(2):
-            await put_many(backend, range(20))
-
-    assert len(store.objects()) == 20
-    assert store.temporary() == []
-
-
 async def test_an_error_of_the_device_is_failed_for_the_key_and_takes_nothing_away(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,12 +290,6 @@ async def test_a_store_is_opened_before_use_and_once(store: FileStore) -> None:
 def test_a_relative_directory_is_refused() -> None:
     with pytest.raises(ConfigError, match="is relative"):
         FileBackend(Path("store"))
-
-
-async def turns() -> None:
-    """Let everything that can happen on the loop happen."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buffer(

@@ -64,13 +64,17 @@ async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_st
     assert everything(store.root) == before
 
 
-async def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
+async def test_nothing_can_be_written_or_removed_and_that_is_said_once(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
     before = everything(store.root)
 
     async with opened_at(looking_at(store)) as backend:
         assert await put_many(backend, (1, 2, 3)) == [WriteOutcome.FAILED] * 3
         names = [object_name(number) for number in (1, 3)]
         assert await backend.remove(names, deadline=soon()) == [False, True]
+    (said,) = caplog.messages
+    assert f"store {looking_at(store)} is read-only" in said
     assert everything(store.root) == before
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -21,16 +20,12 @@ from tests.kit.storage.calls import (
     put_many,
     soon,
     soon_off_loop,
+    turns,
 )
 from tests.kit.storage.files import FileStore, descriptors_open, failing, files_open_below
 
 MANY = range(150)
 """More than one group."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:
@@ -101,12 +96,6 @@ def test_a_group_that_is_stopped_opens_no_further_file(
     assert len(opened_files) == 5
     assert outcomes == [ReadOutcome.OK] * 5 + [ReadOutcome.TIMED_OUT] * 15
     assert files_open_below(store.root) == []
-
-
-async def turns() -> None:
-    """Let everything run that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 class SlowLooks:

@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import encode_header
-from lockstep.page_format.object_name import ObjectName, name_digest
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
@@ -24,6 +24,7 @@ from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.file.trust import Trust
 from tests.kit.storage.calls import (
+    digest_of,
     get,
     listed,
     object_name,
@@ -46,7 +47,6 @@ from tests.kit.storage.files import (
     sweeper_of,
 )
 
-SIZE = 16 << 10
 NAME = object_name(1)
 TERABYTES = 1 << 42
 
@@ -96,9 +96,7 @@ def claim_terabytes(path: Path) -> None:
     """A header that is right in itself, of an object with very long parts, over holes."""
     parts = (Part((1 << 32) - 1, ALWAYS),) * 143
     shape = ObjectShape(parts, tuple(range(len(parts))))
-    digest = name_digest(NAME)
-    assert digest is not None
-    header = encode_header(NAME, digest, 0, shape.plan(0), bytes(16 * len(parts)))
+    header = encode_header(NAME, digest_of(NAME), 0, shape.plan(0), bytes(16 * len(parts)))
     path.write_bytes(header)
     os.truncate(path, BLOCK_BYTES + shape.nbytes)
 

@@ -1,26 +1,24 @@
 """Who is read from and served: only the process that was meant, and only what it has sent."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from urllib.parse import quote
 
 import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES, encode_header, part_checksums
 from lockstep.page_format.object_name import ObjectName, name_digest
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer
-from lockstep.ranks.protocol.host_port import split_address
 from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
 from lockstep.storage_backends.peer import group as peer_group
 from lockstep.storage_backends.peer.wire import Ask, Fetch, Message, Pages, Told, encode
 from lockstep.storage_backends.registry import make_backend
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
-from tests.kit.ranks.page_servers import ServedGroup, objects_of, serving_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
+from tests.kit.ranks.page_servers import ServedGroup, objects_of, pages_of, reads_of, serving_keys
 from tests.kit.servers.ports import free_port
 from tests.kit.storage.calls import opened_at, soon
 from tests.kit.storage.tampering import Alter, Passed, Tampering, Way, tampering, unaltered
@@ -28,26 +26,18 @@ from tests.kit.storage.tampering import Alter, Passed, Tampering, Way, tampering
 SECRET = "sixteen random bytes"  # noqa: S105 - known to the groups of these tests.
 OPTIONS = f"?secret={quote(SECRET)}"
 PAGE_BYTES = 64 << 10
-LAYOUT = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=PAGE_BYTES, dtype="uint8"),),
-)
+LAYOUT = plain_pages(PAGE_BYTES)
 PAGES = 3
 NAMES = [ObjectName(NAMESPACE, key.hex(), KV_POOL, "l0-1.h0-1") for key in hashed_keys(PAGES)]
 
 
 async def outcomes_of(backend: StorageBackend, group: ServedGroup) -> list[ReadOutcome]:
     """Read all pages; fails where one that is OK has other bytes than the rank has."""
-    buffers = [bytearray(PAGE_BYTES) for _ in NAMES]
-    shape = group.objects[0].shape(KV_POOL)
-    reads = [
-        Read(name, (memoryview(each),), shape) for name, each in zip(NAMES, buffers, strict=True)
-    ]
+    reads, buffers = reads_of(group, PAGES)
     outcomes = await backend.read(reads, deadline=soon())
-    pages = group.objects[0].page_views(KV_POOL, range(PAGES))
     assert all(
         buffer == page
-        for buffer, page, outcome in zip(buffers, pages, outcomes, strict=True)
+        for buffer, page, outcome in zip(buffers, pages_of(group, PAGES), outcomes, strict=True)
         if outcome is ReadOutcome.OK
     )
     return outcomes
@@ -183,29 +173,6 @@ async def test_a_relay_at_another_address_is_refused_although_it_passes_on_every
     assert f"means '{address}', which is not an address of this one" in caplog.text
 
 
-async def test_what_a_reader_has_said_once_admits_nobody_again() -> None:
-    with ExitStack() as stack:
-        async with on_the_way(unaltered) as (wire, group):
-            async with opened_at(group.uri + OPTIONS) as backend:
-                await outcomes_of(backend, group)
-            said = wire.said[Way.READER]
-            sock = stack.enter_context(
-                socket.create_connection(split_address(wire.target), timeout=PATIENCE_S)
-            )
-            sock.sendall(said)
-            answer = await asyncio.to_thread(received_to_the_end, sock)
-
-    assert answer[44:] == b"\1" + bytes(32)
-
-
-def received_to_the_end(sock: socket.socket) -> bytes:
-    got = b""
-    with suppress(ConnectionResetError):
-        while some := sock.recv(1 << 16):
-            got += some
-    return got
-
-
 @pytest.mark.parametrize(
     ("bound", "reached_at", "meant"),
     [
@@ -234,10 +201,7 @@ async def test_a_rank_is_read_from_by_each_address_that_is_its_own(
 
 async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port() -> None:
     """The reader hears of the second rank from the first."""
-    layout = PageLayout(
-        page_tokens=1,
-        columns=(Column(name="kv", layers=1, heads=2, elements=64, dtype="uint8"),),
-    )
+    layout = plain_pages(2 * 64, heads=2)
     async with AsyncExitStack() as stack:
         servers: list[PageServer] = []
         for rank in range(2):

@@ -1,20 +1,17 @@
 """How a reader finds a group, and what it says where it cannot."""
 
-import asyncio
 import logging
 
 import pytest
 
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_name import ObjectName
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.handshake import greeting
 from lockstep.storage_backends.peer.handshake import MAGIC
-from lockstep.storage_backends.peer.wire import VERSION
 from lockstep.storage_backends.registry import make_backend
-from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import serving, serving_keys
 from tests.kit.storage.calls import (
     get,
@@ -25,11 +22,9 @@ from tests.kit.storage.calls import (
     soon,
     writing,
 )
-from tests.kit.storage.peer_impostors import Impostor, impostor
+from tests.kit.storage.peer_impostors import Behave, Impostor, impostor
 
-LAYOUT = PageLayout(
-    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
-)
+LAYOUT = plain_pages(64)
 SHARED = "s3kr1t"
 
 
@@ -56,60 +51,45 @@ async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobod
     assert SHARED not in said + caplog.text
 
 
-async def test_a_server_that_does_not_know_the_secret_is_found_out_before_it_is_asked() -> None:
-    heard: list[bytes] = []
-
-    async def pretend(reader: Impostor) -> None:
-        loop = asyncio.get_running_loop()
-        await reader.say(greeting(MAGIC, VERSION))
-        heard.append(await loop.sock_recv(reader.sock, 44 + 32))
-        await reader.say(b"\0" + bytes(32))
-        await reader.hung_up()
-
-    async with impostor(pretend) as address:
-        said = await refusal(f"peer://{address}?secret={SHARED}")
-
-    assert "has another secret" in said
-    assert SHARED.encode() not in b"".join(heard)
-
-
 async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() -> None:
     """Whoever has no secret to show could be anybody, and may make up pages with right checksums."""
     assert "192.0.2.1, which is not this machine alone" in await refusal("peer://192.0.2.1:7001")
 
 
-async def test_another_version_is_refused_with_both_versions(
-    monkeypatch: pytest.MonkeyPatch,
+NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
+
+
+async def no_greeting(reader: Impostor) -> None:
+    """Where the first words are the wrong ones already."""
+
+
+@pytest.mark.parametrize(
+    ("begin", "says", "why"),
+    [
+        (
+            no_greeting,
+            greeting(MAGIC, 99),
+            "speaks version 99 of the protocol, and this one 3; run the same version",
+        ),
+        (
+            no_greeting,
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+            "is not what this one looks for; check host and port",
+        ),
+        (Impostor.greet, NO_ARRAY, "cannot be used: a message that is no array"),
+    ],
+    ids=["another version", "no rank at all", "no hello"],
+)
+async def test_who_says_something_else_than_a_rank_does_is_refused_by_what_it_says(
+    begin: Behave, says: bytes, why: str
 ) -> None:
-    async def newer(reader: Impostor) -> None:
-        await reader.say(greeting(MAGIC, 99))
+    async def strange(reader: Impostor) -> None:
+        await begin(reader)
+        await reader.say(says)
         await reader.hung_up()
 
-    async with impostor(newer) as address:
-        said = await refusal(f"peer://{address}")
-
-    assert "speaks version 99 of the protocol, and this one 3; run the same version" in said
-
-
-async def test_what_is_no_rank_at_all_is_refused() -> None:
-    async def something_else(reader: Impostor) -> None:
-        await reader.say(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-        await reader.hung_up()
-
-    async with impostor(something_else) as address:
-        assert "is not what this one looks for; check host and port" in await refusal(
-            f"peer://{address}"
-        )
-
-
-async def test_who_says_something_else_than_hello_is_refused() -> None:
-    async def rude(reader: Impostor) -> None:
-        await reader.greet()
-        await reader.say(b"\1\0\0\0" + bytes(8) + b"\xc0")
-        await reader.hung_up()
-
-    async with impostor(rude) as address:
-        assert "cannot be used: a message that is no array" in await refusal(f"peer://{address}")
+    async with impostor(strange) as address:
+        assert why in await refusal(f"peer://{address}")
 
 
 async def test_where_nobody_listens_the_store_is_refused() -> None:
@@ -166,6 +146,12 @@ async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
         ("peer://host:1?threads=3", "unknown option 'threads'; peer:// knows: allow_sources,"),
         ("peer://host:1?connect_s=0", "connect_s is 0, must be from 0.01 to 600"),
         ("peer://host:1?inflight_bytes=0", "inflight_bytes is 0, must be from 1 to"),
+        ("peer://host:1?transfer=nixl", "transfer is 'nixl', must be one of: tcp, mooncake"),
+        (
+            "peer://host:1?transfer=mooncake&protocol=udp",
+            "protocol is 'udp', must be one of: tcp, rdma",
+        ),
+        ("peer://host:1?device=mlx5_0", "device is of transfer=mooncake alone"),
         (f"peer://host?secret={SHARED}", "peer://host?secret=***"),
     ],
 )

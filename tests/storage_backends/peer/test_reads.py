@@ -11,16 +11,22 @@ from hypothesis import strategies as st
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.allowed_sources import AllowedSources
 from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import connection
 from lockstep.storage_backends.peer.backend import PeerBackend
-from lockstep.storage_backends.peer.wire import Fetch, Forget, Pages, State, Told, encode
-from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
-from tests.kit.ranks.page_servers import ServedGroup, serving, serving_keys
-from tests.kit.ranks.reference_pages import place_of, reference_page
+from lockstep.storage_backends.peer.wire import (
+    Fetch,
+    Forget,
+    Located,
+    Pages,
+    State,
+    Told,
+    encode,
+)
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
+from tests.kit.ranks.page_servers import ServedGroup, pages_of, reads_of, serving, serving_keys
 from tests.kit.storage.calls import (
     KIB,
     eventually,
@@ -41,14 +47,10 @@ from tests.kit.storage.peer import FedStore
 from tests.kit.storage.peer_impostors import Impostor, impostor
 
 BYTES = 64 * KIB
-LAYOUT = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=2, elements=BYTES // 2, dtype="uint8"),),
-)
-LARGE = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
-)
+LAYOUT = plain_pages(BYTES, heads=2)
+UNTOUCHED = 0xEE
+"""What a buffer is full of before a read."""
+LARGE = plain_pages(24 << 20)
 """Pages that no socket's buffers hold, so that their reads take until the reader has had a turn."""
 SIZE = 16 * KIB
 ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
@@ -61,27 +63,15 @@ ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes, where 0 bytes"),
     (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"where {HEADER_BYTES + SIZE} bytes"),
     (lambda n: encode(Forget(n)), "a Forget out of place"),
+    (lambda n: encode(Located(n + 1, b"\2", (0,))), "places that were not asked for"),
+    (lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "places"),
+    (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "places"),
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "no msgpack"),
 ]
 """Answers to a fetch of one object under some number, and what is said of each."""
-
-
-def reads_of(
-    group: ServedGroup, count: int, fill: int = 0xEE
-) -> tuple[list[Read], list[bytearray]]:
-    """Reads of the first pages, and their buffers, which are full of something else."""
-    layout = group.objects[0].pools[KV_POOL].layout
-    buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
-    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
-    return [
-        Read(name, (memoryview(buffer),), layout.shape)
-        for name, buffer in zip(names, buffers, strict=True)
-    ], buffers
-
-
-def contents(layout: PageLayout, count: int) -> list[bytes]:
-    return [reference_page(layout, place_of(0, 1), (), number) for number in range(count)]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -94,7 +84,7 @@ class TestWhatIsBad:
     ) -> None:
         with serving_keys(3, LAYOUT) as group:
             async with opened_at(group.uri) as backend:
-                reads, _ = reads_of(group, 3)
+                reads, _ = reads_of(group, 3, UNTOUCHED)
                 assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK] * 3
                 group.objects[0].page_views(KV_POOL, [1])[0][BYTES - 1] ^= 1
                 seen = [await backend.read(reads, deadline=soon()) for _ in range(2)]
@@ -153,7 +143,7 @@ class TestMixedReads:
         with serving_keys(64, LAYOUT) as group:
             address = group.servers[0].address
             async with using(PeerBackend(address, inflight_bytes=3 * BYTES)) as backend:
-                reads, buffers = reads_of(group, 64)
+                reads, buffers = reads_of(group, 64, UNTOUCHED)
                 calls = [
                     backend.read(reads[at : at + 2], deadline=soon()) for at in range(0, 64, 2)
                 ]
@@ -164,7 +154,7 @@ class TestMixedReads:
 
         assert outcomes == [[ReadOutcome.OK] * 2] * 32
         assert there == [[True]] * 8
-        assert buffers == contents(LAYOUT, 64)
+        assert buffers == pages_of(group, 64)
 
 
 class TestGivingUp:
@@ -173,25 +163,25 @@ class TestGivingUp:
     ) -> None:
         with serving_keys(3, LARGE) as group:
             async with opened_at(group.uri) as backend:
-                reads, buffers = reads_of(group, 3)
+                reads, buffers = reads_of(group, 3, UNTOUCHED)
                 call = asyncio.create_task(backend.read(reads, deadline=soon()))
                 await eventually(lambda: begun(buffers[0]))
                 call.cancel()
                 await asyncio.wait([call])
                 before = [bytes(buffer) for buffer in buffers]
-                others, theirs = reads_of(group, 2)
+                others, theirs = reads_of(group, 2, UNTOUCHED)
                 after = await backend.read(others, deadline=soon())
 
         assert call.cancelled()
         assert [bytes(buffer) for buffer in buffers] == before
         assert buffers[2] == b"\xee" * len(buffers[2])
         assert after == [ReadOutcome.OK] * 2
-        assert theirs == contents(LARGE, 2)
+        assert theirs == pages_of(group, 2)
 
     async def test_one_call_that_is_cancelled_leaves_others_on_the_connection_alone(self) -> None:
         with serving_keys(3, LARGE) as group:
             async with opened_at(group.uri) as backend:
-                reads, buffers = reads_of(group, 3)
+                reads, buffers = reads_of(group, 3, UNTOUCHED)
                 calls = [
                     asyncio.create_task(backend.read([read], deadline=soon())) for read in reads
                 ]
@@ -202,7 +192,7 @@ class TestGivingUp:
 
         assert ended[1] == [ReadOutcome.OK]
         assert [type(each) for each in (ended[0], ended[2])] == [asyncio.CancelledError] * 2
-        assert buffers[1] == contents(LARGE, 2)[1]
+        assert buffers[1] == pages_of(group, 2)[1]
         assert buffers[2] == b"\xee" * len(buffers[2])
 
     async def test_a_rank_that_says_nothing_costs_a_call_its_deadline_and_is_asked_to_forget(
@@ -267,7 +257,7 @@ class TestGivingUp:
 
 async def begun(buffer: bytearray) -> bool:
     """Whether something has come into a buffer that was full of something else."""
-    return buffer[0] != 0xEE
+    return buffer[0] != UNTOUCHED
 
 
 class TestBreaking:
@@ -277,7 +267,7 @@ class TestBreaking:
         with ExitStack() as stack:
             first = stack.enter_context(serving_keys(3, LARGE))
             backend = await stack_backend(first)
-            reads, buffers = reads_of(first, 3)
+            reads, buffers = reads_of(first, 3, UNTOUCHED)
             call = asyncio.create_task(backend.read(reads, deadline=soon()))
             await eventually(lambda: begun(buffers[0]))
             await asyncio.to_thread(first.close)
@@ -368,29 +358,6 @@ class TestBreaking:
                 return (await get(backend, object_name(1)))[0]
 
         assert run(scenario()) in {ReadOutcome.FAILED, ReadOutcome.MISSING}
-
-    @given(st.binary(min_size=1, max_size=200))
-    def test_any_garbage_from_a_reader_costs_that_reader_alone(self, garbage: bytes) -> None:
-        with ExitStack() as stack:
-            group = stack.enter_context(serving_keys(1, LAYOUT))
-
-            async def scenario() -> list[ReadOutcome]:
-                async with opened_at(group.uri) as backend:
-                    await speak(group, garbage)
-                    return await backend.read(reads_of(group, 1)[0], deadline=soon())
-
-            assert run(scenario()) == [ReadOutcome.OK]
-            assert group.servers[0].trouble() is None
-
-
-async def speak(group: ServedGroup, raw: bytes) -> None:
-    """Greet as a reader does, say this, and hang up."""
-    host, port = group.servers[0].address.split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(raw)
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 async def stack_backend(group: ServedGroup) -> StorageBackend:

@@ -11,12 +11,9 @@ import pytest
 
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES, encode_object
-from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.engine_settings import EngineSettings
-from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.peer import one_sided, transfer_engine
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
@@ -33,8 +30,8 @@ from lockstep.storage_backends.peer.wire import (
     encode,
 )
 from tests.kit.programs import program
-from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
-from tests.kit.ranks.page_servers import BY_ENGINE, ServedGroup, serving_keys
+from tests.kit.ranks.executor_parts import plain_pages
+from tests.kit.ranks.page_servers import BY_ENGINE, ServedGroup, pages_of, reads_of, serving_keys
 from tests.kit.servers.mooncake_master import needs_mooncake
 from tests.kit.servers.processes import stopped_process
 from tests.kit.storage.calls import (
@@ -53,10 +50,7 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.peer_impostors import Impostor, impostor
 
 BYTES = 3 << 19
-LAYOUT = PageLayout(
-    page_tokens=1,
-    columns=(Column(name="kv", layers=1, heads=2, elements=BYTES // 2, dtype="uint8"),),
-)
+LAYOUT = plain_pages(BYTES, heads=2)
 COUNT = 8
 WOULD = EngineSettings()
 """How a reader reads that may read over its connection as well."""
@@ -66,21 +60,6 @@ OK = ReadOutcome.OK
 @pytest.fixture(autouse=True)
 def _mooncake() -> None:
     needs_mooncake()
-
-
-def reads_of(group: ServedGroup) -> tuple[list[Read], list[bytearray]]:
-    """Reads of all pages, and their buffers."""
-    layout = group.objects[0].pools[KV_POOL].layout
-    buffers = [bytearray(layout.page_bytes) for _ in range(COUNT)]
-    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(COUNT)]
-    return [
-        Read(name, (memoryview(buffer),), layout.shape)
-        for name, buffer in zip(names, buffers, strict=True)
-    ], buffers
-
-
-def contents(group: ServedGroup) -> list[bytes]:
-    return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(COUNT))]
 
 
 @contextmanager
@@ -93,55 +72,52 @@ def served(**options: object) -> Generator[ServedGroup]:
 async def read_all(group: ServedGroup, settings: EngineSettings = BY_ENGINE) -> list[ReadOutcome]:
     """What becomes of all pages; those that are OK must be right."""
     async with using(PeerBackend(group.servers[0].address, engine=settings)) as backend:
-        reads, buffers = reads_of(group)
+        reads, buffers = reads_of(group, COUNT)
         outcomes = await backend.read(reads, deadline=soon())
-    right = contents(group)
+    right = pages_of(group, COUNT)
     assert [at for at in range(COUNT) if outcomes[at] is OK and buffers[at] != right[at]] == []
     return outcomes
 
 
 class TestWhatMovesPages:
-    async def test_pages_are_read_by_the_engine_and_nothing_of_them_is_sent(self) -> None:
-        with served() as group:
-            assert await read_all(group) == [OK] * COUNT
-            assert group.servers[0].sent().by_engine == COUNT
-
-    async def test_a_uri_may_ask_for_it(self) -> None:
+    async def test_who_asks_for_it_in_the_uri_reads_by_the_engine_and_is_sent_nothing(self) -> None:
         with served() as group:
             async with opened_at(f"{group.uri}?transfer=mooncake&insists=1") as backend:
-                reads, buffers = reads_of(group)
+                reads, buffers = reads_of(group, COUNT)
                 assert await backend.read(reads, deadline=soon()) == [OK] * COUNT
-                assert buffers == contents(group)
+                assert buffers == pages_of(group, COUNT)
             assert group.servers[0].sent().by_engine == COUNT
 
     async def test_who_does_not_ask_for_it_is_sent_pages(self) -> None:
         with served() as group:
             async with opened_at(group.uri) as backend:
-                assert await backend.read(reads_of(group)[0], deadline=soon()) == [OK] * COUNT
+                assert (
+                    await backend.read(reads_of(group, COUNT)[0], deadline=soon()) == [OK] * COUNT
+                )
             assert group.servers[0].sent().by_engine == 0
 
     async def test_many_calls_at_once_have_room_of_their_own(self) -> None:
         with served() as group:
             async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:
-                asked = [reads_of(group) for _ in range(6)]
+                asked = [reads_of(group, COUNT) for _ in range(6)]
                 calls = [backend.read(reads, deadline=soon()) for reads, _ in asked]
                 assert await asyncio.gather(*calls) == [[OK] * COUNT] * 6
-                assert [buffers for _, buffers in asked] == [contents(group)] * 6
+                assert [buffers for _, buffers in asked] == [pages_of(group, COUNT)] * 6
 
     async def test_a_read_that_is_cancelled_touches_nothing_more_and_the_next_goes_well(
         self,
     ) -> None:
         with served() as group:
             async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:
-                reads, buffers = reads_of(group)
+                reads, buffers = reads_of(group, COUNT)
                 call = asyncio.create_task(backend.read(reads, deadline=soon()))
                 await eventually(lambda: located(group))
                 call.cancel()
                 await asyncio.wait([call])
                 before = [bytes(each) for each in buffers]
-                others, theirs = reads_of(group)
+                others, theirs = reads_of(group, COUNT)
                 assert await backend.read(others, deadline=soon()) == [OK] * COUNT
-                assert theirs == contents(group)
+                assert theirs == pages_of(group, COUNT)
                 assert [bytes(each) for each in buffers] == before
 
 
@@ -187,19 +163,6 @@ class TestWhereThereIsNone:
     def test_rdma_without_a_device_is_refused_though_the_library_would_take_tcp(self) -> None:
         with pytest.raises(StorageError, match="no RDMA device called 'none0' on this host"):
             TransferEngine("rdma", "none0", "127.0.0.1")
-
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ("transfer=nixl", "transfer is 'nixl', must be one of: tcp, mooncake"),
-            ("transfer=mooncake&protocol=udp", "protocol is 'udp', must be one of: tcp, rdma"),
-            ("device=mlx5_0", "device is of transfer=mooncake alone"),
-        ],
-    )
-    async def test_options_that_make_no_sense_are_refused(self, options: str, said: str) -> None:
-        with pytest.raises(ConfigError, match=said):
-            async with opened_at(f"peer://127.0.0.1:1?{options}"):
-                pass
 
 
 @pytest.fixture
@@ -275,16 +238,6 @@ async def reading_from(
         using(PeerBackend(address, engine=settings)) as backend,
     ):
         yield backend
-
-
-ANSWERS: list[Callable[[int], bytes]] = [
-    lambda n: encode(Located(n + 1, b"\2", (0,))),
-    lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES),
-    lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES),
-    lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES),
-    lambda n: encode(Located(n, b"\2", (0,)), 1 << 62),
-]
-"""Answers to a request of one object under some number."""
 
 
 class TestTheOtherProcess:
@@ -363,23 +316,6 @@ class TestTheOtherProcess:
                 assert len(held) <= one_sided.THREADS
                 await eventually(lambda: done_with(keeper, one_sided.THREADS + 3))
                 assert await get(backend, object_name(2)) == (OK, page(2))
-
-    @pytest.mark.parametrize("answer", ANSWERS)
-    async def test_an_answer_that_makes_no_sense_ends_the_connection(
-        self, answer: Callable[[int], bytes], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        async def babble(reader: Impostor) -> None:
-            await reader.welcome()
-            fetch = await reader.hear()
-            assert isinstance(fetch, Fetch)
-            await reader.say(answer(fetch.number))
-            await reader.hung_up()
-
-        async with impostor(babble) as address, opened_at(f"peer://{address}") as backend:
-            assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
-
-        (line,) = [each.getMessage() for each in caplog.records]
-        assert "places" in line
 
 
 async def asked(keeper: Keeper, count: int) -> bool:

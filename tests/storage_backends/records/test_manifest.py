@@ -106,18 +106,6 @@ async def test_the_same_model_in_another_layout_is_refused_with_both_values(
         assert complaint in str(raised.value)
 
 
-async def test_a_layout_with_optional_columns_is_agreed_on_and_told_from_one_without_the_flag(
-    store: FileStore,
-) -> None:
-    draft = {"kv": replace(LAYOUT, columns=(KEYS, replace(VALUES, optional=True)))}
-
-    async with opened(store) as first, opened(store) as second:
-        await claim_model(first, "m", "1", draft, soon())
-        await claim_model(second, "m", "1", draft, soon())
-        with pytest.raises(ConfigError, match="optional of column 'v' is True in the store"):
-            await claim_model(second, "m", "1", KV_ONLY, soon())
-
-
 @pytest.mark.parametrize(("other", "complaint"), OTHER_POOLS.values(), ids=OTHER_POOLS.keys())
 async def test_the_same_model_with_other_pools_is_refused_by_the_pool_s_name(
     store: FileStore, other: dict[str, PageLayout], complaint: str

@@ -19,9 +19,7 @@ from tests.kit.storage.calls import (
 )
 
 pytest.importorskip("obstore", reason="needs the extra s3")
-from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3.requests import S3Requests
 from tests.kit.storage.s3 import BucketStore
 
@@ -91,8 +89,3 @@ def test_the_commands_that_look_put_nothing_and_remove_nothing(
     assert (status, said) == ((1, said) if command == "verify" else (0, ""))
     assert "object" in printed
     assert kept.paths() == before
-
-
-def test_read_only_is_yes_or_no(bucket: BucketStore) -> None:
-    with pytest.raises(ConfigError, match="read_only is 'maybe', must be one of: 0, 1"):
-        make_backend(bucket.uri(options="&read_only=maybe"))

@@ -1,6 +1,8 @@
 """Opening an `s3://` store that cannot be used: one line says which, why, and what to do."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +16,21 @@ from tests.kit.storage.s3 import BucketStore, Proxy
 
 WRONG = "the server refuses the credentials of this process (403 Forbidden, InvalidAccessKeyId); "
 NONE = "the server refuses requests without credentials (403 Forbidden, InvalidAccessKeyId); "
+
+
+@asynccontextmanager
+async def answering(status: str, body: bytes = b"") -> AsyncGenerator[str]:
+    """A server that gives every request the same answer."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %s\r\nConnection: close\r\n" % status.encode())
+        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def refused_opening(uri: str) -> str:
@@ -73,18 +90,10 @@ async def test_wrong_credentials_are_said_to_be_wrong(
 ) -> None:
     body = b'<?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>No</Message></Error>'
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n")
-        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        await writer.drain()
-        writer.close()
+    async with answering("403 Forbidden", body) as endpoint:
+        said = await refused_opening(bucket.uri(endpoint, options))
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    said = await refused_opening(bucket.uri(endpoint, options))
     assert said == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
-    server.close()
 
 
 async def test_a_server_that_is_silent_is_refused_when_it_is_opened(
@@ -100,16 +109,6 @@ async def test_a_server_that_is_silent_is_refused_when_it_is_opened(
 
 
 async def test_a_server_that_ignores_conditions_is_refused(bucket: BucketStore) -> None:
-    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n')
-        writer.write(b"Connection: close\r\n\r\n")
-        await writer.drain()
-        await reader.read(1)
-        writer.close()
-
-    server = await asyncio.start_server(agree, "127.0.0.1", 0)
-    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(ConfigError, match="If-None-Match"):
-        await bucket.backend(endpoint).open()
-    server.close()
+    async with answering('200 OK\r\nETag: "1"') as endpoint:
+        with pytest.raises(ConfigError, match="If-None-Match"):
+            await bucket.backend(endpoint).open()

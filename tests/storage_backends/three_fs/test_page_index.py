@@ -361,16 +361,13 @@ def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Generator[PageIndex]:
+def full(connect: Connect) -> PageIndex:
     """With entries 0 to 3 in all of its slots."""
-    opened = PageIndex(tmp_path / "pages.db")
-    opened.open()
-    opened.provide(4)
-    for number, lent in enumerate(opened.reserve(4, LONG_S)):
-        wish = Commit(entry(number, lent), lent.slot, NOTHING)
-        assert opened.commit([wish]) == [CommitOutcome.DONE]
-    yield opened
-    opened.close()
+    index = connect()
+    index.provide(4)
+    for number in range(4):
+        put(index, number)
+    return index
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
@@ -158,11 +157,3 @@ async def kinds_that_come(backend: StorageBackend) -> set[Fault]:
 def test_without_any_rate_each_kind_comes_now_and_then() -> None:
     backend = make_backend("fault+memory://?fault.seed=3&fault.delay_ms=0")
     assert run(kinds_that_come(backend)) == set(Fault)
-
-
-@pytest.mark.parametrize(
-    "rates", [{Fault.ERROR: 0.6, Fault.FLIP: 0.5}, {Fault.LOST: 0.9, Fault.TIMEOUT: 0.2}]
-)
-def test_rates_that_make_more_than_one_together_are_refused(rates: dict[Fault, float]) -> None:
-    with pytest.raises(ConfigError, match="make more than 1 together"):
-        FaultPlan(rates=rates)

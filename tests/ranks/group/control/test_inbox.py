@@ -15,9 +15,7 @@ from lockstep.ranks.group.control.frames import Kind
 from lockstep.ranks.group.control.inbox import OpenInbox, open_inbox
 from lockstep.ranks.group.control.leading_inbox import LeadingInbox
 from lockstep.ranks.group.control.numbering import InboxBounds
-from lockstep.ranks.group.member.messages import Inbox
 from lockstep.ranks.protocol.host_port import split_address
-from tests.kit.ranks.in_turn import RanksInTurn
 from tests.kit.ranks.inboxes import PATIENCE_S, SECRET, Inboxes, run
 from tests.kit.ranks.relay import Relay
 
@@ -108,18 +106,6 @@ def test_the_bytes_of_a_message_and_of_those_that_wait_are_bounded() -> None:
         assert numbers([first, second]) == [1, 2]
         assert refusal(large) == "a message of 21 bytes, must be at most 20"
         assert "20 bytes of messages wait, and with 11 more" in refusal(beyond)
-
-
-def test_a_message_waits_until_every_rank_has_it() -> None:
-    """Rule R10: a rank that is away keeps what it lacks from being forgotten, within the bound."""
-    with Inboxes(2, bounds=BOUNDS) as inboxes:
-        numbers(inboxes.submit(b"a", b"b"))
-        inboxes.leading.let_go(2)
-        full = refusal(inboxes.submit(b"c")[0])
-        inboxes.follow(1)
-
-        assert inboxes.following[0].wait(2, PATIENCE_S)
-        assert full == "2 messages wait, which is as many as may wait"
 
 
 async def refused(inboxes: Inboxes, *said: bytes) -> str:
@@ -260,36 +246,3 @@ def test_an_inbox_that_cannot_listen_stops_every_rank() -> None:
 
     assert len(said) == 1
     assert "rank 0: rank 0 cannot take messages at 203.0.113.77:0" in said.pop()
-
-
-class _OverTheNetwork(RanksInTurn):
-    """Ranks whose inboxes are real."""
-
-    real: list[OpenInbox]
-
-    def _inbox(self, rank: int) -> Inbox:
-        if not rank:
-            self.real = [each.result() for each in opened(3)]
-        return self.real[rank]
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_what_is_submitted_is_a_command_of_all_caches_in_one_step(depth: int) -> None:
-    """Rule R14, from rank 0's process to what the engines are told."""
-    ranks = _OverTheNetwork(3, depth=depth)
-    leading = ranks.real[0]
-    assert isinstance(leading, LeadingInbox)
-    contents = [b"%d" % number for number in range(20)]
-    for content in contents:
-        leading.submit(content)
-    came: list[bool] = []
-    told: list[bytes] = []
-    for number in range(1, 21 + depth):
-        came += [each.wait(min(number, 20), PATIENCE_S) for each in ranks.real]
-        ranks.step()
-        told += ranks.every(lambda cache: cache.messages())
-    for each in ranks.real:
-        each.close()
-
-    assert all(came)
-    assert told == contents

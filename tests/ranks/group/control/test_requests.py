@@ -9,7 +9,7 @@ import pytest
 from lockstep import LockstepError, UsageError
 from lockstep.ranks.group.control.answering import Answering
 from lockstep.ranks.group.control.group_control import GroupControl
-from lockstep.ranks.group.control.requests import KINDS, Attach, Pin, pack, request_of, unpack
+from lockstep.ranks.group.control.requests import Attach, Pin, pack, request_of, unpack
 from tests.kit.ranks.in_turn import RanksInTurn
 
 WRONG: list[tuple[object, str]] = [
@@ -49,10 +49,6 @@ def test_a_request_survives_its_way_as_a_message() -> None:
     request = Pin(name="p", tokens=[1, 2, 3], namespace="tenant", ttl_s=5)
 
     assert unpack(pack(b"ticket", request)) == (b"ticket", request)
-
-
-def test_requests_have_names_of_their_own() -> None:
-    assert {name: kind.ask for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
 class Asked:

@@ -1,22 +1,20 @@
 """An engine lends the pages of every component: what a window still has, and a state's slot."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import UsageError
-from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.answers import Wait
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost
 from lockstep.ranks.replica.operations.requests import LoadState
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+from tests.kit.ranks.in_turn import LAYOUT, PAGE_TOKENS, HostRanksInTurn
 
-COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
-PAGE = PageLayout(page_tokens=PAGE_TOKENS, columns=COLUMNS)
-STATE = PageLayout(page_tokens=1, columns=COLUMNS)
+STATE = replace(LAYOUT, page_tokens=1)
 PROMPT = list(range(6 * PAGE_TOKENS))
 BEGUN = [*PROMPT, 1, 2]
 """Six pages, and two tokens of a seventh."""
@@ -27,7 +25,7 @@ def hybrid(*, window_pages: int = 2, window_host_pages: int = 16) -> HostRanksIn
     """Two ranks of a model with a window of some pages less a token, and with a state."""
     window = SlidingWindow(
         window_tokens=window_pages * PAGE_TOKENS - 1,
-        layout=PAGE,
+        layout=LAYOUT,
         device_pages=0,
         host_pages=window_host_pages,
     )
@@ -270,7 +268,7 @@ def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
 def test_all_that_is_lent_of_a_window_is_backed_up_so_that_a_shorter_prefix_is_found_too() -> None:
     """The model has no state here, which would be there at the end alone."""
     window = SlidingWindow(
-        window_tokens=2 * PAGE_TOKENS, layout=PAGE, device_pages=0, host_pages=16
+        window_tokens=2 * PAGE_TOKENS, layout=LAYOUT, device_pages=0, host_pages=16
     )
     ranks = HostRanksInTurn(components=(window,), store=False)
     pages = {KV_POOL: range(6), "window": [*GONE, 1, 2, 3, 4, 5]}

@@ -68,8 +68,7 @@ def test_once_a_part_of_host_memory_was_written_the_next_use_of_a_prompt_writes_
 def test_a_prompt_that_is_used_after_a_while_is_written_again_though_nothing_else_was() -> None:
     ranks = RanksInTurn(host_pages=HOST_PAGES)
     puts(ranks, "a", PROMPT)
-    ranks.now_ms = [now + int(1000 * RENEWED_S) for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(RENEWED_S)
 
     assert pages_of(puts(ranks, "b", PROMPT)) == 4
 
@@ -80,8 +79,7 @@ def test_a_prompt_that_an_engine_lends_again_is_written_again_though_nothing_is_
     ranks.every(lambda cache: cache.begin_backups())
     ranks.settle()
     ranks.every(lambda cache: cache.release("a"))
-    ranks.now_ms = [now + int(1000 * RENEWED_S) for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(RENEWED_S)
 
     ranks.every(lambda cache: cache.back_up("b", PROMPT, range(4)))
 
@@ -109,7 +107,6 @@ def test_what_a_write_did_not_find_in_the_store_and_could_not_write_is_tried_aga
     for executor in ranks.executors:
         executor.fail()
     ranks.step()
-    ranks.now_ms = [now + int(1000 * RENEWED_S) for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(RENEWED_S)
 
     assert pages_of(ended(ranks)) == 4

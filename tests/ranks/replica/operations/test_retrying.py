@@ -4,18 +4,19 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import Bounds, SlidingWindow
+from lockstep.ranks.protocol.config import Bounds
 from lockstep.ranks.protocol.orders import KV_POOL, CopyToHost, Put
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, InTurn, RanksInTurn
+from tests.kit.ranks.in_turn import (
+    PAGE_TOKENS,
+    HostRanksInTurn,
+    InTurn,
+    RanksInTurn,
+    prompt_of,
+    window_of,
+)
 
 WINDOW_PAGES = 2
-
-
-def prompt(first: int, pages: int) -> list[int]:
-    """Return so many pages of tokens, which no prompt with another first token shares."""
-    return [first * 1000 + token for token in range(pages * PAGE_TOKENS)]
 
 
 def with_a_window(
@@ -25,13 +26,7 @@ def with_a_window(
     host_pages: int = 64,
     store: bool = True,
 ) -> RanksInTurn:
-    layout = PageLayout(
-        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
-    )
-    tokens = span_pages * PAGE_TOKENS
-    window = SlidingWindow(
-        window_tokens=tokens, layout=layout, device_pages=64, host_pages=window_pages
-    )
+    window = window_of(span_pages, device_pages=64, host_pages=window_pages)
     return RanksInTurn(host_pages=host_pages, store=store, components=(window,))
 
 
@@ -54,9 +49,8 @@ def ordered_keys(ranks: InTurn[Any]) -> list[bytes]:
 
 def wait(ranks: RanksInTurn, seconds: int) -> None:
     """Let agreed time pass, and take the steps in which the ranks hear of it."""
-    ranks.now_ms = [now + 1000 * seconds for now in ranks.now_ms]
-    for _ in range(2):
-        ranks.step()
+    ranks.pass_time(seconds)
+    ranks.step()
 
 
 def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
@@ -80,7 +74,7 @@ def written(ranks: RanksInTurn, pool: str = "kv") -> list[int]:
 def test_a_write_that_failed_is_tried_again_after_a_pause_though_nobody_asks() -> None:
     """Mooncake#3331, #2997: keys that were rejected once were never written."""
     ranks = RanksInTurn()
-    ranks.publish("a", prompt(1, 3))
+    ranks.publish("a", prompt_of(1, 3))
     fail_writes(ranks)
     ranks.settle()
     before = written(ranks)
@@ -92,11 +86,11 @@ def test_a_write_that_failed_is_tried_again_after_a_pause_though_nobody_asks() -
 
 def test_while_the_store_fails_one_write_is_tried_after_each_pause() -> None:
     ranks = RanksInTurn()
-    ranks.publish("a", prompt(1, 3))
+    ranks.publish("a", prompt_of(1, 3))
     fail_writes(ranks)
     ranks.settle()
 
-    ranks.compute("b", prompt(2, 3))
+    ranks.compute("b", prompt_of(2, 3))
     wait(ranks, 1)
     tried = len(ranks.executors[0].given(Put))
     fail_writes(ranks)
@@ -109,11 +103,11 @@ def test_while_the_store_fails_one_write_is_tried_after_each_pause() -> None:
 
 def test_what_continues_a_prefix_that_could_not_be_written_is_written_after_it() -> None:
     ranks = RanksInTurn()
-    ranks.publish("a", prompt(1, 3))
+    ranks.publish("a", prompt_of(1, 3))
     fail_writes(ranks)
     ranks.settle()
 
-    ranks.compute("b", prompt(1, 4), cached=3)
+    ranks.compute("b", prompt_of(1, 4), cached=3)
     wait(ranks, 1)
 
     assert written(ranks) == [0, 1, 2, 3]
@@ -121,9 +115,9 @@ def test_what_continues_a_prefix_that_could_not_be_written_is_written_after_it()
 
 def test_writes_beyond_what_may_wait_are_made_up_for_when_there_is_a_turn() -> None:
     ranks = RanksInTurn(bounds=Bounds(persists=1, persists_waiting=0))
-    ranks.publish("a", prompt(1, 2))
-    ranks.publish("b", prompt(2, 2))
-    ranks.publish("c", prompt(3, 2))
+    ranks.publish("a", prompt_of(1, 2))
+    ranks.publish("b", prompt_of(2, 2))
+    ranks.publish("c", prompt_of(3, 2))
 
     assert written(ranks) == [0, 0, 0, 1, 1, 1]
 
@@ -131,7 +125,7 @@ def test_writes_beyond_what_may_wait_are_made_up_for_when_there_is_a_turn() -> N
 def test_all_that_is_put_off_is_tried_at_once_where_somebody_asks() -> None:
     ranks = RanksInTurn()
     for first in range(1, 6):
-        ranks.publish(f"r{first}", prompt(first, 1))
+        ranks.publish(f"r{first}", prompt_of(first, 1))
     fail_writes(ranks)
     ranks.settle()
 
@@ -143,8 +137,8 @@ def test_all_that_is_put_off_is_tried_at_once_where_somebody_asks() -> None:
 def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
     """sglang#39444: the device had the pages, and the host had room milliseconds later."""
     ranks = RanksInTurn(host_pages=4, device_pages=64)
-    ranks.publish("a", prompt(1, 3))
-    ranks.publish("b", prompt(2, 3))
+    ranks.publish("a", prompt_of(1, 3))
+    ranks.publish("b", prompt_of(2, 3))
     refused = ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages)
 
     assert refused == {"no_host_room": 2}
@@ -155,7 +149,7 @@ def test_a_backup_that_found_no_room_begins_when_others_have_let_go() -> None:
 def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
     """sglang#28614: its beginning was pinned under its rest."""
     ranks = with_a_window(host_pages=4)
-    ranks.publish("a", prompt(1, 11))
+    ranks.publish("a", prompt_of(1, 11))
 
     assert written(ranks) == list(range(11))
     assert ranks.available(HOST)[0] == 4
@@ -164,7 +158,7 @@ def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
 def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
     """Each try renewed what the store had by then, so the rest was never reached."""
     ranks = RanksInTurn(host_pages=8, device_pages=64)
-    ranks.publish("a", prompt(1, 60))
+    ranks.publish("a", prompt_of(1, 60))
     keys: list[bytes] = []
     for _ in range(80):
         keys += ordered_keys(ranks)
@@ -178,7 +172,7 @@ def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_
 def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_store() -> None:
     """Nodes without pages leave the tree, and what was written was forgotten before the rest came."""
     ranks = HostRanksInTurn(host_pages=8)
-    tokens, pages = prompt(1, 60), {KV_POOL: range(60)}
+    tokens, pages = prompt_of(1, 60), {KV_POOL: range(60)}
     ranks.every(lambda cache: cache.hit("a", tokens))
     keys: list[bytes] = []
     for _ in range(80):
@@ -194,7 +188,7 @@ def test_a_lent_prompt_much_longer_than_host_memory_is_written_whole_by_a_slow_s
 
 def test_a_copy_that_failed_is_tried_again_after_a_pause() -> None:
     ranks = RanksInTurn(store=False)
-    ranks.publish("a", prompt(1, 3))
+    ranks.publish("a", prompt_of(1, 3))
     for executor in ranks.executors:
         executor.fail()
     ranks.step()
@@ -203,16 +197,16 @@ def test_a_copy_that_failed_is_tried_again_after_a_pause() -> None:
     wait(ranks, 1)
     ranks.settle()
 
-    assert ranks.every(lambda cache: cache.match(prompt(1, 3))).last_host_tokens == 12
+    assert ranks.every(lambda cache: cache.match(prompt_of(1, 3))).last_host_tokens == 12
 
 
 def test_pages_that_leave_memory_unwritten_are_counted() -> None:
     ranks = RanksInTurn(device_pages=4, host_pages=4)
-    ranks.publish("a", prompt(1, 3))
+    ranks.publish("a", prompt_of(1, 3))
     fail_writes(ranks)
     ranks.settle()
 
-    ranks.compute("b", prompt(2, 4))
+    ranks.compute("b", prompt_of(2, 4))
 
     lost = ranks.every(lambda cache: cache.stats(rounds=0).left_unwritten_pages)
     assert lost == {"store_failed": 3}
@@ -224,18 +218,18 @@ def test_of_a_window_a_match_at_the_end_and_one_page_before_it_is_written(
 ) -> None:
     """vllm#57610: a prompt that comes again, or with other last words, found nothing."""
     ranks = with_a_window()
-    ranks.publish("a", prompt(1, pages) + [7] * more)
+    ranks.publish("a", prompt_of(1, pages) + [7] * more)
 
     assert written(ranks, "window") == list(range(pages - WINDOW_PAGES - 1, pages))
 
 
 def test_of_a_window_a_match_where_two_prompts_part_is_written() -> None:
     ranks = with_a_window()
-    system = prompt(1, 6)
-    ranks.publish("a", system + prompt(2, 5))
+    system = prompt_of(1, 6)
+    ranks.publish("a", system + prompt_of(2, 5))
     first = written(ranks, "window")
 
-    other = system + prompt(3, 5)
+    other = system + prompt_of(3, 5)
     ranks.every(lambda cache: cache.load_back("b", other[:-1], reserve_tokens=len(other)))
     ranks.every(lambda cache: cache.insert("b", other))
 
@@ -249,8 +243,8 @@ def test_of_a_window_matches_at_the_ends_of_earlier_turns_are_written_under_writ
         write_policy="write_back",
         components=with_a_window().caches[0].config.components,
     )
-    ranks.compute("a", prompt(1, 5))
-    ranks.compute("b", prompt(1, 10), cached=5)
+    ranks.compute("a", prompt_of(1, 5))
+    ranks.compute("b", prompt_of(1, 10), cached=5)
     written(ranks, "window")
 
     ranks.every(lambda cache: cache.load_back("c", [], reserve_tokens=16 * PAGE_TOKENS))
@@ -262,7 +256,7 @@ def test_ends_whose_windows_have_no_room_together_come_to_rest_without_a_store()
     """Backups of two ends of a path evicted each other for ever."""
     ranks = with_a_window(span_pages=3, window_pages=4, store=False)
     for number, (end, steps) in enumerate([(6, 2), (9, 0), (6, 2), (4, 0), (10, 1), (9, 2)]):
-        ranks.publish(f"r{number}", prompt(1, end))
+        ranks.publish(f"r{number}", prompt_of(1, end))
         for _ in range(steps):
             ranks.obey()
 
@@ -282,9 +276,9 @@ def test_a_retry_for_one_end_of_a_path_leaves_no_other_end_unwritten(
     """Its room was that of the page more that a match one page before another end needs."""
     ranks = with_a_window(span_pages=span_pages, window_pages=window_pages)
     first, second = ends
-    ranks.publish("a", prompt(1, first))
+    ranks.publish("a", prompt_of(1, first))
     fail_writes(ranks)
-    ranks.publish("b", prompt(1, second))
+    ranks.publish("b", prompt_of(1, second))
 
     stored: set[int] = set()
     for _ in range(12):

@@ -1,27 +1,21 @@
 """Host pages that other groups may read: what is pinned for them, and what is not."""
 
+from dataclasses import replace
+
 import pytest
 
-from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import Recurrent, SlidingWindow, WritePolicy
+from lockstep.ranks.protocol.config import Recurrent, WritePolicy
 from lockstep.ranks.protocol.orders import CopyToHost, Serve
 from lockstep.ranks.protocol.outside import Peers
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+from tests.kit.ranks.in_turn import LAYOUT, PAGE_TOKENS, RanksInTurn, window_of
 
-COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
-PAGE = PageLayout(page_tokens=PAGE_TOKENS, columns=COLUMNS)
-STATE = PageLayout(page_tokens=1, columns=COLUMNS)
+STATE = replace(LAYOUT, page_tokens=1)
 PROMPT = list(range(6 * PAGE_TOKENS))
 
 
 def serving(window_host_pages: int = 10) -> RanksInTurn:
     """Ranks that have computed and backed up a prompt page by page, with a window and states."""
-    window = SlidingWindow(
-        window_tokens=2 * PAGE_TOKENS,
-        layout=PAGE,
-        device_pages=40,
-        host_pages=window_host_pages,
-    )
+    window = window_of(2, device_pages=40, host_pages=window_host_pages)
     state = Recurrent(checkpoint_tokens=PAGE_TOKENS, layout=STATE, device_pages=20, host_pages=20)
     ranks = RanksInTurn(2, store=False, components=(window, state), peers=Peers())
     compute(ranks, "served", PROMPT)

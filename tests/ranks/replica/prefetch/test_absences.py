@@ -26,15 +26,6 @@ def miss(ranks: RanksInTurn) -> None:
     ranks.every(lambda cache: cache.release("first"))
 
 
-def test_a_prompt_whose_first_page_was_just_asked_for_in_vain_is_not_asked_for() -> None:
-    ranks = RanksInTurn(timeouts=Timeouts(absence_memory_s=LONG_S))
-    miss(ranks)
-
-    assert not ranks.every(lambda cache: cache.prefetch("second", PROMPT))
-    assert ranks.every(lambda cache: cache.prefetch_done("second"))
-    ranks.check()
-
-
 def test_another_prompt_is_asked_for() -> None:
     ranks = RanksInTurn(timeouts=Timeouts(absence_memory_s=LONG_S))
     miss(ranks)

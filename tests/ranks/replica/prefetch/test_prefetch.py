@@ -19,11 +19,7 @@ from lockstep.ranks.protocol.orders import Fetch, LookUp
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.kinds import Prefetch
 from lockstep.ranks.replica.tree.node import HOST
-from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
-
-
-def prompt(pages: int, *, start: int = 0) -> list[int]:
-    return list(range(start, start + pages * PAGE_TOKENS))
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn, prompt
 
 
 def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyPatch) -> None:

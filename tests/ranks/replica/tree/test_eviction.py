@@ -176,13 +176,6 @@ def test_lfu_lets_what_was_once_hot_leave_at_last() -> None:
     assert drain(queue_of("lfu", once_hot, hot)) == [1, 2]
 
 
-def test_slru_evicts_a_scan_before_anything_that_was_hit_again() -> None:
-    shared = Leaf(id=0, last_access=1, hits=1)
-    scan = [Leaf(id=number, last_access=number + 1) for number in range(1, 5)]
-
-    assert drain(queue_of("slru", shared, *scan)) == [1, 2, 3, 4, 0]
-
-
 def test_an_inner_node_whose_child_left_for_a_quota_leaves_by_its_own_last_use() -> None:
     limits = (NamespaceLimit(namespace="limited", device_pages=4),)
     ranks = RanksInTurn(2, store=False, device_pages=12, host_pages=0, limits=limits)

@@ -126,25 +126,9 @@ def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
     ranks.every(lambda cache: cache.unpin("p"))
     ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=20.0))
 
-    ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(10)
     assert ranks.every(lambda cache: "p" in cache.inspection.pins)
-    ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
-    ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
-
-
-def test_a_pin_from_before_any_agreed_time_ages_from_the_first_one_on() -> None:
-    ranks = RanksInTurn(2, store=False)
-    ranks.publish("r", prompt(1))
-    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=5.0))
-    ranks.step()
-
-    ranks.now_ms = [now + 4_999 for now in ranks.now_ms]
-    ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
-    ranks.now_ms = [now + 1 for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(10)
     assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
@@ -286,15 +270,12 @@ def test_what_is_not_used_for_its_time_leaves_in_agreed_time() -> None:
     ranks.step()
     serve(ranks, "a", prompt(1), "brief")
     serve(ranks, "b", prompt(1))
-    ranks.now_ms = [now + 8_000 for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(8)
     serve(ranks, "a again", prompt(1), "brief")
-    ranks.now_ms = [now + 8_000 for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(8)
     assert cached(ranks, prompt(1), "brief") == (2, 2)
 
-    ranks.now_ms = [now + 3_000 for now in ranks.now_ms]
-    ranks.step()
+    ranks.pass_time(3)
     assert cached(ranks, prompt(1), "brief") == (0, 0)
     assert cached(ranks, prompt(1)) == (2, 2)
 

@@ -8,11 +8,7 @@ from lockstep.ranks.protocol.answers import Admission, Wait
 from lockstep.ranks.protocol.config import Recurrent, WritePolicy
 from lockstep.ranks.replica.check import InvariantViolation
 from tests.kit.counted_calls import calls
-from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
-
-
-def prompt(pages: int) -> list[int]:
-    return list(range(pages * PAGE_TOKENS))
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn, prompt
 
 
 def nodes(ranks: RanksInTurn | HostRanksInTurn) -> int:

@@ -12,7 +12,6 @@ from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
-from lockstep.ranks.replica.tree.tree import Tree
 from tests.kit.ranks.in_turn import RanksInTurn
 
 PAGE_TOKENS = 2
@@ -119,18 +118,6 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     assert upper.held[DEVICE] == node.held[DEVICE] == [1]
     prefixes.residence.holds.release(lock)
     assert upper.held[DEVICE] == node.held[DEVICE] == [0]
-
-
-def test_namespaces_never_share_a_page_or_a_key() -> None:
-    tree = Tree(PAGE_TOKENS, (new_prefixes().components[0],))
-    tokens = as_token_bytes(range(4))
-    nodes = [
-        tree.add(tree.plant(Place(name), namespace_seed(b"model", name)), tokens)
-        for name in ("a", "b")
-    ]
-
-    assert not set(tree.keys(nodes[0])) & set(tree.keys(nodes[1]))
-    assert tree.walk(tree.plant(Place("c"), b"seed"), tokens).nodes == []
 
 
 def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from socket import create_connection, create_server, socket
+from types import FrameType
+from typing import NoReturn
 
 import msgpack
 import numpy as np
@@ -259,6 +261,11 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Start both groups, print what has become of each request, and return the exit status."""
     torch.set_num_threads(1)
@@ -268,7 +275,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Hand requests over between two groups.")
     parser.add_argument("--ray", action="store_true", help="start the ranks as Ray actors")
     by_ray = parser.parse_args().ray
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory() as folder:
         try:
             said = as_actors(folder) if by_ray else under_torchrun(folder)

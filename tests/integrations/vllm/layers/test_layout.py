@@ -109,7 +109,7 @@ def test_blocks_of_which_it_is_not_known_where_keys_are_share_with_the_same_back
 def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered_in() -> None:
     kv_caches = tensors()
     backwards = CacheConfig([Group(list(reversed(kv_caches)))])
-    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+    layers = {name: by("FLASH_ATTN") for name in kv_caches}
 
     found = EngineLayout.of(backwards, 2, kv_caches, layers)
 
@@ -136,7 +136,7 @@ def test_tensors_that_are_no_pages_are_refused(
 def test_each_group_of_layers_is_a_pool_over_memory_that_they_share() -> None:
     memory = torch.zeros(5, HEADS, TOKENS, ELEMENTS)
     kv_caches = dict.fromkeys(["0.a", "0.b", "1.a", "1.b"], memory)
-    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+    layers = {name: by("FLASH_ATTN") for name in kv_caches}
     described = groups(SlidingWindowSpec(), FullAttentionSpec())
 
     found = EngineLayout.of(described, 2, kv_caches, layers)
@@ -152,7 +152,7 @@ def test_a_state_of_unknown_parts_is_what_one_rank_has_and_says_how_many_there_a
     state = torch.zeros(5, 1, 1, 100, dtype=torch.int8)
     kv = torch.zeros(5, HEADS, TOKENS, ELEMENTS)
     kv_caches = {"0.a": kv, "0.b": kv, "1.a": state, "1.b": state}
-    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+    layers = {name: by("FLASH_ATTN") for name in kv_caches}
 
     def of(spec: MambaSpec) -> Column:
         found = EngineLayout.of(groups(FullAttentionSpec(), spec), 2, kv_caches, layers)
@@ -206,7 +206,7 @@ def test_layers_of_other_sizes_have_columns_of_their_own() -> None:
         "b": torch.zeros(5, 1, TOKENS, 2 * ELEMENTS),
     }
     specs = UniformTypeKVCacheSpecs(kv_cache_specs={"a": narrow, "b": wide})
-    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
+    layers = {name: by("FLASH_ATTN") for name in kv_caches}
 
     found = EngineLayout.of(CacheConfig([Group(["a", "b"], specs)]), 1, kv_caches, layers)
 

@@ -3,13 +3,16 @@
 import logging
 import os
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from tests.kit.launch.in_process import Run, run_lockstep
 from tests.kit.launch.ray_clusters import two_nodes
 from tests.kit.left_behind import nothing_left_behind
+
+if TYPE_CHECKING:
+    from tests.kit.launch.in_process import Run
 
 # One for all modules: it takes seconds to start.
 __all__ = ["two_nodes"]
@@ -38,8 +41,11 @@ def _nothing_left_behind() -> Generator[None]:
 
 
 @pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> "Iterator[Run]":
     """Runs the command `lockstep` in this process."""
+    # Most tests need no command, and some run where torch is none.
+    from tests.kit.launch.in_process import run_lockstep
+
     yield from run_lockstep(monkeypatch, capfd)
 
 

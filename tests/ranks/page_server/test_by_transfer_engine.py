@@ -30,7 +30,7 @@ def test_a_request_goes_on_at_another_tp_size_with_all_that_it_had(
 
 @pytest.fixture
 def _without_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake", None)
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
 
 
 @pytest.mark.usefixtures("_without_mooncake")

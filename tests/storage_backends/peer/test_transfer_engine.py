@@ -172,7 +172,7 @@ def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         # The serving rank of the test has the engine of this one.
         pass
     monkeypatch.setattr(transfer_engine, "_shared", {})
-    monkeypatch.setitem(sys.modules, "mooncake", None)
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     return lambda: None
 
 

@@ -34,6 +34,9 @@ from .store.command import store
 from .top.command import top
 
 RANKS_DEFAULT = ReplaySettings().ranks
+_SimulatedRanks = Annotated[
+    int | None, typer.Option(help="Number of simulated ranks.", show_default="2")
+]
 _Pair = Annotated[
     str | None,
     typer.Option(
@@ -147,7 +150,7 @@ app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any 
     plan
 )
 app.command("size", short_help="Say what a model keeps for a token, and what fits.")(size)
-app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it, copy it.")
+app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it.")
 app.command("report", short_help="Show the report of a run as one page.")(report_command)
 app.command(
     "doctor",
@@ -197,7 +200,7 @@ def simulate(
             show_default="0:100; 0:2000 with --revive",
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Number of simulated ranks.")] = RANKS_DEFAULT,
+    ranks: _SimulatedRanks = None,
     pd: _Pair = None,
     steps: Annotated[int, typer.Option(help="Steps of each schedule, 100 or more.")] = 100,
     profile: Annotated[

@@ -22,6 +22,7 @@ EXIT_NOT_FOUND = 4
 EXIT_BROKE_DOWN = 70
 """The simulation itself could not go on; nothing is known of what it was to explore."""
 
+RANKS = 2
 SEEDS = range(100)
 
 
@@ -48,7 +49,7 @@ class Exploration:
 def choose_exploration(
     *,
     seeds: str | None,
-    ranks: int,
+    ranks: int | None,
     pd: str | None = None,
     steps: int,
     profile: str | None,
@@ -60,6 +61,9 @@ def choose_exploration(
     """Return what to explore: as it is told, else as the bug to revive needs it, else as usual."""
     if depth is not None:
         check_number("depth", depth, 0, 1)
+    if pd is not None and ranks is not None:
+        raise ConfigError("--pd says how many ranks there are; leave out --ranks")
+    ranks = RANKS if ranks is None else ranks
     check_number("ranks", ranks, 1, RANKS_MAX)
     check_number("steps", steps, STEPS_MIN)
     bug = None if revive is None else _find_bug(revive)

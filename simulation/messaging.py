@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ..ranks.group.member.messages import Backlog
 from ..ranks.group.member.rank_cache import RankCache
-from .checkers.findings.finding import Violated
-from .checkers.findings.messages import HeardEarly, NotHeard, OtherMessage
+from .findings.finding import Violated
+from .findings.messages import HeardEarly, NotHeard, OtherMessage
 from .rank.cluster import ask
 from .world.world import World
 

@@ -18,8 +18,8 @@ from ..errors import LockstepError, UsageError
 from ..ranks.group.member.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
 from ..ranks.replica.operations.quarantine import KEEPS_TOO_MUCH
-from .checkers.findings.finding import Violated
-from .checkers.findings.storage import (
+from .findings.finding import Violated
+from .findings.storage import (
     AgreedOtherwise,
     DoneOnSome,
     DoneUntold,

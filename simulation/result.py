@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .checkers.findings.finding import Finding
+from .findings.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

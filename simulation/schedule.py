@@ -21,8 +21,11 @@ from .checkers.checkers import (
     check_at_rest,
     check_time,
 )
-from .checkers.findings.finding import Finding, Violated
-from .checkers.findings.group import (
+from .checkers.written import check_written, check_written_again, promises_anything
+from .engine.lending_workload import LendingWorkload
+from .engine.workload import Workload
+from .findings.finding import Finding, Violated
+from .findings.group import (
     Crashed,
     EndedForNoReason,
     GoesOn,
@@ -30,9 +33,6 @@ from .checkers.findings.group import (
     NotNoticed,
     Restless,
 )
-from .checkers.written import check_written, check_written_again, promises_anything
-from .engine.lending_workload import LendingWorkload
-from .engine.workload import Workload
 from .messaging import Messaging
 from .proposing import Proposing
 from .rank.epoch import SOUND_BUILD, Build, Epoch, begin_epoch

@@ -56,7 +56,7 @@ class Spans:
         what the cache does for it belongs. Raises `ConfigError` if the SDK is not installed.
         """
         try:
-            import opentelemetry.sdk.trace  # noqa: F401, PLC0415
+            import opentelemetry.sdk.trace  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
             from opentelemetry import trace  # noqa: PLC0415
         except ImportError as error:
             raise ConfigError(MISSING) from error

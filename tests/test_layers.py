@@ -1,5 +1,6 @@
 """The layers: a module imports no layer with a greater number, and nothing imports in a cycle."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -53,14 +54,45 @@ def imports_upwards(modules: Sequence[Module]) -> list[str]:
 
 
 def folder_cycles(modules: Iterable[Module]) -> list[list[str]]:
-    """Each group of folders that import each other in a cycle; the public names lead everywhere."""
+    """Each group of folders that import each other in a cycle; the public names lead everywhere.
+
+    Folders of one folder stand for all that is below them, too; those at the root are layers.
+    """
     library = {module.path: module for module in modules}
-    imports: dict[PurePosixPath, set[PurePosixPath]] = {path.parent: set() for path in library}
+    imports: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)
+    beside: dict[PurePosixPath, set[PurePosixPath]] = defaultdict(set)
     for module in library.values():
-        found = {other.path.parent for other in neighbours(module, library)}
+        here = module.path.parent
+        found = {other.path.parent for other in neighbours(module, library)} - {here}
         if module.path.name != "__init__.py":
-            imports[module.path.parent] |= found - {module.path.parent}
-    return cycles(imports)
+            imports[here] |= found
+            for one, other in filter(None, (siblings(here, there) for there in found)):
+                beside[one].add(other)
+    found_cycles = [*cycles(close(imports)), *cycles(close(beside))]
+    return [each for at, each in enumerate(found_cycles) if each not in found_cycles[:at]]
+
+
+def siblings(
+    one: PurePosixPath, other: PurePosixPath
+) -> tuple[PurePosixPath, PurePosixPath] | None:
+    """The two folders in one folder below the root that two paths lead through, if they do."""
+    for at, (here, there) in enumerate(zip(one.parts, other.parts, strict=False)):
+        if here != there:
+            up_to = slice(at + 1)
+            return (
+                (PurePosixPath(*one.parts[up_to]), PurePosixPath(*other.parts[up_to]))
+                if at
+                else None
+            )
+    return None
+
+
+def close(
+    imports: dict[PurePosixPath, set[PurePosixPath]],
+) -> dict[PurePosixPath, set[PurePosixPath]]:
+    """With an entry for each folder that is imported."""
+    named = {*imports, *(other for found in imports.values() for other in found)}
+    return {each: imports.get(each, set()) for each in sorted(named)}
 
 
 def test_a_module_imports_no_layer_with_a_greater_number() -> None:
@@ -127,3 +159,11 @@ def test_a_cycle_of_folders_is_found_though_none_of_files_is_there(tmp_path: Pat
 
     assert circles(modules) == []
     assert folder_cycles(modules) == [["ranks", "ranks/below"]]
+
+
+def test_a_cycle_of_folders_is_found_that_runs_through_what_is_below_one(tmp_path: Path) -> None:
+    plant(tmp_path, "ranks/one/first.py", "from ..two.second import S\n")
+    plant(tmp_path, "ranks/two/second.py", "from ..one.below.third import T\n")
+    plant(tmp_path, "ranks/one/below/third.py", "")
+
+    assert folder_cycles(read_library(tmp_path)) == [["ranks/one", "ranks/two"]]

@@ -13,7 +13,11 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM
+except ModuleNotFoundError:
+    sys.exit("this example needs the extra: pip install 'lockstep-kv[transformers]'")
 
 HERE = Path(__file__).parent
 RANKS = 2

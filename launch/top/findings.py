@@ -19,7 +19,6 @@ SLOW_READ_S: Final = 0.25
 """Computing a page takes less."""
 TURNOVER_S: Final = 600.0
 """Pages that leave host memory sooner are not there for a conversation's next turn."""
-FULL_SHARE: Final = 0.02
 SKEW: Final = 4.0
 """How many times as long the others wait as the rank that they wait for."""
 SKEW_S: Final = 0.001

@@ -17,14 +17,10 @@ from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from ...ranks.replica.tree.residence import TIER_NAMES
-from ..rank.conditions import LATE_US_MAX
-from ..rank.memory import Slots, SymbolicMemory
-from ..world.contents import Contents
-from ..world.prompts import TOKEN_BYTES
-from .findings.answers import ImpossibleAnswer
-from .findings.finding import Violated
-from .findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
-from .findings.pages import (
+from ..findings.answers import ImpossibleAnswer
+from ..findings.finding import Violated
+from ..findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
+from ..findings.pages import (
     Leaked,
     OfferStillWritten,
     PageStillWritten,
@@ -35,7 +31,11 @@ from .findings.pages import (
     WrongOffer,
     WrongPage,
 )
-from .findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
+from ..findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
+from ..rank.conditions import LATE_US_MAX
+from ..rank.memory import Slots, SymbolicMemory
+from ..world.contents import Contents
+from ..world.prompts import TOKEN_BYTES
 
 _STEPS_TO_AGREE = 40
 """Within so many steps ranks that can restore different lengths find one that all of them can."""

@@ -11,13 +11,13 @@ from ...ranks.group.member.inspection import Inspection
 from ...ranks.protocol.answers import Admission
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE
+from ..findings.answers import NotKept
+from ..findings.finding import Violated
 from ..world.contents import Contents
 from ..world.faults import FAULT_PROFILES
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest
 from ..world.world import World
-from .findings.answers import NotKept
-from .findings.finding import Violated
 
 
 class Published:

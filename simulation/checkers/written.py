@@ -11,9 +11,9 @@ from ...ranks.protocol.config import WritePolicy
 from ...ranks.replica.attaching import StoreState
 from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, needed
+from ..findings.finding import Violated
+from ..findings.storage import NotWritten
 from ..rank.memory import SimulatedStore
-from .findings.finding import Violated
-from .findings.storage import NotWritten
 
 _Piece = tuple[Component, Node, int]
 """Of a component, the pages of a node from a position on."""

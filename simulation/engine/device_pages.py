@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import FreePageChanged, StillTouched
+from ..findings.finding import Violated
+from ..findings.pages import FreePageChanged, StillTouched
 from ..rank.memory import Slots
 from ..world.contents import EMPTY, OVERWRITTEN
 from .every_rank import NO_PAGE, EveryRank

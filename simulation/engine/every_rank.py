@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ..checkers.checkers import check_holding
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import StillTouched
+from ..findings.finding import Violated
+from ..findings.pages import StillTouched
 from ..rank.memory import Slots, SymbolicMemory
 
 NO_PAGE = -1

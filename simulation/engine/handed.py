@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ...ranks.group.member.rank_cache import RankCache
-from ..checkers.findings.answers import ImpossibleAnswer
-from ..checkers.findings.finding import Violated
+from ..findings.answers import ImpossibleAnswer
+from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.request import EngineRequest
 

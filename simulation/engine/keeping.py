@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ...ranks.group.cache import Cache
 from ...ranks.protocol.answers import Admission, Wait
 from ...ranks.replica.operations.requests import LoadState
-from ..checkers.findings.answers import NotKept
-from ..checkers.findings.finding import Violated
+from ..findings.answers import NotKept
+from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.faults import FAULT_PROFILES
 from ..world.prompts import Prompts

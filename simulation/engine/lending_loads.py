@@ -1,8 +1,8 @@
 """An engine asks what host memory has for a request, and has it loaded into pages that it lends."""
 
 from ...ranks.replica.operations.requests import LoadState
-from ..checkers.findings.answers import WrongHit
-from ..checkers.findings.finding import Violated
+from ..findings.answers import WrongHit
+from ..findings.finding import Violated
 from ..world.request import EngineRequest, EngineStage
 from .lending import Lending
 

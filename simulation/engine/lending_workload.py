@@ -13,9 +13,9 @@ from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.node import HOST
 from ..checkers.checkers import check_loads
-from ..checkers.findings.answers import ImpossibleAnswer, WrongHit
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import NotToBeHad
+from ..findings.answers import ImpossibleAnswer, WrongHit
+from ..findings.finding import Violated
+from ..findings.pages import NotToBeHad
 from ..rank.memory import SymbolicMemory
 from ..world.faults import Mishap
 from ..world.prompts import TOKEN_BYTES

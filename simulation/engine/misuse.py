@@ -6,8 +6,8 @@ from random import Random
 from ...errors import UsageError
 from ...ranks.group.cache import Cache
 from ...ranks.replica.operations.requests import LoadState
-from ..checkers.findings.answers import NotRefused, RefusedAndChanged
-from ..checkers.findings.finding import Violated
+from ..findings.answers import NotRefused, RefusedAndChanged
+from ..findings.finding import Violated
 from ..rank.cluster import AnyCache
 from ..world.request import EngineRequest, EngineStage
 

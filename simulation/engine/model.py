@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...ranks.protocol.config import CacheConfig, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import PagesMissing, Slot, TwoOwners
+from ..findings.finding import Violated
+from ..findings.pages import PagesMissing, Slot, TwoOwners
 from ..world.contents import EMPTY, Contents
 from ..world.request import EngineRequest
 from .every_rank import NO_PAGE, EveryRank

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ...ranks.group.cache import Cache
 from ...ranks.protocol.answers import Wait
 from ...ranks.protocol.config import WritePolicy
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import NotToBeHad
+from ..findings.finding import Violated
+from ..findings.pages import NotToBeHad
 from ..rank.cluster import ask
 from ..world.world import World
 from .every_rank import NO_PAGE

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ...ranks.group.member.rank_cache import RankCache
-from ..checkers.findings.answers import ImpossibleAnswer
-from ..checkers.findings.finding import Violated
+from ..findings.answers import ImpossibleAnswer
+from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.request import EngineRequest
 from ..world.world import World

@@ -16,9 +16,9 @@ from ...ranks.protocol.config import Eviction
 from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.matching import Match
 from ..checkers.checkers import check_admission, check_match
-from ..checkers.findings.answers import ImpossibleAnswer, RefusedAndChanged
-from ..checkers.findings.finding import Violated
 from ..checkers.published import Published
+from ..findings.answers import ImpossibleAnswer, RefusedAndChanged
+from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..rank.memory import SymbolicMemory
 from ..world.contents import Contents

@@ -12,9 +12,9 @@ from ...coordinator.collectives.in_process import InProcessGroup
 from ...coordinator.divergence import first_difference
 from ...errors import CollectiveTimeout, GroupError
 from ...ranks.group.member.rank_cache import RankCache
-from ..checkers.findings.answers import OtherAnswer
-from ..checkers.findings.finding import Violated
-from ..checkers.findings.group import OtherShape, WrongVotes
+from ..findings.answers import OtherAnswer
+from ..findings.finding import Violated
+from ..findings.group import OtherShape, WrongVotes
 from ..world.clock import VirtualClock
 
 Answer = TypeVar("Answer")

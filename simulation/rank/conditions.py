@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal
 
 from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
-from ..checkers.findings.finding import Record
+from ..findings.finding import Record
 from ..world.clock import Action, VirtualClock
 from ..world.faults import FaultSource, Mishap
 from .stores import Origin

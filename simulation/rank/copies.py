@@ -11,7 +11,7 @@ from functools import partial
 
 from ...ranks.protocol.orders import CopyToDevice, CopyToHost, Direction
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..checkers.findings.pages import NothingToCopy
+from ..findings.pages import NothingToCopy
 from ..world.contents import EMPTY, GARBAGE, TORN
 from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork

@@ -11,7 +11,7 @@ from ...ranks.group.member.messages import Backlog
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.protocol.replica_config import ReplicaConfig
 from ...ranks.replica.parts import SOUND, Parts
-from ..checkers.findings.finding import Record
+from ..findings.finding import Record
 from ..world.clock import RankClock, VirtualClock
 from ..world.faults import FaultSource
 from ..world.world import ENGINE, World

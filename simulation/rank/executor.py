@@ -31,7 +31,7 @@ from ...ranks.protocol.orders import (
     Serve,
 )
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..checkers.findings.transfers import BadOrder
+from ..findings.transfers import BadOrder
 from ..world.contents import GARBAGE, TORN
 from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork, Page

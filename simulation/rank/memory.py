@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..checkers.findings.finding import Record
-from ..checkers.findings.pages import (
+from ..findings.finding import Record
+from ..findings.pages import (
     NothingToCopy,
     Slot,
     StillTouched,
@@ -13,7 +13,7 @@ from ..checkers.findings.pages import (
     WrongObject,
     WrongPage,
 )
-from ..checkers.findings.transfers import BadOrder
+from ..findings.transfers import BadOrder
 from ..world.contents import EMPTY, SHARDS
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...coordinator.proposal import Change, Proposal, Readiness
-from ..checkers.findings.storage import NotOpen
+from ..findings.storage import NotOpen
 from .conditions import Conditions
 from .memory import SimulatedStore
 from .stores import FIRST_STORE, OpenStore

@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from ..checkers.findings.finding import Record
-from ..checkers.findings.pages import WrongObject
-from ..checkers.findings.storage import ClosedStore
+from ..findings.finding import Record
+from ..findings.pages import WrongObject
+from ..findings.storage import ClosedStore
 from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"

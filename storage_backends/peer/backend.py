@@ -1,7 +1,7 @@
 """`peer://host:port?secret=S`: pages that the ranks of another group have on their hosts.
 
 `host:port` is where one of that group's ranks serves its pages
-(`ranks/disaggregation/pages/page_server`); it tells where the others are. The group's own engine
+(`ranks/page_server/page_server`); it tells where the others are. The group's own engine
 decides which pages can be read, and until when: this store only reads, every write fails, and nothing
 can be listed or removed. What is bad is CORRUPT each time.
 

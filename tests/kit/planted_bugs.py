@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.simulation.checkers.findings.finding import Finding
+from lockstep.simulation.findings.finding import Finding
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.epoch import SOUND_BUILD, Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor

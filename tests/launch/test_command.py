@@ -118,6 +118,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
         (["--profile", "sunny"], "--profile is 'sunny', must be one of: llama, "),
         (["--faults", "many"], "--faults is 'many', must be one of: mixed, "),
         (["--l1", "me"], "--l1 is 'me', must be one of: replica, engine, both"),
+        (["--pd", "2x1", "--ranks", "4"], "--pd says how many ranks there are; leave out --ranks"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.simulation.checkers.findings import (
+from lockstep.simulation.findings import (
     answers,
     group,
     messages,
@@ -12,7 +12,7 @@ from lockstep.simulation.checkers.findings import (
     storage,
     transfers,
 )
-from lockstep.simulation.checkers.findings.finding import Finding
+from lockstep.simulation.findings.finding import Finding
 from lockstep.simulation.rank.memory import SimulatedStore
 from lockstep.simulation.rank.stores import OTHER_STORE, OpenStore
 from lockstep.simulation.world.contents import EMPTY, GARBAGE, SHARDS, TORN

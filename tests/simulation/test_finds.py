@@ -35,8 +35,8 @@ from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.ranks.replica.tree.room import Room
 from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
-from lockstep.simulation.checkers.findings.group import InvariantBroken
-from lockstep.simulation.checkers.findings.pages import WrongOffer
+from lockstep.simulation.findings.group import InvariantBroken
+from lockstep.simulation.findings.pages import WrongOffer
 from lockstep.simulation.rank.conditions import Conditions, Page
 from lockstep.simulation.rank.epoch import Build, make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor

@@ -7,9 +7,9 @@ import pytest
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import KV_POOL
-from lockstep.simulation.checkers.findings.finding import Finding, Violated
 from lockstep.simulation.engine.every_rank import NO_PAGE, every_rank
 from lockstep.simulation.engine.model import Model
+from lockstep.simulation.findings.finding import Finding, Violated
 from lockstep.simulation.rank.memory import SymbolicMemory
 from lockstep.simulation.world.contents import Contents
 from lockstep.simulation.world.request import EngineRequest

@@ -30,8 +30,8 @@ from lockstep.ranks.protocol.orders import (
     ObjectTransfer,
     Put,
 )
-from lockstep.simulation.checkers.findings.finding import Finding
-from lockstep.simulation.checkers.findings.pages import (
+from lockstep.simulation.findings.finding import Finding
+from lockstep.simulation.findings.pages import (
     NothingToCopy,
     Slot,
     StillTouched,
@@ -39,7 +39,7 @@ from lockstep.simulation.checkers.findings.pages import (
     WrongObject,
     WrongPage,
 )
-from lockstep.simulation.checkers.findings.transfers import BadOrder
+from lockstep.simulation.findings.transfers import BadOrder
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.epoch import make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....coordinator.proposal import Change, Proposal
+from ...coordinator.proposal import Change, Proposal
 from .finding import Finding, Said
 
 _STATES = {"draining": "being detached", "attaching": "being attached"}

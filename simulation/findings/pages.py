@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...world.contents import EMPTY, GARBAGE, SHARDS, TORN, describe
+from ..world.contents import EMPTY, GARBAGE, SHARDS, TORN, describe
 from .finding import Finding, Said
 
 _POOLS = {"kv": "attention KV", "window": "sliding-window KV", "state": "recurrent state"}

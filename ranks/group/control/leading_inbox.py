@@ -104,6 +104,8 @@ class LeadingInbox:
         serving = asyncio.create_task(self._serve(connection))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
+        # A task that is cancelled before its first step runs none of its own code.
+        serving.add_done_callback(lambda _: connection.abort())
 
     async def _serve(self, connection: Connection) -> None:
         """Serve one connection to its end."""

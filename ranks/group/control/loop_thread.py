@@ -69,9 +69,12 @@ class LoopThread:
 
 async def _end_tasks() -> None:
     """Cancel every other task of this loop, and wait for its end."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    # A connection that is aborted closes its socket in the loop's next turn.
+    # A connection that was just accepted begins its task in the loop's next turn, and one that is
+    # aborted closes its socket there.
     await asyncio.sleep(0)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0)

@@ -58,6 +58,7 @@ class Relay:
         forwarding = asyncio.create_task(self._forward(reader, writer))
         self._forwarding.add(forwarding)
         forwarding.add_done_callback(self._forwarding.discard)
+        forwarding.add_done_callback(lambda _: writer.transport.abort())
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = [self._cuts.pop(0)] if self._cuts else [1 << 60]

@@ -73,7 +73,6 @@ def test_a_rank_that_was_away_for_long_is_told_all_that_it_has_missed() -> None:
         assert inboxes.contents(3) == [[b"before", b"meanwhile", b"after"]] * 2
 
 
-@pytest.mark.slow
 def test_inboxes_that_are_closed_in_mid_stream_leave_nothing_to_say(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of several engines share."""
+"""Fixtures that tests of several engines share."""
 
 from pathlib import Path
 

@@ -125,7 +125,6 @@ class LeadingInbox:
             pass
         finally:
             self._greetings.pop(connection, None)
-            connection.abort()
 
     async def _lead(self, connection: Connection, rank: int, had: int) -> None:
         """Hand messages on to another rank, from those that it has."""

@@ -69,12 +69,13 @@ class LoopThread:
 
 async def _end_tasks() -> None:
     """Cancel every other task of this loop, and wait for its end."""
-    # A connection that was just accepted begins its task in the loop's next turn, and one that is
-    # aborted closes its socket there.
+    # A connection that was just accepted begins its task in the loop's next turn.
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(3):
+        # The end of a task calls back in the next turn; a connection aborted there closes its socket
+        # in the one after.
+        for _ in range(2):
             await asyncio.sleep(0)

@@ -95,7 +95,7 @@ class BackingUp:
         if not self._config.host_pages:
             return ()
         too_long = passes and self._is_too_long(node)
-        ends = [node] if lent is not None else [node, *self._ends_above(node, all_lacking=False)]
+        ends = self._ends(node, lent, all_lacking=False)
         operations, left_out = self._back_up(node, ends, lent, too_long=too_long)
         if left_out and tells:
             self._outbox.notices.append(NotBegun(Kind.BACKUP))
@@ -120,7 +120,7 @@ class BackingUp:
             return ()
         # Without a store, ends that have no room together would evict each other without end.
         several = lent is None and not too_long and self._persisting.keeps(node)
-        ends = [node, *self._ends_above(node, all_lacking=True)] if several else [node]
+        ends = self._ends(node, lent, all_lacking=True) if several else [node]
         operations: tuple[int, ...] = ()
         pins: list[Receipt] = []
         for end in ends:
@@ -132,8 +132,8 @@ class BackingUp:
         if several:
             # The room for these may have been that of others.
             not_on_host = self._prefixes.residence.not_on_host
-            lacking_now = self._ends_above(node, all_lacking=True)
-            self._postpone([each for each in lacking_now if each not in not_on_host], lent)
+            above = self._ends(node, lent, all_lacking=True)[1:]
+            self._postpone([each for each in above if each not in not_on_host], lent)
         # If each try renewed what a path that is too long has in the store, it could never end.
         self._persisting.offer_path(node, again=True)
         return operations
@@ -280,20 +280,23 @@ class BackingUp:
             self.write_through(node)
         return node.held[DEVICE][component] > 0
 
-    def _ends_above(self, node: Node, *, all_lacking: bool) -> list[Node]:
-        """Return the nodes above `node` where matches come that host memory or the store may lack.
+    def _ends(self, node: Node, lent: Lent | None, *, all_lacking: bool) -> list[Node]:
+        """Return `node`, and the nodes above where matches come of which something is not written.
 
-        Up to the first one that lacks nothing, unless all are wanted.
+        Up to the first one that lacks nothing, unless all are wanted. An engine that lends a window has
+        all above `node` backed up that it still has.
         """
-        ends: list[Node] = []
-        for each in node.path() if len(self._components) > 1 else ():
+        ends = [node]
+        if lent is not None or len(self._components) == 1:
+            return ends
+        for each in node.path():
             if each is node or not each.is_match_end:
                 continue
             if self._lacks(each):
                 ends.append(each)
             elif not all_lacking:
                 break
-            if len(ends) == _ENDS_MAX:
+            if len(ends) > _ENDS_MAX:
                 break
         return ends
 
@@ -432,9 +435,7 @@ class BackingUp:
             and not self._persisting.has(each, 0)
             and self.source((each, 0), lent) is not None
         ]
-        for end in (
-            [node] if lent is not None else [node, *self._ends_above(node, all_lacking=True)]
-        ):
+        for end in self._ends(node, lent, all_lacking=True):
             wanted += [
                 each
                 for each in self._for_matches(end, lent) or ()

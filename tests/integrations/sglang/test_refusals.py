@@ -29,7 +29,7 @@ FLAGS: dict[str, tuple[Any, Any]] = {
     "enable_flexkv": (False, True),
     "disable_radix_cache": (False, True),
 }
-"""What each flag may be, and what it is refused for."""
+"""For each flag: the value that is served, and one that is refused."""
 SERVED = {"enable_hierarchical_cache": True} | {name: each for name, (each, _) in FLAGS.items()}
 
 

@@ -57,6 +57,6 @@ def test_what_makes_no_sense_is_refused_by_name(key: str, value: object) -> None
 
 @pytest.mark.parametrize("params", ["", 0, [], "do_remote_prefill", 1.5], ids=repr)
 def test_what_is_no_map_is_refused(params: object) -> None:
-    """What `vllm_xargs` has under that name comes as it is: text, a number or a list."""
+    """The engine passes `vllm_xargs` on unchecked, so the value may be text, a number or a list."""
     with pytest.raises(UsageError, match="must be a map"):
         Handoff.read(params)

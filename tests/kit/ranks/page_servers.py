@@ -178,7 +178,7 @@ def reads_of(group: ServedGroup, count: int, fill: int = 0) -> tuple[list[Read],
 
 
 def pages_of(group: ServedGroup, count: int) -> list[bytes]:
-    """What such reads bring."""
+    """Return the first `count` pages of the first rank, as bytes."""
     return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(count))]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of executors have in common."""
+"""Fixtures that tests of executors share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
-"""What the tests of served pages share: a stack of what is closed at the end, and raw readers."""
+"""Fixtures of the page server's tests: a stack that closes its resources, and raw readers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

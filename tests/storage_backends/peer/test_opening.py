@@ -60,7 +60,7 @@ NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
 
 
 async def no_greeting(reader: Impostor) -> None:
-    """Where the first words are the wrong ones already."""
+    """Send nothing before the words under test: they stand in the place of the greeting."""
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from tests.kit.storage.peer_impostors import Impostor, impostor
 BYTES = 64 * KIB
 LAYOUT = plain_pages(BYTES, heads=2)
 UNTOUCHED = 0xEE
-"""What a buffer is full of before a read."""
+"""The byte that fills a buffer before a read."""
 LARGE = plain_pages(24 << 20)
 """Pages that no socket's buffers hold, so that their reads take until the reader has had a turn."""
 SIZE = 16 * KIB

@@ -12,8 +12,6 @@ from .frames import Connection, Kind
 from .loop_thread import LoopThread
 from .numbering import InboxBounds, Numbering
 
-_OPENS_S = 10.0
-"""How long a listening socket may take to be opened."""
 _HANDSHAKE_S = 10.0
 """How long whoever has connected may take to say who it is."""
 
@@ -41,10 +39,10 @@ class LeadingInbox:
         self._serving = set[asyncio.Task[None]]()
         self._greetings: dict[Connection, None] = {}
         """Those of whom it is not known yet whether they have the secret, the oldest first."""
-        self._server: asyncio.Server | None = None
+        host, port = split_address(address)
         self._loop = LoopThread("lockstep-inbox")
         try:
-            host, port = self._loop.start(self._listen(address)).result(_OPENS_S)
+            port = self._loop.listen(self._accept, host, port)
         except (OSError, TimeoutError) as error:
             self._loop.close()
             raise ConfigError(f"rank 0 cannot take messages at {address}: {error}") from error
@@ -77,8 +75,6 @@ class LeadingInbox:
 
     def close(self) -> None:
         """See `OpenInbox`."""
-        if self._server is not None:
-            self._loop.call(self._server.close)
         self._loop.close()
 
     async def _take(self, content: bytes) -> int:
@@ -86,11 +82,6 @@ class LeadingInbox:
         for event in self._numbered.values():
             event.set()
         return number
-
-    async def _listen(self, address: str) -> tuple[str, int]:
-        host, port = split_address(address)
-        self._server = await asyncio.start_server(self._accept, host, port)
-        return host, self._server.sockets[0].getsockname()[1]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, bytes_max=self._bounds.message_bytes)

@@ -8,6 +8,11 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+"""What is called on the loop with each connection that is accepted."""
+
+_OPENS_S = 10.0
+"""How long a listening socket may take to be opened."""
 _ENDS_S = 10.0
 """What only a loop takes that a callback holds."""
 
@@ -25,6 +30,7 @@ class LoopThread:
         self._closed = False
         self._running = set[Future[Any]]()
         """A loop holds no task strongly, so one that nobody waits for could be collected."""
+        self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -41,6 +47,10 @@ class LoopThread:
         ended.cancel()
         return ended
 
+    def listen(self, accept: Accept, host: str, port: int) -> int:
+        """Listen on TCP until `close`; return the port. Raises `OSError` or `TimeoutError`."""
+        return self.start(self._listen(accept, host, port)).result(_OPENS_S)
+
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
         """Have a function called on the loop; False, and it is not, after `close`."""
         with self._lock:
@@ -56,19 +66,29 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ENDS_S)
 
+    async def _listen(self, accept: Accept, host: str, port: int) -> int:
+        server = await asyncio.start_server(accept, host, port)
+        self._servers.append(server)
+        own_port: int = server.sockets[0].getsockname()[1]
+        return own_port
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(_end_tasks())
+            self._loop.run_until_complete(_end(self._servers))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
 
 
-async def _end_tasks() -> None:
-    """Cancel every other task of this loop, and wait for its end."""
+async def _end(servers: list[asyncio.Server]) -> None:
+    """Listen no more, cancel every other task of this loop, and wait for its end."""
+    # Each connection that was accepted has its transport by now. A server that is closed before that
+    # leaves the connection's socket open.
+    for server in servers:
+        server.close()
     # A connection that was just accepted begins its task in the loop's next turn.
     await asyncio.sleep(0)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:

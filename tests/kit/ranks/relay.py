@@ -23,9 +23,7 @@ class Relay:
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._forwarding = set[asyncio.Task[None]]()
         self._loop = LoopThread("relay")
-        self._server = self._loop.start(self._listen()).result(PATIENCE_S)
-        port: int = self._server.sockets[0].getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{self._loop.listen(self._accept, '127.0.0.1', 0)}"
 
     def cut(self) -> None:
         """Cut all connections that there are."""
@@ -42,11 +40,7 @@ class Relay:
         trace: TracebackType | None,
     ) -> None:
         """Cut everything, and listen no more."""
-        self._loop.call(self._server.close)
         self._loop.close()
-
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def _cut_all(self) -> None:
         for pair in self._pairs:
@@ -77,11 +71,12 @@ class Relay:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Before anything is awaited: this task may be cancelled a second time there.
+            for each in (writer, their_writer):
+                each.transport.abort()
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
-            for each in (writer, their_writer):
-                each.transport.abort()
 
 
 async def _pump(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import threading
 import weakref
 from collections.abc import Generator
@@ -78,3 +79,37 @@ def test_nothing_is_begun_on_a_loop_that_was_closed() -> None:
 
     assert loop.start(work()).cancelled()
     assert not loop.call(pytest.fail, "it was called")
+
+
+class Held:
+    """Keeps a loop from going on."""
+
+    def __init__(self, loop: LoopThread) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+        loop.call(self._hold)
+
+    def _hold(self) -> None:
+        self.begun.set()
+        self.let_go.wait(PATIENCE_S)
+
+
+def test_a_connection_that_is_accepted_in_the_turn_before_the_loop_ends_is_closed() -> None:
+    """A server that is closed between the two steps of accepting one leaves its socket open."""
+    loop = LoopThread("test")
+    port = loop.listen(lambda _, writer: writer.transport.abort(), "127.0.0.1", 0)
+    before = Held(loop)
+    assert before.begun.wait(PATIENCE_S)
+    closing = threading.Thread(target=loop.close)
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+        # The turn after this one accepts the connection behind what is held there.
+        accepting = Held(loop)
+        before.let_go.set()
+        assert accepting.begun.wait(PATIENCE_S)
+        closing.start()
+        while loop.call(int):
+            pass
+        accepting.let_go.set()
+        closing.join()
+
+        assert client.recv(1) == b""
+    gc.collect()

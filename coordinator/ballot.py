@@ -207,10 +207,6 @@ class Ballot:
         for each in expectations:
             _FOLLOWED[type(each)](self, *each)
 
-    def expect(self, operation: int) -> None:
-        """Begin to note progress of `operation`; does nothing if it is expected already."""
-        self._expect(operation)
-
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
         if not 0 <= seat < self._seats:

@@ -41,7 +41,7 @@ LAYOUT = LaneLayout(epoch=1, round=1, state_digest=0, seats=Seats(SHAPE.seats).f
 OPERATIONS = st.integers(1, 8)
 PAGES = st.integers(0, 9)
 
-ACTIONS = ("expect", "unseat", "enqueue", "enqueue", "settle", "forget")
+ACTIONS = ("unseat", "enqueue", "enqueue", "settle", "forget")
 
 REPORTS: st.SearchStrategy[Progress] = st.one_of(
     st.builds(Answered, OPERATIONS, PAGES),
@@ -167,10 +167,6 @@ class Kept:
         if progress.operation in self.expected:
             self.expected[progress.operation].append(progress)
 
-    def expect(self, operation: int) -> None:
-        self.ballot.expect(operation)
-        self.expected.setdefault(operation, [])
-
     def seat(self, operation: int, phase: Phase, bound: int) -> None:
         """Give an operation a seat, or its seat another meaning."""
         theirs = [at for at, each in self.seats.items() if each.operation == operation]
@@ -225,8 +221,6 @@ def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
         match data.draw(st.sampled_from(["note"] * 4 + ["seat"] * 2 + [*ACTIONS, "vote"])):
             case "note":
                 kept.note(data.draw(REPORTS))
-            case "expect":
-                kept.expect(kept.operation(data.draw(OPERATIONS)))
             case "seat":
                 phase = data.draw(st.sampled_from([Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER]))
                 kept.seat(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from lockstep.ranks.group.control.loop_thread import LoopThread
+from tests.kit.waiting import wait_for
 
 PATIENCE_S = 30.0
 
@@ -106,8 +107,7 @@ def test_a_connection_that_is_accepted_in_the_turn_before_the_loop_ends_is_close
         before.let_go.set()
         assert accepting.begun.wait(PATIENCE_S)
         closing.start()
-        while loop.call(int):
-            pass
+        wait_for(lambda: not loop.call(int))
         accepting.let_go.set()
         closing.join()
 

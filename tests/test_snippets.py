@@ -20,6 +20,7 @@ SMALLER = (
     ("--requests 40", "--requests 4"),
     ("--requests 20", "--requests 4"),
     ("lockstep replay --profile", "lockstep replay --requests 4 --profile"),
+    ("for rank in 0 1 2 3", "for rank in 3"),
     ("bench storage ", "bench storage --bytes 16MiB "),
     ("bench path ", "bench path --bytes 32MiB "),
     ("bench handoff ", "bench handoff --bytes 16MiB --rounds 1 "),

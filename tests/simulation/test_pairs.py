@@ -18,9 +18,6 @@ from lockstep.simulation.seeds import quiet_log
 from lockstep.simulation.world.faults import Mishap
 from lockstep.simulation.world.models import MODEL_PROFILES
 
-SEEDS = 2
-"""So many seeds of each pair of sizes."""
-
 
 def run(world: PairWorld) -> ScheduleResult:
     with quiet_log():
@@ -38,9 +35,8 @@ def explored(seeds: range, **options: str) -> ExplorationReport:
 
 @pytest.fixture(scope="module")
 def results() -> list[ScheduleResult]:
-    """A few schedules of each pair of sizes, with all that may go wrong."""
-    seeds = ((pd, SEEDS * at + seed) for at, pd in enumerate(PAIRS) for seed in range(SEEDS))
-    return [run(draw_pair(seed, pd=pd, depth=seed % 2)) for pd, seed in seeds]
+    """A schedule of each pair of sizes, with all that may go wrong."""
+    return [run(draw_pair(seed, pd=pd, depth=seed % 2)) for seed, pd in enumerate(PAIRS)]
 
 
 def test_no_schedule_of_two_groups_of_any_sizes_has_a_violation(
@@ -90,9 +86,9 @@ def test_more_schedules_of_each_pair_have_no_violation(pd: str) -> None:
 
 
 def test_without_faults_nearly_every_schedule_hands_pages_over() -> None:
-    results = [run(draw_pair(seed, faults="calm", depth=seed % 2)) for seed in range(8)]
+    results = [run(draw_pair(seed, faults="calm", depth=seed % 2)) for seed in range(4)]
     assert found(results) == []
-    assert sum(each.coverage[PAGES_READ] > 0 for each in results) >= 7
+    assert sum(each.coverage[PAGES_READ] > 0 for each in results) >= 3
 
 
 def with_rates(world: PairWorld, rates: Mapping[Mishap, float]) -> PairWorld:

@@ -262,8 +262,14 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
     ids=["one could not take them", "different weights"],
 )
 def test_ranks_that_do_not_take_the_same_weights_are_named(
-    versions: str, taken: tuple[Taken, Taken], first: str, second: str
+    versions: str,
+    taken: tuple[Taken, Taken],
+    first: str,
+    second: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # In one thread no rank waits for what another one explains.
+    monkeypatch.setattr("lockstep.coordinator.round.EXPLAIN_TIMEOUT_S", 0.0)
     below = RanksBelow()
 
     for rank, version, how in zip(below.below, versions, taken, strict=True):

@@ -15,22 +15,21 @@ from tests.kit.launch.replays import run
 
 
 @pytest.mark.distributed
-def test_the_doctor_tells_people_in_lines_and_machines_in_json_and_leaves_nothing(
-    tmp_path: Path,
+@pytest.mark.parametrize("as_json", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_doctor_tells_all_that_it_has_probed_and_leaves_nothing(
+    tmp_path: Path, as_json: bool
 ) -> None:
     store = tmp_path / "kv"
-    options = ("doctor", "--store", store.as_uri(), "--ranks", "1")
 
-    told = run(*IN_A_PROCESS, *options)
-    record = json.loads(run(*IN_A_PROCESS, *options, "--json").out)
+    told = run(
+        *(*IN_A_PROCESS, "doctor", "--store", store.as_uri(), "--ranks", "1"),
+        *["--json"] * as_json,
+    )
 
-    names = [each["name"] for each in record["findings"]]
+    probed = ("Python", "torch", "gloo", "kernel calls", "O_DIRECT", "store answers", "store speed")
     assert (told.status, told.err) == (0, "")
-    assert names[:2] == ["Python", "torch"]
-    assert [name for name in names if name not in told.out] == []
-    assert {"gloo", "kernel calls", "O_DIRECT", "store answers", "store speed"} <= {*names}
-    assert max(map(len, told.out.splitlines())) <= WIDTH
-    assert record["status"] in ("ok", "advice")
+    assert [name for name in probed if name not in told.out] == []
+    assert not as_json or json.loads(told.out)["status"] in ("ok", "advice")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,6 +63,7 @@ def plots_in(page: str) -> list[list[str]]:
     return [titles.split("; ") for titles, _ in images]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_the_page_of_a_demo_has_the_plots_of_both_runs(tmp_path: Path) -> None:
     page = tmp_path / "report.html"

@@ -15,7 +15,7 @@ import typer
 from ..errors import ConfigError, UsageError
 from ..ranks.group.control.client import ask
 from .cli.amounts import count, printable, well_formed
-from .cli.first_error import EXIT_GROUP
+from .cli.exits import EXIT_GROUP
 from .cli.option_values import check_store
 
 EXIT_STATUSES: Final = (

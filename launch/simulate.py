@@ -12,7 +12,7 @@ from ..simulation.revived.revived import SEEDS as REVIVED_SEEDS
 from ..simulation.world.faults import FAULT_PROFILES
 from ..simulation.world.models import MODEL_PROFILES
 from ..simulation.world.world import BOTH, L1_CHOICES, STEPS_MIN
-from .cli.first_error import EXIT_FAULT, say
+from .cli.exits import EXIT_FAULT, say
 from .cli.option_values import check_choice, check_number
 from .cli.settings import RANKS_MAX, SEED_MAX
 from .replay.report import write_report

@@ -7,6 +7,7 @@ meet, and how often it has restarted the group. A launcher that has no environme
 """
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ import psutil
 
 from ...errors import ConfigError
 
+LOOPBACK: Final = "127.0.0.1"
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 """Seconds that the Mooncake client waits over TCP for the next bytes, and for the first answer."""
 
@@ -150,3 +152,15 @@ def _whole_number(name: str, default: int | None = None) -> int:
     if number < 0:
         raise ConfigError(f"{name} is {number}, must not be negative")
     return number
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this machine from which `host` is reached; loopback if it is not."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            # Nothing is sent: the system only looks up the way.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return LOOPBACK

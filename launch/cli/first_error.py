@@ -5,42 +5,20 @@ one speaks. A lost peer is mostly the consequence of another rank's error, so a 
 its peers waits a moment for the one that knows more.
 """
 
-import sys
 import time
 
 from torch.distributed.distributed_c10d import Store
 
-from ...errors import ConfigError, GroupError, LockstepError, PeerLost, UsageError
+from ...errors import GroupError, LockstepError, PeerLost
 from .environment import RankEnvironment
+from .exits import say
 from .meeting import meet
-from .option_values import option
 
-EXIT_FAULT = 1
-"""The replay ran and showed a fault, or the program has one."""
-EXIT_CONFIG = 2
-"""The settings or the input are wrong."""
-EXIT_GROUP = 3
-"""The ranks could not go on."""
-
-_OPTIONS = {"timeouts.round_s": option("round_timeout_s")}
-"""What errors call the settings of a cache that the command has options for."""
 _CLAIM = "first-error"
 _CONNECT_TIMEOUT_S = 5.0
 _CONSEQUENCE_DELAY_S = 0.5
 _LINGER_S = 2.0
 _LINGER_POLL_S = 0.01
-
-
-def exit_code(error: LockstepError) -> int:
-    """Return the status with which a process ends after `error`."""
-    return EXIT_CONFIG if isinstance(error, ConfigError | UsageError) else EXIT_GROUP
-
-
-def say(line: str) -> None:
-    """Print one line for the user to the standard error output, with options by their names."""
-    for setting, name in _OPTIONS.items():
-        line = line.replace(setting, name)
-    print(f"lockstep: {' '.join(line.split())}", file=sys.stderr, flush=True)
 
 
 def claim(store: Store) -> bool:

@@ -4,7 +4,6 @@ It outlives the ranks that use it where a launcher hosts it, so that everything 
 """
 
 import ipaddress
-import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,9 +13,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import PeerLost
-from .environment import RankEnvironment, choose_interface
+from .environment import RankEnvironment, address_towards, choose_interface
 
-LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 180.0
 """How long the ranks wait for each other before the first round."""
 
@@ -86,18 +84,6 @@ def joined(
             collective.close()
     finally:
         dist.destroy_process_group()
-
-
-def address_towards(host: str, port: int) -> str:
-    """Return the address of this machine from which `host` is reached; loopback if it is not."""
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            # Nothing is sent: the system only looks up the way.
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return LOOPBACK
 
 
 def _tcp_store(host: str, port: int, *, hosting: bool, timeout_s: float) -> Store:

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final
 
-from ..cli.meeting import LOOPBACK
+from ..cli.environment import LOOPBACK
 
 _TURNS: Final = 8
 _PIECE_BYTES: Final = 1 << 20

@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from ..cli.environment import read_gloo_interface, variables_of
+from ..cli.environment import LOOPBACK, address_towards, read_gloo_interface, variables_of
 from .finding import Finding, advice, problem, well
 
 GLOO_SLOW_US: Final = 10_000.0
@@ -79,8 +79,6 @@ def judge_host_name(host: HostName) -> Finding:
 
 def probe_interface() -> Interface:
     """Choose as ranks do: what the user says, else the interface towards other hosts, else loopback."""
-    from ..cli.meeting import LOOPBACK, address_towards
-
     chosen = read_gloo_interface()
     addresses = _addresses()
     if chosen:

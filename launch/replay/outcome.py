@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ...small_engine.profiles import find_profile
 from ..cli.amounts import bytes_in_words, count
-from ..cli.first_error import EXIT_FAULT, say
+from ..cli.exits import EXIT_FAULT, say
 from ..cli.interruption import EXIT_INTERRUPTED
 from .report import Report, faults_of, write_report
 

@@ -15,7 +15,7 @@ import msgpack
 
 from ...errors import ConfigError, LockstepError
 from ..cli.environment import RankEnvironment
-from ..cli.first_error import EXIT_CONFIG, EXIT_GROUP, exit_code
+from ..cli.exits import EXIT_CONFIG, EXIT_GROUP, exit_code
 from ..cli.interruption import Interrupted
 from ..cli.meeting import JOIN_TIMEOUT_S, meet
 from ..cli.progress import Progress

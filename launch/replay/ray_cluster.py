@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 
 from ...errors import ConfigError
-from ..cli.environment import prepare_for_ray
-from ..cli.meeting import LOOPBACK
+from ..cli.environment import LOOPBACK, prepare_for_ray
 
 CONNECT_TIMEOUT_S = 5.0
 """How long a cluster may take to accept a connection."""

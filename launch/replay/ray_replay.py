@@ -3,7 +3,7 @@
 The driver hosts the store in which the ranks meet.
 """
 
-from ..cli.first_error import say
+from ..cli.exits import say
 from ..cli.interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
 from ..cli.meeting import host_store
 from ..cli.progress import progress_bar

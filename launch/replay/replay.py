@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
 from ...errors import LockstepError
 from ..cli.environment import RankEnvironment, read_rank_environment, take_settings
+from ..cli.exits import exit_code, say
 from ..cli.settings import ReplaySettings
 from .options import EXIT_STATUSES, LaunchChoice, replay_command
 
@@ -47,8 +48,6 @@ def main() -> None:
     try:
         environment = read_rank_environment()
     except LockstepError as error:
-        from ..cli.first_error import exit_code, say
-
         say(str(error))
         sys.exit(exit_code(error))
     rank = _Rank(environment, launcher)
@@ -119,7 +118,7 @@ class _Rank:
 
     def fail(self, error: LockstepError) -> NoReturn:
         """Say what went wrong unless another rank does, and end."""
-        from ..cli.first_error import exit_code, say_once
+        from ..cli.first_error import say_once
 
         say_once(error, self._environment, self._store)
         leave(exit_code(error))

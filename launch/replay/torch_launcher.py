@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
 
-from ..cli.environment import RankEnvironment, variables_of
-from ..cli.first_error import claim, say
+from ..cli.environment import LOOPBACK, RankEnvironment, variables_of
+from ..cli.exits import say
+from ..cli.first_error import claim
 from ..cli.interruption import ignore_signals, raise_on_signals
-from ..cli.meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
+from ..cli.meeting import JOIN_TIMEOUT_S, host_store, of_attempt
 from ..cli.settings import ReplaySettings
 from .replay import LAUNCHER_OPTION
 

@@ -23,10 +23,10 @@ from ...small_engine.workload import count_requests, requests_of, spread_over
 from ...storage_backends.uri import without_secrets
 from ...telemetry.kept_events import KeptEvents
 from ...telemetry.port import watch as watch_cache
-from ..cli.environment import RankEnvironment, prepare_for_mooncake
+from ..cli.environment import RankEnvironment, address_towards, prepare_for_mooncake
 from ..cli.first_error import was_claimed
 from ..cli.interruption import Interrupted
-from ..cli.meeting import JOIN_TIMEOUT_S, address_towards, joined
+from ..cli.meeting import JOIN_TIMEOUT_S, joined
 from ..cli.progress import OnDone, Progress, nothing
 from ..cli.settings import ReplaySettings
 from .handing_in import Run, collect, hand_in, was_begun

@@ -1,6 +1,8 @@
 """The command: what is wrong with the input is said in one line, before any rank is started."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from lockstep.launch.cli.environment import read_rank_environment
 from lockstep.launch.cli.settings import ReplaySettings, with_replay_durability
 from tests.kit.launch.in_process import Run, refusal
 
+WITHOUT_TORCH = "import sys; import lockstep.launch.command; sys.exit('torch' in sys.modules)"
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
 
 
@@ -254,3 +257,7 @@ def test_an_environment_that_no_launcher_makes_is_refused_by_name(
 
     with pytest.raises(ConfigError, match=complaint):
         read_rank_environment()
+
+
+def test_what_needs_no_tensors_does_not_wait_for_torch() -> None:
+    assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=False).returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.launch.cli.first_error import EXIT_GROUP
+from lockstep.launch.cli.exits import EXIT_GROUP
 from lockstep.launch.replay.report import read_report
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays import COMMAND, RANK, Running, needs_ray, start, torchrun, write_trace

@@ -1,0 +1,28 @@
+"""The statuses with which a process of the command ends, and the line that it says before."""
+
+import sys
+
+from ...errors import ConfigError, LockstepError, UsageError
+from .option_values import option
+
+EXIT_FAULT = 1
+"""The replay ran and showed a fault, or the program has one."""
+EXIT_CONFIG = 2
+"""The settings or the input are wrong."""
+EXIT_GROUP = 3
+"""The ranks could not go on."""
+
+_OPTIONS = {"timeouts.round_s": option("round_timeout_s")}
+"""What errors call the settings of a cache that the command has options for."""
+
+
+def exit_code(error: LockstepError) -> int:
+    """Return the status with which a process ends after `error`."""
+    return EXIT_CONFIG if isinstance(error, ConfigError | UsageError) else EXIT_GROUP
+
+
+def say(line: str) -> None:
+    """Print one line for the user to the standard error output, with options by their names."""
+    for setting, name in _OPTIONS.items():
+        line = line.replace(setting, name)
+    print(f"lockstep: {' '.join(line.split())}", file=sys.stderr, flush=True)

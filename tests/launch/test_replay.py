@@ -135,6 +135,7 @@ def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trac
     assert str(tmp_path / "file") in ended.err
 
 
+@pytest.mark.slow
 def test_bad_options_under_torchrun_are_said_by_one_rank() -> None:
     ended = run(*torchrun(2), "--ranks=4")
 

@@ -154,6 +154,7 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_c
     assert took_s < AT_ONCE_S
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_counted(
     running: list[Running], tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_cou
     assert_counts_so_far_are_kept(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
     running: list[Running], tmp_path: Path
 ) -> None:

@@ -11,18 +11,13 @@ from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
 __all__ = ["bucket", "keys", "mooncake_store", "s3_endpoint"]
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(600)]
 
 SLOTS = "slot_bytes=139264&file_slots=2048"
 """Small enough for a test's disk, large enough for pages and for the manifest."""
 
 
-@pytest.fixture(
-    params=[
-        "file",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("3fs", "mooncake", "s3")),
-    ]
-)
+@pytest.fixture(params=["file", "3fs", "mooncake", "s3"])
 def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URI of an empty store of each kind, with the real server where it has one."""
     match request.param:

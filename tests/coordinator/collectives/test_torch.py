@@ -154,7 +154,14 @@ def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProce
     assert first == "no group"
 
 
-@pytest.mark.parametrize("ending", ["close", "forget", "destroy_default", "collect"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "close",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("forget", "destroy_default")),
+        "collect",
+    ],
+)
 def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Path) -> None:
     """Rule R10: the end of a process is a wait too."""
     with two_programs(RANK, tmp_path / "store", ending, PATIENCE_S) as (first, _):

@@ -57,7 +57,7 @@ install-stores:  ## Install promtool and Mooncake's libraries, where that is all
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
 	$(JUST_BOOTED) env $(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
-	$(PYTEST) -n 2 --dist worksteal -m "$(DEFAULT_TESTS) and distributed"
+	$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT_TESTS) and distributed"
 
 scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
 	$(PYTEST) tests/scenarios/test_scenarios.py --write-scenarios

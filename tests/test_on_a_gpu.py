@@ -79,6 +79,7 @@ def test_a_python_that_lacks_a_package_is_refused_in_one_line_that_names_it() ->
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_tests_that_need_a_gpu_import_nothing_that_may_be_missing_beside_one(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import lockstep
 from tests.kit.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
 FETCHED = re.compile(
     r'<(?:script|img|iframe)[^>]+src="https?://[^"]*|<link[^>]+stylesheet[^>]+https?:[^>]*'
 )

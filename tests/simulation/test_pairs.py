@@ -103,7 +103,7 @@ def with_rates(world: PairWorld, rates: Mapping[Mishap, float]) -> PairWorld:
 
 @pytest.mark.parametrize("fault", [Mishap.FAILED_READ, Mishap.CORRUPT_PAGE, Mishap.HUNG_READ])
 def test_pages_that_are_lost_on_their_way_are_computed_by_the_consumer(fault: Mishap) -> None:
-    drawn = [draw_pair(seed, pd="2x4", profile="llama", faults="calm") for seed in range(3)]
+    drawn = [draw_pair(seed, pd="2x4", profile="llama", faults="calm") for seed in range(2)]
     results = [run(with_rates(world, {fault: 0.3})) for world in drawn]
     assert found(results) == []
     assert sum(each.coverage[PAGES_READ] for each in results) > 20

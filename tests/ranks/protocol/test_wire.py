@@ -151,9 +151,9 @@ class SentHostCache(Sent, HostCache):
 def test_groups_live_on_effects_and_verdicts_that_were_bytes_in_between() -> None:
     build = Build(cache=SentCache, host_cache=SentHostCache)
 
-    violations = [run_schedule(seed, build=build).violation for seed in range(10)]
+    violations = [run_schedule(seed, build=build).violation for seed in range(4)]
 
-    assert violations == [None] * 10
+    assert violations == [None] * 4
 
 
 @pytest.mark.parametrize("kind", LISTED, ids=lambda kind: kind.__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.page_format.object_header import HEADER_BYTES
@@ -345,6 +345,7 @@ class TestBreaking:
         assert said in line
 
     @given(st.binary(min_size=1, max_size=200))
+    @settings(max_examples=30)
     def test_any_garbage_in_place_of_an_answer_costs_the_call_and_nothing_else(
         self, garbage: bytes
     ) -> None:

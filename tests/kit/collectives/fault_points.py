@@ -5,6 +5,7 @@ come to that line in the round: the first time or the second. Later repetitions 
 second one's like.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -191,13 +192,15 @@ class Opening(NamedTuple):
         from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
         begin_torch(member)
-        alone: Any = TorchCollective
+        names = (f"alone/{member.rank}/{number}" for number in itertools.count())
         # What torch keeps from the first group on is not the transport's.
         TorchCollective.create(timeout_s=PATIENCE_S).close()
         return cls(
             member.rank,
             lambda: over_hosts(2, TorchCollective.create(timeout_s=PATIENCE_S)),
-            lambda: alone._connect([member.rank], PATIENCE_S, members_only=True).close(),
+            lambda: TorchCollective.among(
+                [member.rank], member.rank, next(names), timeout_s=PATIENCE_S
+            ).close(),
         )
 
 

@@ -42,6 +42,9 @@ class Handover:
     def stays(self, caches: Sequence[RankCache], request: EngineRequest) -> bool:
         """Serve a request that has ended; say whether it is to stay, so that others can read it."""
         random = self.random
+        if request.name not in caches[0].inspection.requests:
+            # A prompt of less than a page may never have been told to the cache.
+            return False
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:

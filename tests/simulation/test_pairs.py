@@ -122,6 +122,10 @@ def test_a_producer_that_dies_leaves_reads_that_end_and_nothing_that_stays() -> 
     assert result.coverage[PAGES_GONE]
 
 
+def test_a_prompt_of_less_than_a_page_that_the_cache_does_not_know_is_not_handed_over() -> None:
+    assert found([run(draw_pair(20_053, pd="8x4", profile="qwen-next"))]) == []
+
+
 def test_pages_with_the_data_of_another_request_are_found_after_the_handover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

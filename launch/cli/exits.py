@@ -13,7 +13,7 @@ EXIT_GROUP = 3
 """The ranks could not go on."""
 
 _OPTIONS = {"timeouts.round_s": option("round_timeout_s")}
-"""What errors call the settings of a cache that the command has options for."""
+"""Settings of a cache, as errors name them, and the options that stand for them."""
 
 
 def exit_code(error: LockstepError) -> int:

@@ -17,6 +17,7 @@ from ..ranks.group.control.client import ask
 from .cli.amounts import count, printable, well_formed
 from .cli.exits import EXIT_GROUP
 from .cli.option_values import check_store
+from .ctl_lines import list_lines, stats_lines
 
 EXIT_STATUSES: Final = (
     "Exit status: 0, done on every rank; 2, nobody listens, or the request is refused, and nothing was"
@@ -48,13 +49,14 @@ Pages = Annotated[int | None, typer.Option(help="Full-attention pages.", show_de
 def list_all(socket: Socket, *, as_json: Json = False) -> None:
     """Show what namespaces keep, limits, pins and the store."""
     answer = _asked(socket, "list")
-    _tell(answer, as_json, *_listed(answer))
+    _tell(answer, as_json, *list_lines(answer))
 
 
 @_command("stats")
-def stats(socket: Socket) -> None:
-    """Print as JSON what rank 0 has counted so far."""
-    _tell(_asked(socket, "stats"), True)
+def stats(socket: Socket, *, as_json: Json = False) -> None:
+    """Show what rank 0 has counted so far."""
+    answer = _asked(socket, "stats")
+    _tell(answer, as_json, *stats_lines(answer))
 
 
 @_command("pin")
@@ -147,12 +149,14 @@ def limit(
 
 @_command("flush")
 def flush(socket: Socket, *, as_json: Json = False) -> None:
-    """Wait until what is on its way to the store is there.
+    """Write what is not written yet, and wait until it is there.
 
     What was cached before a store was attached is not on its way.
     """
     answer = _asked(socket, "flush")
-    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended")
+    causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())
+    left = f"; pages that are not written: {causes}" if causes else ""
+    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended{left}")
 
 
 @_command("attach")
@@ -226,38 +230,3 @@ def _ids(text: str) -> list[int]:
         raise ConfigError(
             f"--tokens must be token ids with commas between them: {error}"
         ) from error
-
-
-def _listed(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines that tell what a group keeps, the namespaces with the most first."""
-    rows = [("namespace", "device pages", "host pages")]
-    most_first = sorted(answer["namespaces"].items(), key=lambda each: -sum(each[1].values()))
-    rows += [
-        (_name(name), f"{each['device_pages']:,}", f"{each['host_pages']:,}")
-        for name, each in most_first
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
-    for each in answer["limits"]:
-        bounds = [
-            f"{value:g} {words}"
-            for name, words in _BOUNDS.items()
-            if (value := each[name]) is not None
-        ]
-        lines.append(f"limit of {_name(each['namespace'])}: {', '.join(bounds) or 'none'}")
-    for name, each in answer["pins"].items():
-        lines.append(
-            f"pin {_name(name)}: {count(each['tokens'], 'token')} of {_name(each['namespace'])}"
-        )
-    return [*lines, f"store: {answer['store']}"]
-
-
-_BOUNDS: Final = {
-    "device_pages": "device pages",
-    "host_pages": "host pages",
-    "ttl_s": "s unused",
-}
-
-
-def _name(name: str) -> str:
-    return printable(repr(name))

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep import LockstepError, UsageError
 from lockstep.launch.cli.interruption import EXIT_INTERRUPTED
+from lockstep.launch.ctl_lines import stats_lines
 from lockstep.launch.replay.report import read_report
 from lockstep.ranks.group.control.port import ControlPort
 from tests.kit.launch.in_process import Run, refusal
@@ -82,7 +83,13 @@ SAID: list[Said] = [
         {"is_known": True},
         "removed",
     ),
-    (["flush"], {"ask": "flush"}, {"operations": 7}, "7 operations ended"),
+    (["flush"], {"ask": "flush"}, {"operations": 7, "unwritten": {}}, "7 operations ended"),
+    (
+        ["flush"],
+        {"ask": "flush"},
+        {"operations": 7, "unwritten": {"store_failed": 3}},
+        "7 operations ended; pages that are not written: store_failed 3",
+    ),
     (["attach", "memory://"], {"ask": "attach", "store": "memory://"}, {}, "attached"),
     (["detach"], {"ask": "detach"}, {}, "detached"),
     (["weights", "7"], {"ask": "weights", "version": "7"}, {}, "weights '7'"),
@@ -93,6 +100,50 @@ SAID: list[Said] = [
         "logs from debug on",
     ),
 ]
+
+
+STATS: dict[str, Any] = {
+    "rank": 0,
+    "world_size": 2,
+    "steps": 1_234,
+    "transport": "shm",
+    "store": "attached",
+    "ended_by": "",
+    "replica": {
+        "asked_tokens": 2_000,
+        "hit_tokens": {"device": 500, "host": 250, "storage": 0},
+        "operations": {"backup": {"complete": 3, "failed": 1}, "prefetch": {}},
+        "missed_pages": {"missing": 4, "late": 0},
+    },
+    "pools": {
+        "kv": {
+            "device": {"pages": 3_200, "free": 100, "cached": 3_000, "held": 9},
+            "host": {"pages": 9, "free": 9, "cached": 0, "held": 0},
+        }
+    },
+    "in_flight": {"prefetch": 1},
+    "unwritten_pages": {},
+    "left_unwritten_pages": {"store_failed": 2},
+    "bytes_moved": {"l1_to_l2": 4_096, "l2_to_l1": 0},
+    "pages_corrupt": 0,
+    "storage_late": {"calls": 7, "waited_s": 1.5},
+}
+
+
+def test_statistics_are_told_in_lines_and_what_is_not_there_is_left_out() -> None:
+    assert stats_lines(STATS) == [
+        "rank 0 of 2: 1,234 steps, shm, store attached",
+        "2,000 prompt tokens: device 25.0%, host 12.5%, storage 0.0%",
+        "pool  tier    pages  cached  held  free",
+        "kv    device  3,200   3,000     9   100",
+        "kv    host        9       0     0     9",
+        "in flight: prefetch 1",
+        "operations: backup complete 3, backup failed 1",
+        "pages missed: missing 4",
+        "pages lost unwritten: store_failed 2",
+        "bytes moved: l1_to_l2 4,096",
+        "calls to the store that were late: 7",
+    ]
 
 
 @pytest.mark.parametrize("said", SAID, ids=[" ".join(each[0]) for each in SAID])
@@ -220,5 +271,5 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert (ended, report["pages_corrupt"]) == (EXIT_INTERRUPTED, 0)
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
-    assert serving.said().count("asks: ask 'drop', namespace None") == 2
+    assert serving.said().count("asks: drop namespace=None") == 2
     assert not (tmp_path / "s").exists()

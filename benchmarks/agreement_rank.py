@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.collective import Collective, PendingRound, Vector
+from ..coordinator.collective import Collective, CommonStore, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.fold import fold
@@ -96,6 +96,10 @@ class TimedCollective:
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`."""
         return self._inner.gather(payload, timeout_s)
+
+    def common_store(self, name: str) -> CommonStore:
+        """See `Collective`."""
+        return self._inner.common_store(name)
 
     def close(self) -> None:
         """See `Collective`."""

@@ -28,6 +28,26 @@ class Transport(StrEnum):
     """Shared memory inside a host, gloo between one rank of each."""
 
 
+class CommonStore(Protocol):
+    """Values by their keys that all ranks have, as in a `torch.distributed.Store`. For any thread.
+
+    Each method may wait for another process; raises `RuntimeError` or `OSError` where that does not
+    answer.
+    """
+
+    def set(self, key: str, value: bytes) -> None:
+        """Give a key a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that was set."""
+        ...
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; say whether it was there."""
+        ...
+
+
 class PendingRound(Protocol):
     """A round that was launched and whose result may not be there yet."""
 
@@ -72,6 +92,14 @@ class Collective(Protocol):
         """Return the payloads of all ranks by rank, on every rank.
 
         Only for bootstrap, teardown, and the error path that explains a divergence: never in a step.
+        """
+        ...
+
+    def common_store(self, name: str) -> CommonStore:
+        """Return a store that all ranks have, with keys that only callers with this name see.
+
+        It is where the ranks have met, so it goes with the process that serves it. At the start only:
+        it may connect.
         """
         ...
 

@@ -10,7 +10,8 @@ along: `value * world_size + rank` has the same order as the value, and names th
                proposal: the digest of the one that this rank has staged, as a smallest and a largest
                of the ranks that have one; how ready this rank is: -(rank + 1) if it refuses, 0 if it
                has none, 1 if it has, 2 if it is ready
-               messages: how many this rank has in a row, from the first; NEUTRAL without an inbox
+               requests: how many this rank has in a row, from the first, NEUTRAL where it takes none;
+               -(how many there are, as far as this rank knows)
     queues     for each watermark: ended through this ticket; first failed ticket, named
     seats      for each seat, by the phase of the prefetch that has it; NEUTRAL where nobody has it:
                QUERY      longest length that this rank can restore, at most the seat's bound, named,
@@ -39,8 +40,8 @@ NO_ANSWER = -1
 EPOCH, ROUND, STATE, LAYOUT = 0, 2, 4, 6
 HEALTH, TIME = 8, 9
 PROPOSAL, READINESS = 10, 12
-MESSAGES = 13
-HEADER_LANES = 14
+REQUESTS, NEWEST = 13, 14
+HEADER_LANES = 15
 PAIRS = {"epoch": EPOCH, "round": ROUND, "state digest": STATE, "layout digest": LAYOUT}
 """The header's equality pairs by name, each at its first lane."""
 
@@ -81,8 +82,10 @@ class Voter:
     healthy: bool
     time_ms: int
     staged: Staged = NOTHING_STAGED
-    messages: int | None = None
-    """How many messages this rank has in a row, from the first of the epoch; None without an inbox."""
+    requests: int | None = None
+    """How many requests this rank has in a row, from the epoch's first; None where it takes none."""
+    newest: int = 0
+    """How many there are, as far as this rank knows."""
 
 
 def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> None:
@@ -96,7 +99,8 @@ def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> 
         0 if voter.healthy else -(rank + 1),
         voter.time_ms,
         *_proposal_lanes(voter.staged, rank),
-        NEUTRAL if voter.messages is None else voter.messages,
+        NEUTRAL if voter.requests is None else voter.requests,
+        -voter.newest,
     )
 
 

@@ -39,7 +39,6 @@ from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
 from .lanes import BallotShape, LaneLayout, Voter
-from .proposal import NOTHING_STAGED, Staged
 from .seats import SeatTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
@@ -92,11 +91,7 @@ class Rounds:
         seats: SeatTable,
         state_digest: int,
         ballot: Ballot,
-        *,
-        healthy: bool,
-        time_ms: int,
-        staged: Staged = NOTHING_STAGED,
-        messages: int | None = None,
+        voter: Voter,
     ) -> None:
         """Launch a round under a layout that is frozen from here on (P1, P2)."""
         self._raise_if_ended()
@@ -105,7 +100,6 @@ class Rounds:
         layout = LaneLayout(
             epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
-        voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged, messages=messages)
         try:
             pending = self._collective.launch(ballot.fill(layout, voter))
             self.count += 1

@@ -31,11 +31,12 @@ from .collective import Vector
 from .lanes import (
     HEADER_LANES,
     HEALTH,
-    MESSAGES,
     NEUTRAL,
+    NEWEST,
     PROPOSAL,
     QUEUE_LANES,
     READINESS,
+    REQUESTS,
     SEAT_LANES,
     SEATS_AT,
     TIME,
@@ -119,8 +120,10 @@ class Verdict:
     seats: tuple[SeatVerdict, ...]
     """In the order of operations."""
     proposed: Proposed | None = None
-    messages: int = 0
-    """How many messages in a row every rank that has an inbox has; 0 where none has one."""
+    requests: int = 0
+    """How many requests in a row every rank that takes some has; 0 where none does."""
+    newest: int = 0
+    """How many requests there are, as far as any rank knows."""
 
 
 def unhealthy_rank(folded: Vector) -> int | None:
@@ -168,7 +171,8 @@ class Verdicts:
             watermarks=watermarks,
             seats=seats,
             proposed=_read_proposed(header),
-            messages=0 if header[MESSAGES] == NEUTRAL else header[MESSAGES],
+            requests=0 if header[REQUESTS] == NEUTRAL else header[REQUESTS],
+            newest=-header[NEWEST],
         )
 
     def _read_queues(self, lanes: Vector, before: Vector) -> tuple[Watermark, ...]:

@@ -33,10 +33,10 @@ from .findings.group import (
     NotNoticed,
     Restless,
 )
-from .messaging import Messaging
 from .proposing import Proposing
 from .rank.epoch import SOUND_BUILD, Build, Epoch, begin_epoch
 from .rank.stores import FIRST_STORE, RankStores
+from .requesting import Requesting
 from .result import ScheduleResult, Violation
 from .world.clock import RankClock, VirtualClock
 from .world.contents import Contents
@@ -122,7 +122,7 @@ class Schedule:
             trace=self._trace if record else None,
         )
         self._proposing = Proposing(world, coverage=self.result.coverage, trace=self._trace)
-        self._messaging = Messaging(world, coverage=self.result.coverage, trace=self._trace)
+        self._requesting = Requesting(world, coverage=self.result.coverage, trace=self._trace)
         self._epoch = self._begin_epoch()
         for fault, struck in (
             (Mishap.TINY_POOLS, world.faults.tiny_pools),
@@ -172,7 +172,7 @@ class Schedule:
             self._strike_clocks(clock_fault)
         self._workload.step()
         self._proposing.step(self._clock.now_us)
-        self._messaging.step()
+        self._requesting.step()
         self._raise_findings()
         try:
             self._take_step(active=True)
@@ -190,7 +190,7 @@ class Schedule:
         errors = cluster.begin_step(self._random.randrange(200, half_us))
         if not any(errors):
             self._proposing.tell(self._clock.now_us, between=True)
-            self._messaging.deliver(between=True)
+            self._requesting.deliver(between=True)
         idle_s = 0.0 if any(errors) else self._workload.decide(active=active)
         errors = cluster.end_step(idle_s=idle_s)
         if not any(errors):
@@ -225,7 +225,7 @@ class Schedule:
             self._trees.check(epoch.caches[0], epoch.memories)
         self._workload.check_pages()
         self._proposing.check(self._clock.now_us)
-        self._messaging.check()
+        self._requesting.check()
         in_flight = epoch.caches[0].inspection.in_flight.values()
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
@@ -357,7 +357,7 @@ class Schedule:
         )
         self._workload.begin_epoch(epoch.caches, epoch.memories)
         self._proposing.begin_epoch(epoch.caches, epoch.executors)
-        self._messaging.begin_epoch(epoch.caches, epoch.inboxes)
+        self._requesting.begin_epoch(epoch.caches, epoch.logs)
         self._deadlines.begin_epoch()
         self._replicas = ReplicaChecker(epoch.caches)
         return epoch

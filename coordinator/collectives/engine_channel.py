@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import CollectiveTimeout, InternalError, PeerLost, UsageError
-from ..collective import Vector
+from ..collective import CommonStore, Vector
 from ..lanes import ROUND
 
 
@@ -103,6 +103,10 @@ class EngineChannel:
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:  # noqa: ARG002
         """There is nobody to gather from: the workers have compared everything when they started."""
         raise UsageError("an engine's own channel gathers nothing")
+
+    def common_store(self, name: str) -> CommonStore:  # noqa: ARG002
+        """There is nobody to share a store with."""
+        raise UsageError("an engine's own channel has no store")
 
     def close(self) -> None:
         """See `Collective`."""

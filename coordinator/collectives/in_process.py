@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 
 from ...errors import CollectiveTimeout, GroupError, PeerLost, UsageError
-from ..collective import Vector
+from ..collective import CommonStore, Vector
 from ..fold import fold
 
 
@@ -28,6 +28,8 @@ class InProcessGroup:
         self._changed = threading.Condition()
         self._exchanges: dict[tuple[str, int], _Exchange] = {}
         self._gone: set[int] = set()
+        self.values: dict[str, bytes] = {}
+        """The values of every store of this group; see `Collective.common_store`."""
 
     def member(self, rank: int) -> "InProcessCollective":
         """Return the transport of one rank. Call once for each rank."""
@@ -74,6 +76,24 @@ class InProcessGroup:
             self._changed.notify_all()
 
 
+class MemoryStore:
+    """A store for one process; see `CommonStore`."""
+
+    def __init__(self, values: dict[str, bytes], name: str = "") -> None:
+        """`values` is where the store keeps its values; stores of other names may share it."""
+        self._values = values
+        self._name = name
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[f"{self._name}/{key}"] = value
+
+    def get(self, key: str) -> bytes:
+        return self._values[f"{self._name}/{key}"]
+
+    def delete_key(self, key: str) -> bool:
+        return self._values.pop(f"{self._name}/{key}", None) is not None
+
+
 class _InProcessRound:
     def __init__(self, collective: "InProcessCollective", number: int) -> None:
         self._collective = collective
@@ -117,6 +137,10 @@ class InProcessCollective:
         except GroupError as error:
             self._broken_by = error
             raise
+
+    def common_store(self, name: str) -> CommonStore:
+        """See `Collective`."""
+        return MemoryStore(self._group.values, name)
 
     def _give(self, key: tuple[str, int], value: Vector | bytes) -> None:
         if self._broken_by is not None:

@@ -1,7 +1,7 @@
 """The common part of the transports that share memory on a host."""
 
 from ...errors import GroupError, PeerLost
-from ..collective import Collective, Transport, Vector
+from ..collective import Collective, CommonStore, Transport, Vector
 from ..fold import fold
 from .cells import CellSpan
 from .home_process import HomeProcess
@@ -81,6 +81,10 @@ class SharingCollective:
         except GroupError as error:
             self._broken_by = error
             raise
+
+    def common_store(self, name: str) -> CommonStore:
+        """See `Collective`."""
+        return self._group.common_store(name)
 
     def finish(self, number: int, timeout_s: float) -> Vector:
         """Wait for a round that was launched; if it fails, so does every later call."""

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
-from ..collective import Transport, Vector
+from ..collective import CommonStore, Transport, Vector
 from ..fold import fold
 from .attendance import Attendance
 from .home_process import HomeProcess
@@ -264,6 +264,12 @@ class TorchCollective:
         if self._group is None:
             raise PeerLost("this rank has left the group")
         return self._group
+
+    def common_store(self, name: str) -> CommonStore:
+        """See `Collective`. It has a connection of its own, so that nobody else's wait holds it."""
+        # torch's stubs lack it.
+        own = cast("Any", _common_store()).clone()
+        return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
     def launch(self, lanes: Vector) -> _TorchRound:
         """See `Collective`."""

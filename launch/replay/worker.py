@@ -7,7 +7,7 @@ alone: closing its connections is what tells the others. What it has counted by 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from ...small_engine.workload import count_requests, requests_of, spread_over
 from ...storage_backends.uri import without_secrets
 from ...telemetry.kept_events import KeptEvents
 from ...telemetry.port import watch as watch_cache
-from ..cli.environment import RankEnvironment, address_towards, prepare_for_mooncake
+from ..cli.environment import RankEnvironment, prepare_for_mooncake
 from ..cli.first_error import was_claimed
 from ..cli.interruption import Interrupted
 from ..cli.meeting import JOIN_TIMEOUT_S, joined
@@ -37,7 +37,6 @@ from .samples import Sampler
 if TYPE_CHECKING:
     from ...coordinator.collective import Collective
     from ...ranks.group.cache import Cache
-    from ...ranks.protocol.config import CacheConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ def _replay(
     from ...ranks.group.cache import Cache
     from ...ranks.group.opening import connected
 
-    config = _with_control_reached(settings.cache_config(), environment, group.collective)
+    config = settings.cache_config()
     collective = connected(config, group.collective)
     events = None if settings.timeline is None else KeptEvents()
     timeline = None if events is None else events.note
@@ -166,17 +165,6 @@ def _replay(
     if interrupted:
         raise Interrupted
     return None
-
-
-def _with_control_reached(
-    config: "CacheConfig", environment: RankEnvironment, collective: TorchCollective
-) -> "CacheConfig":
-    """Return the settings with the address at which other ranks hear of an operator's requests."""
-    if config.control is None:
-        return config
-    mine = address_towards(environment.master_addr, environment.master_port)
-    host = collective.gather(mine.encode(), JOIN_TIMEOUT_S)[0].decode()
-    return replace(config, control=replace(config.control, host=host))
 
 
 def _served(  # noqa: PLR0917 - what a rank has by then.

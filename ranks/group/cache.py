@@ -30,8 +30,8 @@ from ..replica.operations.requests import LoadState
 from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, require_text
 from .member.member import Listener
-from .member.messages import Inbox
 from .member.rank_cache import RankCache
+from .member.request_log import RequestLog
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,6 @@ class Cache(RankCache):
         collective: Collective | None = None,
         *,
         device: "torch.device | str" = "cpu",
-        inbox: Inbox | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
     ) -> "Cache":
@@ -66,10 +65,9 @@ class Cache(RankCache):
 
         Every rank calls it at the same point. `collective` is the transport for rounds,
         the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
-        which must be initialised. `inbox` is where `messages` come from: every rank has one, or none
-        has. It stays the caller's, and is made anew for each cache. `listener`, which a rank may have
-        or not, is told what happens, with pages by their keys; `timeline`, likewise, what takes time
-        here. Raises the same `ConfigError` on every rank if settings differ or one rank cannot start.
+        which must be initialised. `listener`, which a rank may have or not, is told what happens, with
+        pages by their keys; `timeline`, likewise, what takes time here. Raises the same `ConfigError`
+        on every rank if settings differ or one rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
@@ -87,15 +85,16 @@ class Cache(RankCache):
             config,
             group,
             torch.device(device),
-            has_inbox=inbox is not None,
             names_pages=listener is not None,
             timeline=timeline,
         )
 
-        def make(inbox: Inbox | None) -> "Cache":
-            return cls(config, group, *opened, inbox=inbox, listener=listener, timeline=timeline)
+        def make(requests: RequestLog | None) -> "Cache":
+            return cls(
+                config, group, *opened, requests=requests, listener=listener, timeline=timeline
+            )
 
-        return controlled(make, config, group, opened[0], inbox)
+        return controlled(make, config, group, opened[0])
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

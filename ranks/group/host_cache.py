@@ -32,8 +32,8 @@ from ..replica.tree.node import HOST
 from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, require_text
 from .member.member import FLUSH_POLL_S, Flushed, Listener
-from .member.messages import Inbox
 from .member.rank_cache import RankCache
+from .member.request_log import RequestLog
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -64,7 +64,6 @@ class HostCache(RankCache):
         pages: "Lent",
         collective: Collective | None = None,
         *,
-        inbox: Inbox | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
     ) -> "HostCache":
@@ -85,15 +84,16 @@ class HostCache(RankCache):
             config,
             group,
             pages,
-            has_inbox=inbox is not None,
             names_pages=listener is not None,
             timeline=timeline,
         )
 
-        def make(inbox: Inbox | None) -> "HostCache":
-            return cls(config, group, *opened, inbox=inbox, listener=listener, timeline=timeline)
+        def make(requests: RequestLog | None) -> "HostCache":
+            return cls(
+                config, group, *opened, requests=requests, listener=listener, timeline=timeline
+            )
 
-        return controlled(make, config, group, opened[0], inbox)
+        return controlled(make, config, group, opened[0])
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

@@ -81,14 +81,13 @@ def open_rank(
     collective: Collective,
     device: torch.device | Lent,
     *,
-    has_inbox: bool = False,
     names_pages: bool = False,
     timeline: Timeline | None = None,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     """Return the executor and the replica's settings of one rank.
 
     Collective: every rank calls it at the same point. `device` is where pages of the cache's own are,
-    or the pages that an engine lends; either every rank has an inbox, or none has. Raises the same
+    or the pages that an engine lends. Raises the same
     `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
     cache's from now on, and is closed if there is no cache to give it to.
     """
@@ -98,7 +97,6 @@ def open_rank(
             config,
             collective,
             lent,
-            has_inbox=has_inbox,
             names_pages=names_pages,
             timeline=timeline,
         )
@@ -112,14 +110,13 @@ def _agree_and_open(
     collective: Collective,
     device: torch.device | Mapping[str, EnginePages],
     *,
-    has_inbox: bool,
     names_pages: bool,
     timeline: Timeline | None,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
     lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
     mine = lent[KV_POOL].pages if KV_POOL in lent else 0
-    pools, engine_pages = _agree(config, collective, mine, timeout_s, has_inbox=has_inbox)
+    pools, engine_pages = _agree(config, collective, mine, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
@@ -162,8 +159,6 @@ def _agree(
     collective: Collective,
     engine_pages: int,
     timeout_s: float,
-    *,
-    has_inbox: bool,
 ) -> tuple[dict[str, AgreedPool], int]:
     """Compare the settings of all ranks; return this rank's pools in the sizes that all can have.
 
@@ -174,7 +169,6 @@ def _agree(
         fields.pop(name, None)
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
-    fields["inbox"] = has_inbox
     fields["owner of device pages"] = "cache" if config.device_pages else "engine"
     # The settings that may differ between ranks; the smallest is used.
     names = [name for pair in size_settings(config).values() for name in pair]

@@ -47,8 +47,8 @@ class Effects(NamedTuple):
     """What has happened, for whoever wants to know."""
     notices_before: int = 0
     """How many notices had left before these: the number of the first of them."""
-    messages: int = 0
-    """Every rank has the messages up to this number, and the driver reads each that it has not given
+    requests: int = 0
+    """Every rank has the requests up to this number, and the driver reads each that it has not given
     back yet as a command (`Replica.hear`). 0 where there is nothing new."""
 
 
@@ -63,7 +63,7 @@ class Outbox:
     """
 
     __slots__ = (
-        *("_noticed", "decisions", "expectations", "freed", "lost", "messages", "notices"),
+        *("_noticed", "decisions", "expectations", "freed", "lost", "notices", "requests"),
         "orders",
     )
 
@@ -74,13 +74,13 @@ class Outbox:
         self.decisions: list[Decision] = []
         self.freed: list[str] = []
         self.notices: list[Notice] = []
-        self.messages = 0
+        self.requests = 0
         self._noticed = 0
 
     def collect(self) -> Effects:
         """Return all that was put in since the last time."""
         notices, expectations, orders = self.notices, self.expectations, self.orders
-        rare = self.decisions or self.freed or self.lost or self.messages
+        rare = self.decisions or self.freed or self.lost or self.requests
         if not (notices or expectations or orders or rare):
             return NOTHING
         before = self._noticed
@@ -96,5 +96,5 @@ class Outbox:
             return Effects(None, told[0], told[1], (), (), told[2], before)
         lost, decisions, freed = self.lost, tuple(self.decisions), tuple(self.freed)
         self.lost, self.decisions, self.freed = None, [], []
-        messages, self.messages = self.messages, 0
-        return Effects(lost, told[0], told[1], decisions, freed, told[2], before, messages)
+        requests, self.requests = self.requests, 0
+        return Effects(lost, told[0], told[1], decisions, freed, told[2], before, requests)

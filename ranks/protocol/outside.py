@@ -77,9 +77,6 @@ class Control:
     path: str
     """The Unix socket that rank 0 makes, for its own user alone. A folder that is missing is made, for
     that user alone as well."""
-    host: str = ""
-    """Where other ranks reach rank 0 to hear of requests; by default loopback where all are on one
-    host, and otherwise its host's name, as gloo has it."""
     refused: tuple[str, ...] = ()
     """The requests that this engine does not take, since it decides on that itself."""
 

@@ -27,7 +27,7 @@ class Hearing:
     def reach(self, number: int) -> None:
         """Apply how many messages in a row every rank has; what is not more changes nothing."""
         if number > self.agreed:
-            self.agreed = self._outbox.messages = number
+            self.agreed = self._outbox.requests = number
 
     def hear(self, number: int, content: bytes | None) -> None:
         """Let a message be a command; None is the content on a rank that has no inbox.

@@ -164,6 +164,11 @@ class Replica:
         self.journal.record("engine", *facts)
 
     @command
+    def agree_on_requests(self, number: int) -> None:
+        """Know that every rank has the requests up to a number: one replica decides for all of them."""
+        self.hearing.reach(number)
+
+    @command
     def hear(self, number: int, content: bytes | None) -> None:
         """Let a message that every rank has become a command: its bytes are in the digest as a hash."""
         self.hearing.hear(number, content)
@@ -326,7 +331,7 @@ class Replica:
             self._settle(watermark)
         self.agenda.let_others_pass()
         self.attaching.consider(verdict.proposed)
-        self.hearing.reach(verdict.messages)
+        self.hearing.reach(verdict.requests)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.serving.look_after()

@@ -7,7 +7,7 @@ here, at the moment they happen.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ...coordinator.collective import Collective, PendingRound, Vector
+from ...coordinator.collective import Collective, CommonStore, PendingRound, Vector
 from ...coordinator.collectives.in_process import InProcessGroup
 from ...coordinator.divergence import first_difference
 from ...errors import CollectiveTimeout, GroupError
@@ -65,6 +65,10 @@ class WatchedCollective:
         del payload, timeout_s
         self.reached.append(("gather", 0))
         raise CollectiveTimeout("the simulator compares the flight recorders itself")
+
+    def common_store(self, name: str) -> CommonStore:
+        """See `Collective`."""
+        return self._inner.common_store(name)
 
     def close(self) -> None:
         """See `Collective`."""

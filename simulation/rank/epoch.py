@@ -7,8 +7,8 @@ from ...coordinator.ballot import Ballot
 from ...coordinator.collective import Collective
 from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
-from ...ranks.group.member.messages import Backlog
 from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.group.member.request_log import Backlog
 from ...ranks.protocol.replica_config import ReplicaConfig
 from ...ranks.replica.parts import SOUND, Parts
 from ..findings.finding import Record
@@ -53,7 +53,7 @@ class Build:
     """The cache of a rank whose replica owns the device pages."""
     host_cache: type[HostCache] = HostCache
     """The cache of a rank whose engine owns them."""
-    inbox: type[Backlog] = Backlog
+    log: type[Backlog] = Backlog
 
 
 SOUND_BUILD = Build()
@@ -67,8 +67,8 @@ class Epoch:
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
     """The memory of each rank, by rank."""
-    inboxes: list[Backlog]
-    """The messages that have reached each rank, by rank."""
+    logs: list[Backlog]
+    """The requests that have reached each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -110,7 +110,7 @@ def begin_epoch(
     )
     executors: list[SimulatedExecutor] = []
     memories: list[SymbolicMemory] = []
-    inboxes = [build.inbox() for _ in range(world.ranks)]
+    logs = [build.log() for _ in range(world.ranks)]
 
     def make_cache(rank: int, collective: Collective) -> RankCache:
         memory = SymbolicMemory(world.pools, find, rank)
@@ -137,8 +137,8 @@ def begin_epoch(
             clock_ms=clocks[rank].now_ms,
             parts=build.parts,
             ballot=build.ballot,
-            inbox=inboxes[rank],
+            requests=logs[rank],
         )
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
-    return Epoch(cluster, executors, memories, inboxes)
+    return Epoch(cluster, executors, memories, logs)

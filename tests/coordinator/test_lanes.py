@@ -12,12 +12,13 @@ from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     HEALTH,
-    MESSAGES,
     NEUTRAL,
+    NEWEST,
     PAIRS,
     PROPOSAL,
     QUEUE_LANES,
     READINESS,
+    REQUESTS,
     SEAT_LANES,
     SEATS_AT,
     TIME,
@@ -97,18 +98,19 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
 @pytest.mark.parametrize(
     ("voter", "lanes"),
     [
-        (replace(VOTER, messages=9), [MESSAGES]),
+        (replace(VOTER, requests=9), [REQUESTS]),
+        (replace(VOTER, newest=9), [NEWEST]),
         (
             replace(VOTER, staged=Staged((1 << 62) + 1, Readiness.READY)),
             [PROPOSAL, PROPOSAL + 1, READINESS],
         ),
     ],
-    ids=["messages", "proposal"],
+    ids=["requests", "newest", "proposal"],
 )
-def test_what_a_rank_has_of_messages_and_proposals_takes_no_lane_but_its_own_in_the_header(
+def test_what_a_rank_has_of_requests_and_proposals_takes_no_lane_but_its_own_in_the_header(
     voter: Voter, lanes: list[int]
 ) -> None:
-    """Rule R1: a round is as long however many messages there are, and whatever is staged."""
+    """Rule R1: a round is as long however many requests there are, and whatever is staged."""
     without, having = (Ballot(SHAPE, RANK).fill(layout(), each) for each in (VOTER, voter))
 
     assert without.shape == having.shape

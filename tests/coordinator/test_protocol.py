@@ -14,7 +14,7 @@ import pytest
 from lockstep.coordinator.ballot import Answered, Ballot
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
 from lockstep.coordinator.divergence import Recorder
-from lockstep.coordinator.lanes import BallotShape
+from lockstep.coordinator.lanes import BallotShape, Voter
 from lockstep.coordinator.operation import Phase
 from lockstep.coordinator.round import Rounds
 from lockstep.coordinator.seats import Seats, SeatTable
@@ -177,7 +177,7 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str, odd: 
         seats, (ballot,) = Seats(ROOM), ballots_of(1)
         ballot.seat(1, seats.take(1, header.phase), header.phase)
         rounds[rank].count = header.rounds
-        rounds[rank].open(seats.freeze(), header.digest, ballot, healthy=True, time_ms=0)
+        rounds[rank].open(seats.freeze(), header.digest, ballot, Voter(healthy=True, time_ms=0))
         with pytest.raises(DivergenceError) as raised:
             rounds[rank].close()
         assert rounds[rank].ended_by is raised.value
@@ -280,7 +280,7 @@ def test_the_end_closes_the_transport_so_that_others_need_not_wait() -> None:
     group = InProcessGroup(2)
     rounds = group_of_rounds(2, group=group)
     for rank, each in enumerate(rounds):
-        each.open(NO_SEATS, 0, *ballots_of(1), healthy=rank == 1, time_ms=0)
+        each.open(NO_SEATS, 0, ballots_of(1)[0], Voter(healthy=rank == 1, time_ms=0))
     for each in rounds:
         with pytest.raises(RankUnhealthy):
             each.close()
@@ -356,7 +356,7 @@ def group_of_rounds(
 
 def open_all(rounds: list[Rounds]) -> None:
     for each in rounds:
-        each.open(NO_SEATS, 0, *ballots_of(1), healthy=True, time_ms=0)
+        each.open(NO_SEATS, 0, ballots_of(1)[0], Voter(healthy=True, time_ms=0))
 
 
 def one_more_round(cache: Cache) -> None:

@@ -7,8 +7,8 @@ from lockstep.ranks.replica.attaching import StoreState
 from lockstep.simulation.findings import (
     answers,
     group,
-    messages,
     pages,
+    requests,
     storage,
     transfers,
 )
@@ -65,9 +65,9 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (group.GoesOn(1, "steps on"), "goes on after its group has ended"),
     (group.Restless("the group does not come to rest", 9), "still busy 9 steps later"),
     (group.Miscounted(1, 3, 3, 2), "did not vote exactly once in every step"),
-    (messages.OtherMessage(3, b"one", b"two"), "message 3 from outside in other words"),
-    (messages.HeardEarly(3, 1), "before rank 1 has received it"),
-    (messages.NotHeard(3), "none of them acts on it"),
+    (requests.OtherRequest(3, b"one", b"two"), "request 3 in other words"),
+    (requests.HeardEarly(3, 1), "before rank 1 has received it"),
+    (requests.NotHeard(3), "none of them acts on it"),
     (
         pages.WrongOffer(SLOT, 4 + SHARDS, 5 + SHARDS),
         "the data of another prefix: the next request",

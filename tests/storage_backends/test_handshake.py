@@ -14,8 +14,9 @@ from lockstep.ranks.protocol.host_port import (
     split_host,
 )
 from lockstep.storage_backends.handshake import NotAdmitted, SessionKeys, Why, admit, introduce
-from tests.kit.ranks.inboxes import SECRET, run
+from tests.kit.storage.calls import run
 
+SECRET = b"known to both sides"
 MAGIC = b"LOCKTEST"
 ADDRESS, PLACE = "prefill:7001", "10.0.0.4:7001"
 GREETING_BYTES = 44

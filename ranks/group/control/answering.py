@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Final, cast
 
-from ....errors import LockstepError, MessageError, UsageError
+from ....errors import LockstepError, UsageError
 from .group_control import GroupControl
-from .requests import Answer, Attach, ControlRequest, Detach, Flush, request_of
+from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
 AGREED_S: Final = 10.0
 """How long an answer is waited for. What the engine's steps bring comes much sooner."""
+IDLE_S: Final = 1.0
+"""An engine that has taken no step for so long has nothing to compute."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
-Submit = Callable[[bytes], Future[int]]
-"""Puts a message into the group's inbox (`LeadingInbox.submit`)."""
+Submit = Callable[[bytes], int]
+"""Gives the ranks a request, and returns its number (`StoredRequests.submit`)."""
 
 
 class Answering:
@@ -29,11 +31,13 @@ class Answering:
         *,
         refused: tuple[str, ...] = (),
         agreed_s: float = AGREED_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         """`refused` are the requests that the group does not take."""
         self._control = control
         self._submit = submit
         self._agreed_s = agreed_s
+        self._idle_s = idle_s
         self._refused = refused
 
     def answer(self, asked: object) -> Answer:
@@ -52,24 +56,32 @@ class Answering:
             return self._flushed(request)
         return self._agreed(request)
 
-    def _agreed(self, request: ControlRequest) -> Answer:
+    def _agreed(self, request: AnyRequest) -> Answer:
         """Return what became of a request on every rank."""
-        message, answer = self._control.waited_for(request)
+        content, answer = self._control.waited_for(request)
         opens = isinstance(request, Attach | Detach)
         longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
+        before = self._steps()
         try:
-            self._submit(message).result(self._agreed_s)
+            self._submit(content)
+            with suppress(TimeoutError):
+                return answer.result(self._idle_s)
+            if self._steps() == before:
+                raise LockstepError(
+                    "queued: the engine computes nothing now, and carries it out with its next request"
+                )
             return answer.result(self._agreed_s + longer_s)
-        except MessageError as error:
-            raise UsageError(f"the group's inbox refuses it: {error}") from error
         except TimeoutError:
             raise LockstepError(
-                "the ranks have not agreed on it yet: the engine takes no steps now, or a rank hangs."
-                " It is done with their next step"
+                "the ranks have not agreed on it yet; they carry it out with their next step, unless"
+                " one of them hangs"
             ) from None
         finally:
             # Where nobody has begun it, nobody is told any more.
             answer.cancel()
+
+    def _steps(self) -> int:
+        return self._control.cache.stats(rounds=0).steps
 
     def _flushed(self, request: Flush) -> Answer:
         """Wait until what is on its way to host memory and to the store is there.
@@ -82,12 +94,13 @@ class Answering:
             in_flight = cast("list[int]", self._agreed(request)["in_flight"])
             operations.update(in_flight)
             self._wait_for(in_flight, ends)
-        return {"operations": len(operations)}
+        unwritten = self._agreed(request)["unwritten"]
+        return {"operations": len(operations), "unwritten": unwritten}
 
     def _wait_for(self, operations: list[int], ends: float) -> None:
         """Wait until operations have ended, whose ids are never used again."""
-        in_flight = self._control.cache.inspection.in_flight
-        while left := [each for each in operations if each in in_flight]:
+        works = self._control.cache.inspection.works
+        while left := [each for each in operations if works(each)]:
             if time.monotonic() > ends:
                 raise LockstepError(
                     f"{len(left)} of {len(operations)} operations are still in flight after"

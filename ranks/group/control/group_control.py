@@ -9,9 +9,8 @@ from typing import cast
 
 from ....errors import ConfigError, LockstepError, UsageError
 from ....storage_backends.uri import without_secrets
-from ..member.messages import CONTROL_MAGIC
 from ..member.rank_cache import RankCache
-from .requests import Answer, ControlRequest, asked_by, pack, unpack
+from .requests import Answer, AnyRequest, asked_by, pack, unpack
 
 log = logging.getLogger("lockstep")
 
@@ -23,15 +22,15 @@ class GroupControl:
     """
 
     def __init__(self, cache: RankCache) -> None:
-        """`cache` must have an inbox, as those of all ranks have."""
+        """`cache` must take requests, as those of all ranks do."""
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
         """Where the answers to requests are waited for that came by way of this rank."""
         cache.obey(self._carry_out)
 
-    def waited_for(self, request: ControlRequest) -> "tuple[bytes, Future[Answer]]":
-        """Return the message that a request is, and where its answer will be. For any thread."""
+    def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
+        """Return a request as bytes, and where its answer will be. For any thread."""
         ticket, answer = secrets.token_bytes(8), Future[Answer]()
         with self._lock:
             self._waiting[ticket] = answer
@@ -51,22 +50,19 @@ class GroupControl:
         with self._lock:
             self._waiting.pop(ticket, None)
 
-    def _carry_out(self, number: int, content: bytes) -> bool:
-        if not content.startswith(CONTROL_MAGIC):
-            return False
+    def _carry_out(self, content: bytes) -> None:
         ticket, request = unpack(content)
-        log.info("message %d asks: %s", number, _shown(asked_by(request)))
+        log.info("an operator asks: %s", _shown(asked_by(request)))
         waiting = self._begun(ticket)
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
             waiting.set_exception(error)
-            return True
+            return
         if isinstance(became, Future):
             became.add_done_callback(lambda ended: _pass_on(ended, waiting))
         else:
             waiting.set_result(became)
-        return True
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
         """Return where a request's answer is to be told; where nobody waits for it, nowhere."""
@@ -92,4 +88,5 @@ def _shown(asked: Mapping[str, object]) -> str:
         shown["tokens"] = f"{len(cast('list[int]', shown['tokens']))} tokens"
     if "store" in shown:
         shown["store"] = without_secrets(str(shown["store"]))
-    return ", ".join(f"{name} {value!r}" for name, value in shown.items())
+    ask = shown.pop("ask")
+    return " ".join([str(ask), *(f"{name}={value!r}" for name, value in shown.items())])

@@ -1,107 +1,93 @@
-"""How a group comes to take requests: by an inbox that all ranks have, and a socket of rank 0."""
+"""How a group comes to take requests: by a log that all ranks read, and a socket of rank 0."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from ....coordinator.bootstrap import agree_that_all_are_ready
 from ....coordinator.collective import Collective
+from ....coordinator.collectives.in_process import MemoryStore
 from ....errors import ConfigError
 from ...executor.base import Executor
 from ...protocol.config import CacheConfig
 from ...protocol.outside import Control
-from ..member.messages import Inbox
 from ..member.rank_cache import RankCache
+from ..member.request_log import RequestLog
 from .answering import Answering
 from .group_control import GroupControl
-from .inbox import OpenInbox, open_inbox
-from .leading_inbox import LeadingInbox
 from .port import ControlPort
+from .stored_requests import StoredRequests
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 
-class OpenControl:
-    """One rank's part in taking requests, before there is a cache that obeys them."""
-
-    def __init__(self, settings: Control, inbox: Inbox, *, own: OpenInbox | None) -> None:
-        """`own` is `inbox` where that was opened for control alone."""
-        self.inbox = inbox
-        self._settings = settings
-        self._own = own
-        self._port: ControlPort | None = None
-
-    def listen(self) -> str | None:
-        """Have rank 0 listen; return what is in the way."""
-        if not isinstance(self.inbox, LeadingInbox):
-            return None
-        try:
-            self._port = ControlPort(Path(self._settings.path))
-        except ConfigError as error:
-            return str(error)
-        return None
-
-    def obeyed_by(self, cache: RankCache) -> None:
-        """Let a cache, which was opened with `inbox`, carry out what is asked until it closes."""
-        control = GroupControl(cache)
-        if self._port is not None:
-            assert isinstance(self.inbox, LeadingInbox)
-            answering = Answering(control, self.inbox.submit, refused=self._settings.refused)
-            self._port.serve(answering.answer)
-        cache.at_close(control.close)
-        cache.at_close(self.close)
-
-    def close(self) -> None:
-        """Take no requests any more. Idempotent."""
-        if self._port is not None:
-            self._port.close()
-        if self._own is not None:
-            self._own.close()
-
-
 def controlled(
-    make: Callable[[Inbox | None], CacheT],
+    make: Callable[[RequestLog | None], CacheT],
     config: CacheConfig,
     collective: Collective,
     executor: Executor,
-    inbox: Inbox | None,
 ) -> CacheT:
-    """Return the cache that `make` makes with an inbox, which obeys an operator where that is set.
+    """Return the cache that `make` makes with a log, which obeys an operator where that is set.
 
-    Collective, as `open_control`; executor and collective are closed if there is no cache to have them.
+    Collective: every rank calls it at the same point. Raises the same `ConfigError` on every rank where
+    rank 0 cannot listen; executor and collective are closed if there is no cache to have them.
     """
     if config.control is None:
-        return make(inbox)
+        return make(None)
     try:
-        opened = open_control(config.control, collective, config.timeouts.open_s, inbox)
+        log, port = _opened(config.control, collective, config.timeouts.open_s)
     except BaseException:
         executor.close()
         collective.close()
         raise
-    cache = make(opened.inbox)
-    opened.obeyed_by(cache)
+    cache = make(log)
+    _begin(cache, log, port, config.control.refused)
     return cache
 
 
-def open_control(
-    settings: Control, collective: Collective, timeout_s: float, inbox: Inbox | None
-) -> OpenControl:
-    """Return this rank's part in taking requests; rank 0 listens at the socket.
-
-    Collective: every rank calls it at the same point. They come by `inbox` where there is one, which
-    must then be of `open_inbox`, and else by one of their own. Raises the same `ConfigError` on every
-    rank where rank 0 cannot listen, or another cannot reach it.
-    """
-    own = None if inbox is not None else open_inbox(collective, timeout_s, host=settings.host)
-    taken = own or inbox
-    assert taken is not None
-    opened = OpenControl(settings, taken, own=own)
+def controlled_alone(make: Callable[[RequestLog | None], CacheT], config: CacheConfig) -> CacheT:
+    """Return the cache that `make` makes where one process decides for all ranks; see `controlled`."""
+    if config.control is None:
+        return make(None)
+    port, log = ControlPort(Path(config.control.path)), StoredRequests(MemoryStore({}))
     try:
-        problem = opened.listen()
-        if not collective.rank and not isinstance(taken, LeadingInbox):
-            problem = "control needs an inbox that `open_inbox` has opened, or none"
+        cache = make(log)
+    except BaseException:
+        port.close()
+        raise
+    _begin(cache, log, port, config.control.refused)
+    return cache
+
+
+def _begin(
+    cache: RankCache, log: StoredRequests, port: ControlPort | None, refused: tuple[str, ...]
+) -> None:
+    """Let a cache carry out what is asked, and on rank 0 answer it, until it closes."""
+    control = GroupControl(cache)
+    cache.at_close(control.close)
+    if port is not None:
+        port.serve(Answering(control, log.submit, refused=refused).answer)
+        cache.at_close(port.close)
+
+
+def _opened(
+    settings: Control, collective: Collective, timeout_s: float
+) -> tuple[StoredRequests, ControlPort | None]:
+    """Return the log of requests, and on rank 0 the socket at which they come in."""
+    life = collective.gather(secrets.token_bytes(8), timeout_s)[0].hex()
+    log = StoredRequests(collective.common_store(f"requests/{life}"))
+    port: ControlPort | None = None
+    problem: str | None = None
+    if not collective.rank:
+        try:
+            port = ControlPort(Path(settings.path))
+        except ConfigError as error:
+            problem = str(error)
+    try:
         agree_that_all_are_ready(collective, problem, timeout_s)
     except BaseException:
-        opened.close()
+        if port is not None:
+            port.close()
         raise
-    return opened
+    return log, port

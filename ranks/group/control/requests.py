@@ -4,24 +4,18 @@ A request is a map with `ask`, its kind, and the fields of that kind.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import MISSING, asdict, dataclass, fields
-from functools import cache
-from types import UnionType
-from typing import Any, ClassVar, Final, cast, get_type_hints
+from dataclasses import asdict
+from typing import Any, Final, Literal, cast, get_args
 
-import msgpack
+import msgspec
 
 from ....errors import UsageError
 from ...protocol.config import ANY_NAMESPACE, NamespaceLimit
 from ...replica.tree.tokens import as_token_bytes
-from ..member.arguments import as_count, require_text
-from ..member.messages import CONTROL_MAGIC
 from ..member.rank_cache import RankCache
 
-LEVELS: Final = ("debug", "info", "warning", "error")
 _NAMED_MAX: Final = 8
 """How many namespaces are named to whoever has asked for one that is not there."""
 
@@ -29,26 +23,29 @@ Answer = Mapping[str, object]
 """What became of a request, as JSON has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRequest(ABC):
-    """What every rank carries out in the same step."""
+class ControlRequest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="ask",
+    tag=lambda name: name.lower(),
+):
+    """What every rank carries out in the same step.
 
-    ask: ClassVar[str]
-    """The name of its kind."""
+    Each kind has `carry_out`, which does it on this rank, and returns what became of it, or a future
+    that tells. It raises `UsageError` or `ConfigError`, on every rank alike, for what cannot be done.
+    """
 
-    @abstractmethod
-    def carry_out(self, cache: RankCache) -> "Answer | Future[None]":
-        """Do it on this rank, and return what became of it, or where that will be told.
-
-        Raises `UsageError` or `ConfigError`, the same on every rank, for what cannot be done.
-        """
+    @property
+    def ask(self) -> str:
+        """The name of its kind."""
+        return str(self.__struct_config__.tag)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin(ControlRequest):
+class Pin(ControlRequest, frozen=True):
     """Keep what is cached of a prompt; see `RankCache.pin`."""
 
-    ask: ClassVar[str] = "pin"
     name: str
     tokens: list[int]
     namespace: str = ""
@@ -65,11 +62,9 @@ class Pin(ControlRequest):
         return {"tokens": kept}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpin(ControlRequest):
+class Unpin(ControlRequest, frozen=True):
     """Let go of what a pin keeps."""
 
-    ask: ClassVar[str] = "unpin"
     name: str
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -77,11 +72,9 @@ class Unpin(ControlRequest):
         return {"was_pinned": cache.unpin(self.name)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drop(ControlRequest):
+class Drop(ControlRequest, frozen=True):
     """Evict what nobody holds of a namespace, or of all where it is null; see `RankCache.drop`."""
 
-    ask: ClassVar[str] = "drop"
     namespace: str | None
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -96,11 +89,9 @@ class Drop(ControlRequest):
         return cache.drop(self.namespace)._asdict()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit(ControlRequest):
+class Limit(ControlRequest, frozen=True):
     """Give a namespace another limit; without any bound it has none. See `RankCache.limit`."""
 
-    ask: ClassVar[str] = "limit"
     namespace: str
     device_pages: int | None = None
     host_pages: int | None = None
@@ -108,16 +99,14 @@ class Limit(ControlRequest):
 
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
-        cache.limit(NamespaceLimit(**asdict(self)))
+        cache.limit(NamespaceLimit(**msgspec.structs.asdict(self)))
         known = self.namespace == ANY_NAMESPACE or self.namespace in _known(cache)
         return {"is_known": known}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attach(ControlRequest):
+class Attach(ControlRequest, frozen=True):
     """Use a store from now on; see `RankCache.attach_store`."""
 
-    ask: ClassVar[str] = "attach"
     store: str
 
     def carry_out(self, cache: RankCache) -> "Future[None]":
@@ -125,22 +114,17 @@ class Attach(ControlRequest):
         return cache.attach_store(self.store)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detach(ControlRequest):
+class Detach(ControlRequest, frozen=True):
     """Use the store no more; see `RankCache.detach_store`."""
-
-    ask: ClassVar[str] = "detach"
 
     def carry_out(self, cache: RankCache) -> "Future[None]":
         """See `ControlRequest`."""
         return cache.detach_store()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights(ControlRequest):
+class Weights(ControlRequest, frozen=True):
     """Serve nothing of other weights any more; see `RankCache.reset`."""
 
-    ask: ClassVar[str] = "weights"
     version: str
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -149,22 +133,21 @@ class Weights(ControlRequest):
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flush(ControlRequest):
-    """Wait for what is in flight. This tells what is, in one step, for whoever waits."""
-
-    ask: ClassVar[str] = "flush"
+class Flush(ControlRequest, frozen=True):
+    """Write what is not written, and tell what is in flight by then, for whoever waits for that."""
 
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
-        return {"in_flight": list(cache.inspection.in_flight)}
+        cache.write_out()
+        seen = cache.inspection
+        return {
+            "in_flight": [each for each in seen.in_flight if seen.works(each)],
+            "unwritten": {cause.value: pages for cause, pages in seen.unwritten.items()},
+        }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class List(ControlRequest):
+class List(ControlRequest, frozen=True):
     """Tell what each namespace keeps, which limits and pins there are, and how the store is."""
-
-    ask: ClassVar[str] = "list"
 
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
@@ -183,16 +166,10 @@ class List(ControlRequest):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLevel(ControlRequest):
+class LogLevel(ControlRequest, frozen=True, tag="log-level"):
     """Log from this level on, on every rank."""
 
-    ask: ClassVar[str] = "log-level"
-    level: str
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise UsageError(f"level is {self.level!r}, must be one of {', '.join(LEVELS)}")
+    level: Literal["debug", "info", "warning", "error"]
 
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
@@ -205,49 +182,41 @@ class LogLevel(ControlRequest):
         return {}
 
 
-KINDS: Final[Mapping[str, type[ControlRequest]]] = {
-    each.ask: each
-    for each in (List, Pin, Unpin, Drop, Limit, Flush, Attach, Detach, Weights, LogLevel)
-}
+AnyRequest = List | Pin | Unpin | Drop | Limit | Flush | Attach | Detach | Weights | LogLevel
+KINDS: Final = tuple(sorted(str(each.__struct_config__.tag) for each in get_args(AnyRequest)))
+"""The kinds of requests. `stats` is none: it is answered without the ranks."""
+_DECODER: Final = msgspec.msgpack.Decoder(tuple[bytes, AnyRequest])
 
 
-def request_of(asked: object) -> ControlRequest:
+def request_of(asked: object) -> AnyRequest:
     """Return the request that JSON stands for; `UsageError` names what is wrong with it."""
-    if not isinstance(asked, dict):
-        raise UsageError("a request is a map with `ask` and the fields of what is asked")
-    named: dict[str, Any] = {
-        str(name): each for name, each in cast("dict[object, object]", asked).items()
-    }
-    ask = named.pop("ask", None)
-    kind = KINDS.get(str(ask))
-    if kind is None:
-        raise UsageError(f"ask is {ask!r:.80}, must be stats, or one of {', '.join(KINDS)}")
-    hints, needed = _fields_of(kind)
-    for name, value in named.items():
-        if name not in hints:
-            raise UsageError(f"{ask} has no field {name!r}; it has {', '.join(hints) or 'none'}")
-        _require(f"{ask}: {name}", value, hints[name])
-    missing = needed - named.keys()
-    if missing:
-        raise UsageError(f"{ask} needs {', '.join(sorted(missing))}")
-    return kind(**named)
+    ask = cast("dict[str, Any]", asked).get("ask") if isinstance(asked, dict) else None
+    if ask not in KINDS:
+        raise UsageError(
+            f"a request is a map in which `ask` is stats, or one of {', '.join(KINDS)}; it is"
+            f" {ask!r:.80}"
+        )
+    try:
+        request: AnyRequest = msgspec.convert(asked, AnyRequest)
+        pack(b"", request)
+    except (msgspec.ValidationError, UnicodeEncodeError, OverflowError) as error:
+        raise UsageError(f"{ask}: {error}") from None
+    return request
 
 
-def asked_by(request: ControlRequest) -> dict[str, object]:
+def asked_by(request: AnyRequest) -> dict[str, object]:
     """Return a request as JSON has it."""
-    return {"ask": request.ask, **asdict(request)}
+    return {"ask": request.ask, **msgspec.structs.asdict(request)}
 
 
-def pack(ticket: bytes, request: ControlRequest) -> bytes:
-    """Return the message that a request is; `ticket` is what its answer is told under."""
-    packed: bytes = msgpack.packb([ticket, asked_by(request)])
-    return CONTROL_MAGIC + packed
+def pack(ticket: bytes, request: AnyRequest) -> bytes:
+    """Return a request as bytes; `ticket` is what its answer is told under."""
+    return msgspec.msgpack.encode((ticket, request))
 
 
-def unpack(content: bytes) -> tuple[bytes, ControlRequest]:
-    """Return ticket and request of a message that `pack` has written."""
-    ticket, asked = msgpack.unpackb(content[len(CONTROL_MAGIC) :])
-    return ticket, request_of(asked)
+def unpack(content: bytes) -> tuple[bytes, AnyRequest]:
+    """Return ticket and request that `pack` has written."""
+    return _DECODER.decode(content)
 
 
 def _known(cache: RankCache) -> set[str]:
@@ -266,36 +235,3 @@ def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
             for name, (run, *_) in zip(pages, node.values, strict=True):
                 pages[name] += 0 if run is None else len(run)
     return kept
-
-
-@cache
-def _fields_of(kind: type[ControlRequest]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the types of a kind's fields, and the names of those that must be given."""
-    hints = get_type_hints(kind)
-    named = fields(kind)
-    needed = frozenset(each.name for each in named if each.default is MISSING)
-    return {each.name: hints[each.name] for each in named}, needed
-
-
-def _require(what: str, value: object, hint: Any) -> None:
-    """Raise `UsageError` for a value that is not what a field takes, or that no message can hold."""
-    if hint == list[int]:
-        if not isinstance(value, list) or not {*map(type, cast("list[object]", value))} <= {int}:
-            raise UsageError(f"{what} must be a list of integers")
-        return
-    kinds: tuple[type, ...] = hint.__args__ if isinstance(hint, UnionType) else (hint,)
-    if type(value) not in kinds and not (float in kinds and type(value) is int):
-        words = " or ".join(_WORDS[each] for each in kinds)
-        raise UsageError(f"{what} is {value!r:.80}, must be {words}")
-    if isinstance(value, str):
-        require_text(value, what)
-    elif isinstance(value, int):
-        as_count(value, what)
-
-
-_WORDS: Final[Mapping[type, str]] = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    type(None): "null",
-}

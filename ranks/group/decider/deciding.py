@@ -34,8 +34,10 @@ from ...protocol.dispatch import (
 )
 from ...protocol.orders import Direction, Order
 from ...protocol.wire import encode
+from ..control.opening import controlled_alone
 from ..host_cache import HostCache
 from ..member.member import Listener
+from ..member.request_log import RequestLog
 
 
 class _Outgoing:
@@ -124,7 +126,13 @@ class DecidingCache(HostCache):
     what has not been written by then.
     """
 
-    def __init__(self, opened: Opened, *, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        requests: RequestLog | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         """`opened` is what any one of the workers has told; see `decide`."""
         self._outgoing = _Outgoing()
         self._channel = EngineChannel(opened.world_size)
@@ -134,6 +142,7 @@ class DecidingCache(HostCache):
             _DistantExecutors(self._outgoing, opened.serving_address),
             opened.replica,
             ballot=partial(_DistantBallot, self._outgoing),
+            requests=requests,
             listener=listener,
         )
 
@@ -150,9 +159,13 @@ class DecidingCache(HostCache):
         return bool(self._outgoing.told) or works or self.pending_frees
 
     def begin_step(self) -> None:
-        """Apply the verdict of the last round, if all ballots are here."""
+        """Apply the verdict of the last round, if all ballots are here; carry out what is asked for."""
         if self._channel.answered:
             super().begin_step()
+        # This is the only replica, so a request that is here needs no agreement.
+        asked = self._requests.count or 0
+        if asked > self._replica.hearing.agreed:
+            self._follow(self._replica.agree_on_requests(asked))
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
         """Launch a round unless one is under way; `dispatch` carries it.
@@ -194,7 +207,8 @@ class DecidingCache(HostCache):
 def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> DecidingCache:
     """Return the cache for the workers that have told this, one for each rank.
 
-    Raises `ConfigError` where ranks are missing, or where they have not been opened together.
+    It obeys an operator where its settings say so. Raises `ConfigError` where ranks are missing, where
+    they have not been opened together, and where nobody can be listened to.
     """
     by_rank = {each.rank: each for each in told}
     world_size = max((each.world_size for each in by_rank.values()), default=0)
@@ -206,4 +220,8 @@ def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> Decid
         )
     if len({each.replica.life for each in by_rank.values()}) != 1:
         raise ConfigError("the workers' caches were not opened together; start the engine anew")
-    return DecidingCache(by_rank[0], listener=listener)
+
+    def make(requests: RequestLog | None) -> DecidingCache:
+        return DecidingCache(by_rank[0], requests=requests, listener=listener)
+
+    return controlled_alone(make, by_rank[0].config)

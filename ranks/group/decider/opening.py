@@ -35,11 +35,6 @@ def open_worker(
             "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
             " only with its outputs; leave it at 1"
         )
-    if config.control is not None:
-        raise ConfigError(
-            f"control is {config.control.path!r}, and an engine with one scheduler opens no socket for"
-            " control; leave it out, or have a scheduler on every rank"
-        )
     try:
         executor, replica = open_rank(config, group, pages, names_pages=names_pages)
     finally:

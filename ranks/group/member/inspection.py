@@ -15,6 +15,7 @@ from ...replica.operations.kinds import Operation
 from ...replica.operations.requests import Requests
 from ...replica.pinning import Pin
 from ...replica.replica import Replica
+from ...replica.tree.backlog import Undone
 from ...replica.tree.node import Node
 from ...replica.tree.prefixes import Prefixes
 
@@ -84,6 +85,15 @@ class Inspection:
     def in_flight(self) -> Mapping[int, Operation]:
         """The operations that have not ended, by id."""
         return self._replica.agenda.in_flight
+
+    def works(self, operation: int) -> bool:
+        """Say whether an operation will end by itself: it is neither quarantined nor merely serves."""
+        return self._replica.agenda.works(operation)
+
+    @property
+    def unwritten(self) -> Mapping[Undone, int]:
+        """How many pages are not yet where the write policy wants them, by cause."""
+        return self._replica.unwritten
 
     @property
     def requests(self) -> Requests:

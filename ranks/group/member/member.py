@@ -10,7 +10,7 @@ from typing import TypeVar
 from ....coordinator.ballot import Ballot
 from ....coordinator.collective import Collective
 from ....coordinator.collectives.home_process import HomeProcess
-from ....coordinator.lanes import BallotShape
+from ....coordinator.lanes import BallotShape, Voter
 from ....coordinator.round import Rounds
 from ....coordinator.verdict import Verdict
 from ....errors import GroupError, InternalError, RankUnhealthy, UsageError
@@ -27,8 +27,8 @@ from ...replica.replica import Replica
 from ...replica.tree.backlog import Undone
 from .cache_stats import CacheStats, pools_in_use
 from .inspection import Inspection
-from .messages import AgreedMessages, CarryOut, Inbox
 from .proposals import StagedProposals
+from .request_log import AgreedRequests, CarryOut, RequestLog
 from .shortfalls import Shortfalls
 from .tallies import Tallies
 from .timing import EffectTimes
@@ -81,7 +81,7 @@ class Member:
         clock_ms: Callable[[], int] | None = None,
         parts: Parts = SOUND,
         ballot: Callable[[BallotShape, int], Ballot] = Ballot,
-        inbox: Inbox | None = None,
+        requests: RequestLog | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class Member:
         """Released requests whose lent device pages have become free."""
         self._shortfalls = Shortfalls(collective.rank)
         self._staging = StagedProposals(collective.rank, executor)
-        self._messages = AgreedMessages(inbox)
+        self._requests = AgreedRequests(requests)
         self._listener = listener
         self._timeline = timeline
         self._times = None if timeline is None else EffectTimes(self._replica.agenda, timeline)
@@ -139,22 +139,13 @@ class Member:
         """Say how far the group is with its store, as of this rank's last step."""
         return self._replica.store_state
 
-    def messages(self) -> tuple[bytes, ...]:
-        """Return the messages from outside that have become commands since the last call, in order.
-
-        The same on every rank, in the same step: one counts from the verdict on that every rank has it
-        in its inbox, and its bytes are in the digest. The inbox keeps it until it is taken here, and
-        takes no more of them than its bounds allow. Nothing where the cache has no inbox.
-        """
-        self._home.require_here()
-        return self._messages.take()
-
     def obey(self, carry_out: CarryOut) -> None:
-        """Have messages that are requests to the cache itself carried out as they become commands.
+        """Have requests carried out as they become commands: on every rank, in the same step.
 
-        To be said on every rank before the first step. The engine is not told of these messages.
+        To be said on every rank before the first step. A request is one from the verdict on that every
+        rank has it, and its bytes are in the digest.
         """
-        self._messages.carry_out = carry_out
+        self._requests.obeyed_by = carry_out
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
@@ -186,13 +177,13 @@ class Member:
         """Launch this step's round, if that was not done yet: the second half of a step.
 
         An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
-        waits up to so long for local progress, or for a message where nothing is in flight, and then
+        waits up to so long for local progress, or for a request where nothing is in flight, and then
         for the round too, since there is no forward pass to hide it behind.
         """
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
         elif idle_s:
-            self._messages.wait(idle_s)
+            self._requests.wait(idle_s)
         started = time.monotonic()
         if self.config.pipeline_depth:
             self.open_round()
@@ -220,10 +211,13 @@ class Member:
                 self._replica.seats(),
                 self._replica.digest,
                 self._ballot,
-                healthy=trouble is None,
-                time_ms=self._clock_ms(),
-                staged=self._staging.vote(),
-                messages=self._messages.count,
+                Voter(
+                    healthy=trouble is None,
+                    time_ms=self._clock_ms(),
+                    staged=self._staging.vote(),
+                    requests=self._requests.count,
+                    newest=self._requests.newest,
+                ),
             )
         except (GroupError, InternalError) as error:
             self._staging.close(error)
@@ -235,6 +229,7 @@ class Member:
         if self._rounds.pending or self._rounds.ended_by is not None:
             try:
                 verdict = self._await_verdict()
+                self._requests.learn(verdict.newest)
                 effects = self._apply(verdict)
                 if effects.lost is not None:
                     self._rounds.end(RankUnhealthy(effects.lost))
@@ -395,9 +390,9 @@ class Member:
                 self._shortfalls.tell_of(effects.notices)
                 if self._listener is not None:
                     self._listener(effects.notices)
-            for number, content in self._messages.agree(effects.messages):
+            for number, content in self._requests.agree(effects.requests):
                 self._follow(self._replica.hear(number, content))
-                self._messages.obey(number, content)
+                self._requests.carry_out(number, content)
         return answer
 
 

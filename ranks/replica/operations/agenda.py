@@ -63,6 +63,11 @@ class Agenda:
             operation.mark()
         self._journal.record(operation.kind.word, operation.id, *facts)
 
+    def works(self, number: int) -> bool:
+        """Say whether an operation is in flight, and neither merely serves nor is quarantined."""
+        operation = self.in_flight.get(number)
+        return operation is not None and operation.phase not in _AT_REST
+
     def copy(self, operation: Copy, transfers: Sequence[CopyTransfer], *facts: object) -> None:
         """Begin a copy and order it."""
         self.begin(operation, *facts)

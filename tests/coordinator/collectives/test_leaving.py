@@ -13,7 +13,7 @@ from lockstep.coordinator.collectives.ending import Ending
 from lockstep.coordinator.collectives.host_group import HostGroup, HostIdentity
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 from lockstep.coordinator.divergence import Recorder
-from lockstep.coordinator.lanes import BallotShape
+from lockstep.coordinator.lanes import BallotShape, Voter
 from lockstep.coordinator.round import Rounds
 from lockstep.coordinator.seats import Seats
 from lockstep.errors import PeerLost
@@ -61,7 +61,7 @@ def interrupt_a_launch(
     )
     rounds = Rounds(collective, shape, timeout_s=PATIENCE_S, recorder=Recorder(), epoch=1)
     ballot, table = Ballot(shape, collective.rank), Seats(1).freeze()
-    open_one = partial(rounds.open, table, 0, ballot, healthy=True, time_ms=1)
+    open_one = partial(rounds.open, table, 0, ballot, Voter(healthy=True, time_ms=1))
     open_one()
     rounds.close()
     if not collective.rank:

@@ -4,6 +4,7 @@ A step goes as an engine's: the scheduler's half, what it sends, each worker, an
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -43,6 +44,9 @@ class DecidedRanksInTurn(HostRanksInTurn):
                 WorkerRank(each, shape, at, clock_ms=self._clock_of(at))
                 for at, each in enumerate(self.executors)
             ]
+        if rank:
+            # Of which only the first is kept, which alone can be asked.
+            config = replace(config, control=None)
         ranks = len(self.executors)
         return decide(Opened(each, ranks, config, replica, "") for each in range(ranks))
 

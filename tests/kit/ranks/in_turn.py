@@ -22,8 +22,8 @@ from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.group.member.messages import Backlog
 from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.group.member.request_log import Backlog
 from lockstep.ranks.protocol.config import Bounds, CacheConfig, SlidingWindow, Timeouts
 from lockstep.ranks.protocol.orders import (
     AttachStore,
@@ -189,12 +189,12 @@ class InTurn(Generic[CacheT]):
         bounds: Bounds | None = None,
         timeouts: Timeouts | None = None,
         engine_pages: int = 0,
-        inboxes: bool = False,
+        logs: bool = False,
         **settings: Any,
     ) -> None:
         """`settings` are others of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`.
 
-        With `inboxes` each rank has one, into which the test puts messages.
+        With `logs` each rank has one, into which the test puts requests.
         """
         config = CacheConfig(
             model="test",
@@ -213,7 +213,7 @@ class InTurn(Generic[CacheT]):
         self.now_ms = [1000] * ranks
         self.group = InProcessGroup(ranks)
         self.executors = [ToldExecutor() for _ in range(ranks)]
-        self.inboxes = [Backlog() for _ in range(ranks)] if inboxes else None
+        self.logs = [Backlog() for _ in range(ranks)] if logs else None
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
     def _cache(self, rank: int, config: CacheConfig) -> CacheT:
@@ -229,7 +229,7 @@ class InTurn(Generic[CacheT]):
             self.executors[rank],
             replica_config,
             clock_ms=lambda: self.now_ms[rank],
-            inbox=None if self.inboxes is None else self.inboxes[rank],
+            requests=None if self.logs is None else self.logs[rank],
         )
 
     def every(self, command: Callable[[CacheT], T]) -> T:

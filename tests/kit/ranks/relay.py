@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from lockstep.ranks.group.control.loop_thread import LoopThread
 from lockstep.ranks.protocol.host_port import split_address
+from tests.kit.loop_thread import LoopThread
 
 PATIENCE_S = 30.0
 """What only a relay takes that does not work."""

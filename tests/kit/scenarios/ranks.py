@@ -19,7 +19,7 @@ from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.group.member.messages import Backlog
+from lockstep.ranks.group.member.request_log import Backlog
 from lockstep.ranks.protocol.orders import (
     Cancel,
     CopyToDevice,
@@ -67,7 +67,7 @@ class Rank(Protocol):
         ...
 
     def read(self, number: int) -> bytes:
-        """Return a message that has reached the rank's inbox."""
+        """Return a message that has reached the rank."""
         ...
 
 
@@ -81,7 +81,7 @@ class ToldRank:
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
-        self._inbox: Backlog | None = None
+        self._log: Backlog | None = None
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
         """See `Rank`."""
@@ -108,10 +108,10 @@ class ToldRank:
             case ["unstaged"]:
                 self._staged = NOTHING_STAGED
             case ["inbox"]:
-                self._inbox = Backlog()
+                self._log = Backlog()
             case ["message", number, *content]:
-                assert self._inbox is not None, "write 'all ranks: inbox' before the first message"
-                self._inbox.note(int(number), " ".join(content).encode())
+                assert self._log is not None, "write 'all ranks: inbox' before the first message"
+                self._log.note(int(number), " ".join(content).encode())
             case ["all", "well"]:
                 for order in self._orders.values():
                     self._ballot.note(_best(order))
@@ -126,14 +126,14 @@ class ToldRank:
             healthy=self._healthy,
             time_ms=self._clock_ms,
             staged=self._staged,
-            messages=None if self._inbox is None else self._inbox.count,
+            requests=None if self._log is None else self._log.count,
         )
         return self._ballot.fill(layout, voter)
 
     def read(self, number: int) -> bytes:
         """See `Rank`."""
-        assert self._inbox is not None
-        return self._inbox.read(number)
+        assert self._log is not None
+        return self._log.read(number)
 
     def _meant(self, word: str) -> int:
         kinds = _ANSWERS[word]

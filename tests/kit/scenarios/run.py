@@ -219,7 +219,7 @@ class Run:
         verdict = self._verdicts.read(layout, folded)
         effects = self._every(lambda replica: replica.apply(verdict))
         told = [*self._write.verdict(verdict), *self._follow(effects)]
-        return [*told, *self._hear(effects.messages)]
+        return [*told, *self._hear(effects.requests)]
 
     def _hear(self, through: int) -> list[str]:
         """Let each replica hear the messages up to a number, as they reached the rank that it is on."""

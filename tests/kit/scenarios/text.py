@@ -59,9 +59,9 @@ class Writer:
         if verdict.time_ms != self._time_ms:
             self._time_ms = verdict.time_ms
             told.append(f"time {verdict.time_ms} ms")
-        if verdict.messages != self._messages:
-            self._messages = verdict.messages
-            told.append(f"messages {verdict.messages}")
+        if verdict.requests != self._messages:
+            self._messages = verdict.requests
+            told.append(f"messages {verdict.requests}")
         for each in told or ["nothing new"]:
             yield f"{start} {each}"
 
@@ -79,8 +79,8 @@ class Writer:
             yield f"freed: {name}"
         for number, notice in enumerate(effects.notices, effects.notices_before):
             yield f"notice {number}: {self._text(notice)}"
-        if effects.messages:
-            yield f"messages: up to {effects.messages}"
+        if effects.requests:
+            yield f"messages: up to {effects.requests}"
 
     def _text(self, value: Any) -> str:
         """Return a named tuple or dataclass as its name and its fields, less those that say nothing."""

@@ -7,7 +7,8 @@ the decider and its workers is bytes on the way.
 import random
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -19,9 +20,9 @@ from lockstep.ranks.group.decider.deciding import decide
 from lockstep.ranks.group.decider.opening import open_worker, read_opened
 from lockstep.ranks.protocol.dispatch import Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
-from lockstep.ranks.protocol.outside import Control
 from lockstep.ranks.protocol.wire import encode
 from lockstep.ranks.replica.operations.requests import LoadState
+from tests.kit.ranks.asked_group import asked_of, socket_in
 from tests.kit.ranks.decided import DecidedRanksInTurn
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
@@ -294,21 +295,26 @@ def test_what_anybody_else_might_send_is_refused() -> None:
         read_opened(encode(Landed(1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ({"pipeline_depth": 0}, "pipeline_depth is 0, .* leave it at 1"),
-        ({"control": Control(path="/kv.sock")}, "control is .*/kv.sock.*; leave it out"),
-    ],
-)
-def test_what_needs_a_replica_on_every_rank_is_refused_before_anything_is_opened(
-    setting: dict[str, Any], named: str
-) -> None:
+def test_a_depth_of_0_is_refused_before_anything_is_opened() -> None:
     ranks = DecidedRanksInTurn(1)
     member = cast("TorchCollective", ranks.group.member(0))
 
-    with pytest.raises(ConfigError, match=named):
-        open_worker(replace(ranks.decider.config, **setting), {}, member)
+    with pytest.raises(ConfigError, match=r"pipeline_depth is 0, .* leave it at 1"):
+        open_worker(replace(ranks.decider.config, pipeline_depth=0), {}, member)
+
+
+def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_path: Path) -> None:
+    control = socket_in(tmp_path)
+    ranks = DecidedRanksInTurn(2, control=control)
+    published(ranks)
+
+    pinned = asked_of(ranks.step, control, "pin", name="p", tokens=PROMPT)
+    listed = asked_of(ranks.step, control, "list")
+    ranks.decider.abandon()
+
+    assert pinned == {"tokens": len(PROMPT)}
+    assert listed["pins"] == {"p": {"namespace": "", "tokens": len(PROMPT)}}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_workers_that_are_missing_are_named() -> None:

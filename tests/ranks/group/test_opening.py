@@ -1,6 +1,5 @@
 """A cache opens on every rank or on none, and every rank says why."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -13,7 +12,6 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.group.member.messages import Backlog
 from lockstep.ranks.group.opening import store_access
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.storage_backends.uri import parse_uri
@@ -40,17 +38,14 @@ LATENT = replace(
 def open_on(
     configs: list[CacheConfig],
     devices: list[str] | None = None,
-    inboxes: Sequence[Backlog | None] = (),
 ) -> list[Future[Cache]]:
     """Open a cache on as many ranks as there are configurations, each in a thread."""
     group = InProcessGroup(len(configs))
     devices = devices or ["cpu"] * len(configs)
     with ThreadPoolExecutor(len(configs)) as threads:
         return [
-            threads.submit(Cache.open, config, group.member(rank), device=device, inbox=inbox)
-            for rank, (config, device, inbox) in enumerate(
-                zip(configs, devices, inboxes or [None] * len(configs), strict=True)
-            )
+            threads.submit(Cache.open, config, group.member(rank), device=device)
+            for rank, (config, device) in enumerate(zip(configs, devices, strict=True))
         ]
 
 
@@ -72,13 +67,6 @@ def problems(futures: list[Future[Cache]]) -> set[str]:
             future.result()
         said.add(str(raised.value))
     return said
-
-
-def test_an_inbox_that_some_ranks_lack_is_named_with_their_ranks() -> None:
-    """Rule R14: without its own, a rank could not give the commands that messages are."""
-    (said,) = problems(open_on([CONFIG, CONFIG], inboxes=[Backlog(), None]))
-
-    assert "inbox is True on rank 0, False on rank 1" in said
 
 
 @pytest.mark.parametrize(

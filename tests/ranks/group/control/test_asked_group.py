@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep import Cache, ConfigError, Control, StorageError, UsageError
+from lockstep import Cache, ConfigError, Control, Peers, StorageError, UsageError
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.group.member.messages import Backlog
 from tests.kit.ranks.asked_group import (
     LAYOUT,
     AskedGroup,
@@ -38,7 +37,28 @@ def test_what_is_inserted_is_in_the_store_once_a_flush_is_answered(group: AskedG
     stored = group.ask("stats")["replica"]["stored_pages"]["storage"]
     assert stored == {"persisted": PAGES}
     assert answer["operations"] <= 2
-    assert group.ask("flush") == {"operations": 0}
+    assert group.ask("flush") == {"operations": 0, "unwritten": {}}
+
+
+def serves(request: str, tokens: list[int]) -> Callable[[Cache], None]:
+    """Return what computes a prompt on a rank, and lets other groups read it."""
+
+    def program(cache: Cache) -> None:
+        computes(request, tokens)(cache)
+        while not cache.serve(request, tokens, ttl_s=600):
+            cache.step()
+
+    return program
+
+
+def test_a_flush_does_not_wait_for_what_is_served(tmp_path: Path) -> None:
+    config = config_with(socket_in(tmp_path), peers=Peers(address="127.0.0.1:0"))
+    group = AskedGroup(config, prepare=serves("r", PROMPT))
+    served = group.ask("stats")["in_flight"]
+    answer = group.ask("flush")
+    group.end()
+
+    assert (served, answer) == ({"serve": 1}, {"operations": 0, "unwritten": {}})
 
 
 def test_the_list_has_what_namespaces_keep_and_all_that_was_set(group: AskedGroup) -> None:
@@ -141,15 +161,6 @@ def test_a_request_that_is_refused_changes_nothing_on_any_rank(group: AskedGroup
     assert group.ask("list") == before
 
 
-def test_the_engine_is_told_of_other_messages_alone(tmp_path: Path) -> None:
-    group = AskedGroup(config_with(socket_in(tmp_path)))
-    group.inbox.submit(b"arrival")
-    group.ask("log-level", level="warning")
-    group.inbox.submit(b"receipt")
-
-    assert group.end() == [[b"arrival", b"receipt", b"the engine is to end"]] * 2
-
-
 def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     group = AskedGroup(config_with(socket_in(folder)))
@@ -179,22 +190,14 @@ def test_a_path_at_which_another_group_listens_is_refused_on_every_rank(tmp_path
     assert listed["namespaces"] == {}
 
 
-def test_an_inbox_that_takes_nothing_from_its_own_process_is_refused(tmp_path: Path) -> None:
-    member = InProcessGroup(1).member(0)
-
-    with pytest.raises(ConfigError, match="control needs an inbox that `open_inbox` has opened"):
-        Cache.open(config_with(socket_in(tmp_path)), member, inbox=Backlog())
-
-
-def test_a_cache_without_an_inbox_has_one_for_requests_alone(tmp_path: Path) -> None:
+def test_a_group_of_one_rank_does_what_it_is_asked(tmp_path: Path) -> None:
     control = socket_in(tmp_path)
     cache = Cache.open(config_with(control), InProcessGroup(1).member(0))
 
-    answer = asked_of(cache, control, "drop", namespace=None)
-    told = cache.messages()
+    answer = asked_of(cache.step, control, "drop", namespace=None)
     cache.close()
 
-    assert (answer, told) == ({"pages": 0, "held": 0}, ())
+    assert answer == {"pages": 0, "held": 0}
 
 
 def test_what_an_engine_decides_itself_is_not_asked_of_its_group(tmp_path: Path) -> None:

@@ -13,25 +13,46 @@ from lockstep.ranks.group.control.requests import Attach, Pin, pack, request_of,
 from tests.kit.ranks.in_turn import RanksInTurn
 
 WRONG: list[tuple[object, str]] = [
-    (7, "a request is a map"),
-    ({}, "ask is None, must be stats, or one of list, pin"),
-    ({"ask": "dorp"}, "ask is 'dorp', must be"),
-    ({"ask": "drop"}, "drop needs namespace"),
-    ({"ask": "drop", "namespace": 7}, "drop: namespace is 7, must be text or null"),
-    ({"ask": "drop", "namespace": "\udcff"}, "drop: namespace must be text that UTF-8 can hold"),
-    ({"ask": "unpin", "name": "p", "now": True}, "unpin has no field 'now'; it has name"),
-    ({"ask": "detach", "store": "x"}, "detach has no field 'store'; it has none"),
+    (7, "a request is a map in which `ask` is stats, or one of attach, detach"),
+    ({}, "it is None"),
+    ({"ask": "dorp"}, "it is 'dorp'"),
+    ({"ask": ["pin"]}, "it is ['pin']"),
+    ({"ask": "drop"}, "drop: Object missing required field `namespace`"),
+    ({"ask": "drop", "namespace": 7}, "drop: Expected `str | null`, got `int` - at `$.namespace`"),
+    ({"ask": "drop", "namespace": "\udcff"}, "drop: 'utf-8' codec can't encode"),
+    ({"ask": "unpin", "name": "p", "now": True}, "unpin: Object contains unknown field `now`"),
+    ({"ask": "detach", "store": "x"}, "detach: Object contains unknown field `store`"),
+    (
+        {"ask": "attach", "store": b"memory://"},
+        "attach: Expected `str`, got `bytes` - at `$.store`",
+    ),
     (
         {"ask": "limit", "namespace": "a", "host_pages": 1.5},
-        "host_pages is 1.5, must be an integer",
+        "limit: Expected `int | null`, got `float` - at `$.host_pages`",
     ),
-    ({"ask": "limit", "namespace": "a", "host_pages": True}, "must be an integer or null"),
-    ({"ask": "limit", "namespace": "a", "host_pages": 1 << 80}, "which is more than"),
-    ({"ask": "limit", "namespace": "a", "ttl_s": "1"}, "ttl_s is '1', must be a number or null"),
-    ({"ask": "pin", "name": "p", "tokens": "1,2"}, "tokens must be a list of integers"),
-    ({"ask": "pin", "name": "p", "tokens": [1, "2"]}, "tokens must be a list of integers"),
+    (
+        {"ask": "limit", "namespace": "a", "host_pages": True},
+        "limit: Expected `int | null`, got `bool` - at `$.host_pages`",
+    ),
+    ({"ask": "limit", "namespace": "a", "host_pages": 1 << 80}, "limit: can't serialize ints"),
+    (
+        {"ask": "limit", "namespace": "a", "ttl_s": "1"},
+        "limit: Expected `float | null`, got `str` - at `$.ttl_s`",
+    ),
+    (
+        {"ask": "pin", "name": "p", "tokens": "1,2"},
+        "pin: Expected `array`, got `str` - at `$.tokens`",
+    ),
+    (
+        {"ask": "pin", "name": "p", "tokens": [1, "2"]},
+        "pin: Expected `int`, got `str` - at `$.tokens[1]`",
+    ),
     ({"ask": "pin", "name": "p", "tokens": [1 << 40]}, "tokens must be int32 token ids"),
-    ({"ask": "log-level", "level": "loud"}, "level is 'loud', must be one of debug, info"),
+    ({"ask": "weights", "version": None}, "weights: Expected `str`, got `null` - at `$.version`"),
+    (
+        {"ask": "log-level", "level": "loud"},
+        "log-level: Invalid enum value 'loud' - at `$.level`",
+    ),
 ]
 
 
@@ -45,7 +66,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
     assert why in str(refused.value)
 
 
-def test_a_request_survives_its_way_as_a_message() -> None:
+def test_a_request_survives_its_way_as_bytes() -> None:
     request = Pin(name="p", tokens=[1, 2, 3], namespace="tenant", ttl_s=5)
 
     assert unpack(pack(b"ticket", request)) == (b"ticket", request)
@@ -54,29 +75,27 @@ def test_a_request_survives_its_way_as_a_message() -> None:
 class Asked:
     """Ranks in turn, the first of which is asked by a thread."""
 
-    def __init__(self, *, agreed_s: float = 60.0) -> None:
-        self.ranks = RanksInTurn(2, inboxes=True)
+    def __init__(self, *, idle_s: float = 60.0) -> None:
+        self.ranks = RanksInTurn(2, logs=True)
         self.controls = [GroupControl(cache) for cache in self.ranks.caches]
-        self.answering = Answering(self.controls[0], self.submit, agreed_s=agreed_s)
+        self.answering = Answering(self.controls[0], self.submit, idle_s=idle_s)
         self.threads = ThreadPoolExecutor(1)
         self.number = 0
 
-    def submit(self, content: bytes) -> "Future[int]":
-        """Let a message reach all ranks."""
+    def submit(self, content: bytes) -> int:
+        """Let a request reach all ranks."""
         self.number += 1
-        assert self.ranks.inboxes is not None
-        for inbox in self.ranks.inboxes:
-            inbox.note(self.number, content)
-        numbered = Future[int]()
-        numbered.set_result(self.number)
-        return numbered
+        assert self.ranks.logs is not None
+        for log in self.ranks.logs:
+            log.note(self.number, content)
+        return self.number
 
     def ask(self, **asked: object) -> "Future[object]":
-        """Ask in a thread; return when every rank has the message."""
-        assert self.ranks.inboxes is not None
+        """Ask in a thread; return when every rank has the request."""
+        assert self.ranks.logs is not None
         expected = self.number + 1
         answer: Future[object] = self.threads.submit(self.answering.answer, asked)
-        assert self.ranks.inboxes[1].wait(expected, 60.0)
+        assert self.ranks.logs[1].wait(expected, 60.0)
         return answer
 
 
@@ -100,10 +119,10 @@ def test_nothing_is_done_before_the_step_in_which_all_ranks_have_the_request(ask
 
 
 def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
-    asked = Asked(agreed_s=0.05)
+    asked = Asked(idle_s=0.05)
     answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
 
-    with pytest.raises(LockstepError, match="the engine takes no steps now"):
+    with pytest.raises(LockstepError, match="queued: the engine computes nothing now"):
         answer.result(60)
     asked.ranks.step()
     asked.ranks.step()
@@ -135,7 +154,7 @@ def test_what_is_asked_is_logged_without_passwords_and_prompts(
     assert control.cache.rank == 0
     assert "hidden" not in caplog.text
     assert "4711" not in caplog.text
-    assert "message 2 asks: ask 'pin', name 'p', tokens '2 tokens'" in caplog.text
+    assert "asks: pin name='p' tokens='2 tokens' " in caplog.text
 
 
 def test_the_statistics_of_a_cache_with_something_in_flight_are_json(asked: Asked) -> None:

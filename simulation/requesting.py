@@ -1,7 +1,7 @@
-"""Messages from outside of the group, which reach each rank at a moment of its own.
+"""An operator's requests, each of which reaches each rank at a moment of its own.
 
 Each gets a number and is handed to every rank: late at some, twice at others, and after the one that
-follows it. Then every rank must be told of it in the same step, in the words in which it was sent and
+follows it. Then every rank must carry it out in the same step, in the words in which it was sent and
 in its turn; not before each of them has it, and soon after.
 """
 
@@ -9,20 +9,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ranks.group.member.messages import Backlog
 from ..ranks.group.member.rank_cache import RankCache
+from ..ranks.group.member.request_log import Backlog
 from .findings.finding import Violated
-from .findings.messages import HeardEarly, NotHeard, OtherMessage
+from .findings.requests import HeardEarly, NotHeard, OtherRequest
 from .rank.cluster import ask
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""After so many steps a message that every rank has is a command, since a round may be on its way."""
+"""After so many steps a request that every rank has is a command, since a round may be on its way."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A message on its way to one rank."""
+    """A request on its way to one rank."""
 
     step: int
     rank: int
@@ -31,78 +31,88 @@ class _Delivery:
     """Whether it arrives between the halves of the step, and not before it."""
 
 
-class Messaging:
-    """Sends the messages of one schedule, and checks what becomes of them."""
+class Requesting:
+    """Sends the requests of one schedule, and checks what becomes of them."""
 
     def __init__(
         self, world: World, *, coverage: Counter[str], trace: Callable[[str], None]
     ) -> None:
         self._random = world.stream("messages")
         self._rate = self._random.choice((0.0, 0.02, 0.1, 0.4))
-        """The chance that a message is sent in a step."""
+        """The chance that a request is sent in a step."""
         calm = world.faults.calm
         self._delays = (0,) if calm else self._random.choice(((0,), (0, 1, 2), (0, 3, 12)))
-        """After how many steps a message may reach a rank."""
+        """After how many steps a request may reach a rank."""
         self._repeats = 0.0 if calm else self._random.choice((0.0, 0.3))
         self._coverage = coverage
         self._trace = trace
         self._caches: Sequence[RankCache] = ()
-        self._inboxes: Sequence[Backlog] = ()
+        self._logs: Sequence[Backlog] = ()
         self._steps = 0
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
-        """The messages that each rank has had, by rank."""
+        """The requests that each rank has had, by rank."""
         self._told = 0
-        """Up to which message the engine was told."""
+        """Up to which request all ranks have carried out."""
+        self._carried_out: list[list[bytes]] = []
+        """What each rank has carried out since the last check, by rank."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """Up to which message every rank had all, after each of the last steps."""
+        """Up to which request every rank had all, after each of the last steps."""
 
-    def begin_epoch(self, caches: Sequence[RankCache], inboxes: Sequence[Backlog]) -> None:
-        """Go on with a new group, whose messages begin anew."""
-        self._caches, self._inboxes = caches, inboxes
+    def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[Backlog]) -> None:
+        """Go on with a new group, whose requests begin anew."""
+        self._caches, self._logs = caches, logs
         self._sent.clear()
         self._on_their_way.clear()
         self._common.clear()
         self._had = [set() for _ in caches]
         self._told = 0
+        self._carried_out = [[] for _ in caches]
+        for cache, did in zip(caches, self._carried_out, strict=True):
+            cache.obey(did.append)
 
     def step(self) -> None:
-        """Before a step: send a message now and then, and deliver what arrives."""
+        """Before a step: send a request now and then, and deliver what arrives."""
         self._steps += 1
         if self._random.random() < self._rate:
             self._send()
         self.deliver(between=False)
 
     def deliver(self, *, between: bool) -> None:
-        """Let the messages arrive whose moment has come."""
+        """Let the requests arrive whose moment has come."""
         due = [d for d in self._on_their_way if d.step <= self._steps and d.between == between]
         self._on_their_way = [each for each in self._on_their_way if each not in due]
         for each in due:
             had, number = self._had[each.rank], each.number
-            self._coverage["messages repeated"] += number in had
-            self._coverage["messages out of order"] += number - 1 not in {0, *had}
+            self._coverage["requests repeated"] += number in had
+            self._coverage["requests out of order"] += number - 1 not in {0, *had}
             had.add(number)
-            self._trace(f"message {number} reaches rank {each.rank}")
-            self._inboxes[each.rank].note(number, self._sent[number - 1])
+            self._trace(f"request {number} reaches rank {each.rank}")
+            self._logs[each.rank].note(number, self._sent[number - 1])
 
     def check(self) -> None:
-        """After a step: raise unless the ranks were told alike of what all of them have."""
-        for told in ask("messages", self._caches, lambda cache: cache.messages()):
+        """After a step: raise unless the ranks have carried out alike what all of them have."""
+        for told in ask("requests", self._caches, lambda cache: self._taken(cache.rank)):
             self._told += 1
             sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""
             if told != sent:
-                raise Violated(OtherMessage(self._told, sent, told))
+                raise Violated(OtherRequest(self._told, sent, told))
             for rank, had in enumerate(self._had):
                 if self._told not in had:
                     raise Violated(HeardEarly(self._told, rank))
-            self._coverage["messages heard"] += 1
+            self._coverage["requests heard"] += 1
         common = self._told
         while all(common + 1 in had for had in self._had):
             common += 1
         self._common.append(common)
         if len(self._common) > _STEPS_TO_HEAR and self._told < self._common[0]:
             raise Violated(NotHeard(self._told + 1))
+
+    def _taken(self, rank: int) -> tuple[bytes, ...]:
+        taken = tuple(self._carried_out[rank])
+        self._carried_out[rank].clear()
+        return taken
 
     def _send(self) -> None:
         random = self._random

@@ -1,4 +1,4 @@
-"""Rule R14: messages that reach single ranks are commands once all ranks have them, in one step."""
+"""Rule R14: requests that reach single ranks are commands once all ranks have them, in one step."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from lockstep.coordinator.seats import Seats
 from lockstep.coordinator.verdict import Verdicts
 from lockstep.errors import DivergenceError, UsageError
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.messages import AgreedMessages, Backlog
+from lockstep.ranks.group.member.request_log import AgreedRequests, Backlog
 from lockstep.ranks.replica.replica import Replica
 from tests.kit.ranks.in_turn import RanksInTurn
 
@@ -23,18 +23,18 @@ LAYOUT = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
 counts = st.integers(0, 1 << 40)
 
 
-def voted(*messages: int | None) -> int:
-    """Return what all ranks read where each has so many messages, or no inbox."""
-    shape = BallotShape(world_size=len(messages), seats=1)
+def voted(*requests: int | None) -> int:
+    """Return what all ranks read where each has so many requests, or takes none."""
+    shape = BallotShape(world_size=len(requests), seats=1)
     vectors = [
-        Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, messages=each))
-        for rank, each in enumerate(messages)
+        Ballot(shape, rank).fill(LAYOUT, Voter(healthy=True, time_ms=0, requests=each))
+        for rank, each in enumerate(requests)
     ]
-    return Verdicts(shape).read(LAYOUT, fold(vectors)).messages
+    return Verdicts(shape).read(LAYOUT, fold(vectors)).requests
 
 
 @given(st.lists(st.none() | counts, min_size=1, max_size=8))
-def test_the_verdict_says_how_many_messages_the_last_of_the_ranks_with_an_inbox_has(
+def test_the_verdict_says_how_many_requests_the_last_of_the_ranks_has(
     had: list[int | None],
 ) -> None:
     assert voted(*had) == min((each for each in had if each is not None), default=0)
@@ -70,7 +70,7 @@ def test_the_first_bytes_of_a_number_stay() -> None:
     assert backlog.read(1) == b"one"
 
 
-def test_messages_far_beyond_those_that_are_here_are_not_kept() -> None:
+def test_requests_far_beyond_those_that_are_here_are_not_kept() -> None:
     """Rule R10: whoever hands on numbers without end fills no memory."""
     backlog = Backlog(beyond_max=4)
 
@@ -85,7 +85,7 @@ def test_what_was_let_go_of_is_not_here_any_more_and_does_not_come_again() -> No
     backlog.let_go(2)
 
     assert (backlog.note(2, b"m"), backlog.count, backlog.waiting) == (False, 3, 1)
-    with pytest.raises(UsageError, match="message 2 is not here; from 3 to 3 are"):
+    with pytest.raises(UsageError, match="request 2 is not here; from 3 to 3 are"):
         backlog.read(2)
 
 
@@ -105,47 +105,56 @@ def depth(request: pytest.FixtureRequest) -> int:
     return value
 
 
-def taken(ranks: RanksInTurn) -> tuple[bytes, ...]:
-    return ranks.every(lambda cache: cache.messages())
+class Obeyed:
+    """Ranks in turn that take requests, and what each of them has carried out."""
+
+    def __init__(self, ranks: int, *, depth: int = 0) -> None:
+        self.ranks = RanksInTurn(ranks, depth=depth, logs=True)
+        self.did: list[list[bytes]] = [[] for _ in range(ranks)]
+        for cache, did in zip(self.ranks.caches, self.did, strict=True):
+            cache.obey(did.append)
+
+    def reach(self, rank: int, number: int, content: bytes) -> None:
+        """Let a request reach one rank."""
+        assert self.ranks.logs is not None
+        self.ranks.logs[rank].note(number, content)
 
 
-def reach(ranks: RanksInTurn, rank: int, number: int, content: bytes) -> None:
-    """Let a message reach one rank."""
-    assert ranks.inboxes is not None
-    ranks.inboxes[rank].note(number, content)
+def test_a_request_is_kept_until_it_was_carried_out() -> None:
+    """Rule R10: what bounds a log bounds also what was not carried out yet."""
+    group = Obeyed(1)
+    assert group.ranks.logs is not None
+    group.reach(0, 1, b"drop")
+    kept = group.ranks.logs[0].waiting
+    group.ranks.step()
+
+    assert (kept, group.ranks.logs[0].waiting, group.did) == (1, 0, [[b"drop"]])
 
 
-def steps(ranks: RanksInTurn, count: int) -> list[tuple[bytes, ...]]:
-    """Take steps, and return what the engine was told after each."""
-    told: list[tuple[bytes, ...]] = []
-    for _ in range(count):
-        ranks.step()
-        told.append(taken(ranks))
-    return told
+def test_no_rank_carries_out_what_another_does_not_have(depth: int) -> None:
+    group = Obeyed(2, depth=depth)
+    group.reach(0, 1, b"drop")
+    for _ in range(3):
+        group.ranks.step()
+    before = [list(each) for each in group.did]
+    group.reach(1, 1, b"drop")
+    for _ in range(1 + depth):
+        group.ranks.step()
+
+    assert (before, group.did) == ([[], []], [[b"drop"], [b"drop"]])
 
 
-def test_a_message_stays_in_the_inbox_until_the_engine_has_taken_it() -> None:
-    """Rule R10: what bounds an inbox bounds also what its engine has not looked at."""
-    ranks = RanksInTurn(1, inboxes=True)
-    assert ranks.inboxes is not None
-    reach(ranks, 0, 1, b"arrival")
-    ranks.step()
-
-    assert ranks.inboxes[0].waiting == 1
-    assert taken(ranks) == (b"arrival",)
-    assert ranks.inboxes[0].waiting == 0
-
-
-def test_an_idle_member_waits_until_a_message_comes(depth: int) -> None:
+def test_an_idle_member_waits_until_a_request_comes(depth: int) -> None:
     """It does not step as fast as it can, and what comes does not wait for it."""
-    ranks = RanksInTurn(1, depth=depth, inboxes=True)
-    assert ranks.inboxes is not None
-    comes = threading.Timer(0.1, ranks.inboxes[0].note, (1, b"arrival"))
+    group = Obeyed(1, depth=depth)
+    assert group.ranks.logs is not None
+    comes = threading.Timer(0.1, group.ranks.logs[0].note, (1, b"drop"))
     comes.start()
-    ranks.caches[0].step(idle_s=60.0)
+    group.ranks.caches[0].step(idle_s=60.0)
     comes.join()
+    group.ranks.step()
 
-    assert (b"arrival",) in steps(ranks, 1)
+    assert group.did == [[b"drop"]]
 
 
 def ended_in(cache: Cache) -> tuple[int, str]:
@@ -163,12 +172,12 @@ def test_ranks_that_were_handed_different_bytes_are_told_apart_by_the_message(
     depth: int, others: bytes
 ) -> None:
     """Rule R2: a message enters the digest as a hash of its bytes when it becomes a command."""
-    ranks = RanksInTurn(2, depth=depth, inboxes=True)
-    reach(ranks, 0, 1, b"arrival")
-    reach(ranks, 1, 1, others)
+    group = Obeyed(2, depth=depth)
+    group.reach(0, 1, b"arrival")
+    group.reach(1, 1, others)
 
     with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(ended_in, ranks.caches, timeout=60))
+        ended = list(pool.map(ended_in, group.ranks.caches, timeout=60))
 
     assert [step for step, _ in ended] == [2 + depth] * 2
     assert len({words for _, words in ended}) == 1
@@ -177,11 +186,11 @@ def test_ranks_that_were_handed_different_bytes_are_told_apart_by_the_message(
 
 def test_messages_change_the_digest_by_their_bytes_and_their_order() -> None:
     def digest_after(*contents: bytes) -> int:
-        ranks = RanksInTurn(1, inboxes=True)
+        group = Obeyed(1)
         for number, content in enumerate(contents, start=1):
-            reach(ranks, 0, number, content)
-        ranks.step()
-        return ranks.caches[0].inspection.digest
+            group.reach(0, number, content)
+        group.ranks.step()
+        return group.ranks.caches[0].inspection.digest
 
     histories = [(), (b"a",), (b"a", b"b"), (b"b", b"a"), (b"ab",)]
     assert len({digest_after(*each) for each in histories}) == len(histories)
@@ -196,8 +205,8 @@ def test_no_message_is_a_command_out_of_its_turn_or_before_all_have_it() -> None
         replica.hear(1, b"m")
 
 
-def test_a_rank_that_has_no_inbox_hears_that_there_was_something() -> None:
-    messages = AgreedMessages(None)
+def test_a_rank_that_takes_no_requests_hears_that_there_was_one() -> None:
+    requests = AgreedRequests(None)
 
-    assert list(messages.agree(2)) == [(1, None), (2, None)]
-    assert (messages.count, messages.take()) == (None, ())
+    assert list(requests.agree(2)) == [(1, None), (2, None)]
+    assert (requests.count, requests.newest) == (None, 0)

@@ -1,10 +1,10 @@
-"""Messages in simulated schedules (rule R14): late, again, out of order; and bugs that are found."""
+"""Requests in simulated schedules (rule R14): late, again, out of order; and bugs that are found."""
 
 import pytest
 
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.messages import Backlog
+from lockstep.ranks.group.member.request_log import Backlog
 from lockstep.ranks.protocol.effects import Effects
 from lockstep.simulation.explore import ExplorationReport, explore
 from lockstep.simulation.rank.epoch import Build
@@ -17,17 +17,17 @@ def report(request: pytest.FixtureRequest) -> ExplorationReport:
     return explore(range(700, 706), ranks=3, steps=100, faults="mixed", depth=depth, processes=1)
 
 
-def test_messages_that_come_late_again_and_out_of_order_are_commands_everywhere_at_once(
+def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_at_once(
     report: ExplorationReport,
 ) -> None:
     """Rules R13 and R14: with the same bytes, in the same step, and in the order of their numbers."""
     assert not report["violations"], "\n".join(each["replay"] for each in report["violations"])
     happened = {name for name, times in report["coverage"].items() if times}
-    assert {"messages heard", "messages repeated", "messages out of order"} <= happened
+    assert {"requests heard", "requests repeated", "requests out of order"} <= happened
 
 
 class _CountsThoseBeyondAGap(Backlog):
-    """Says how many messages it has, and not how many in a row: rule R2's bare count."""
+    """Says how many requests it has, and not how many in a row: rule R2's bare count."""
 
     @property
     def count(self) -> int:
@@ -42,7 +42,7 @@ class _SpoilsAByte(Backlog):
 
 
 class _HasItsOwnOrder(Backlog):
-    """Numbers messages as they come, and not as they were numbered."""
+    """Numbers requests as they come, and not as they were numbered."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(self.count + 1, content)
@@ -59,13 +59,13 @@ class _HearsItsOwn(Cache):
     """Takes what it has itself for what all have, as a vote on local evidence does."""
 
     def _apply(self, verdict: Verdict) -> Effects:
-        had = self._messages.count
+        had = self._requests.count
         self._replica.hearing.reach(had or 0)
         return super()._apply(verdict)
 
 
 @pytest.mark.parametrize(
-    ("inbox", "words"),
+    ("log", "words"),
     [
         (_CountsThoseBeyondAGap, "is not here"),
         (_SpoilsAByte, "was sent as"),
@@ -73,8 +73,8 @@ class _HearsItsOwn(Cache):
         (_Forgets, "does not become a command"),
     ],
 )
-def test_an_inbox_that_breaks_a_promise_is_found(inbox: type[Backlog], words: str) -> None:
-    assert_found(violations(Build(inbox=inbox)), words)
+def test_a_log_that_breaks_a_promise_is_found(log: type[Backlog], words: str) -> None:
+    assert_found(violations(Build(log=log)), words)
 
 
 def test_a_rank_that_does_not_wait_for_the_others_is_found() -> None:

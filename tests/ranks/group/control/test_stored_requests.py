@@ -1,0 +1,122 @@
+"""Requests in the store in which the ranks have met: rank 0 writes, others read what they hear of."""
+
+import threading
+
+import pytest
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.errors import LockstepError, UsageError
+from lockstep.ranks.group.control.stored_requests import RequestBounds, StoredRequests
+from tests.kit.waiting import GIVE_UP_S
+
+BOUNDS = RequestBounds(count=2, bytes_each=20, bytes=30)
+
+
+class Store:
+    """A store that can be made to fail, or to keep whoever reads waiting."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.fails = False
+        self.has_failed = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def set(self, key: str, value: bytes) -> None:
+        if self.fails:
+            raise RuntimeError("Broken pipe")
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        assert self.answers.wait(GIVE_UP_S)
+        if key not in self.values:
+            self.has_failed.set()
+        return self.values[key]
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
+
+def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
+    store = Store()
+    first, other = StoredRequests(store), StoredRequests(store)
+    numbers = [first.submit(content) for content in (b"a", b"b", b"c")]
+    before = other.count
+    other.learn(2)
+
+    assert (numbers, before, other.wait(2, GIVE_UP_S)) == ([1, 2, 3], 0, True)
+    assert [other.read(1), other.read(2), other.count] == [b"a", b"b", 2]
+
+
+def test_a_store_that_does_not_answer_holds_nobody() -> None:
+    """Rule R10: `learn` is called by the engine's thread."""
+    store = Store()
+    first, other = StoredRequests(store), StoredRequests(store)
+    store.answers.clear()
+    for content in (b"a", b"b"):
+        other.learn(first.submit(content))
+    before = other.count
+    store.answers.set()
+
+    assert (before, other.wait(2, GIVE_UP_S)) == (0, True)
+
+
+def test_what_could_not_be_read_is_read_later(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    first, other = StoredRequests(store), StoredRequests(store, again_s=0.0)
+    kept = store.values.pop(str(first.submit(b"a")))
+    other.learn(1)
+    assert store.has_failed.wait(GIVE_UP_S)
+    store.values["1"] = kept
+    while not other.wait(1, 0.001):
+        other.learn(1)
+
+    assert "request 1 cannot be read yet" in caplog.text
+
+
+def test_a_request_that_the_store_does_not_take_has_no_number() -> None:
+    store = Store()
+    requests = StoredRequests(store)
+    store.fails = True
+    with pytest.raises(LockstepError, match="does not take the request: Broken pipe"):
+        requests.submit(b"a")
+    store.fails = False
+
+    assert (requests.count, requests.submit(b"b")) == (0, 1)
+
+
+def test_what_was_carried_out_leaves_the_store_with_the_next_request() -> None:
+    store = Store()
+    requests = StoredRequests(store)
+    requests.submit(b"a")
+    requests.let_go(1)
+    requests.submit(b"b")
+
+    assert store.values == {"2": b"b"}
+
+
+def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> None:
+    """Rule R10: what exceeds a bound is refused, and nothing of what was taken is lost."""
+    requests = StoredRequests(Store(), bounds=BOUNDS)
+    with pytest.raises(UsageError, match="a request of 21 bytes, must be at most 20"):
+        requests.submit(b"a" * 21)
+    requests.submit(b"a" * 20)
+    with pytest.raises(UsageError, match="20 bytes of requests wait, and with 11 more"):
+        requests.submit(b"b" * 11)
+    requests.submit(b"b")
+    with pytest.raises(UsageError, match="2 requests wait, which is as many as may wait"):
+        requests.submit(b"c")
+    requests.let_go(1)
+
+    assert requests.submit(b"c" * 20) == 3
+
+
+def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
+    member = InProcessGroup(1).member(0)
+    one, other = (StoredRequests(member.common_store(name)) for name in ("one", "other"))
+    one.submit(b"a")
+    other.submit(b"b")
+    one.let_go(1)
+    one.submit(b"c")
+
+    assert (one.read(2), other.read(1)) == (b"c", b"b")

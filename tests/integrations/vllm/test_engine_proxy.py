@@ -23,8 +23,12 @@ def test_requests_go_from_prefill_to_decode_through_a_proxy(tmp_path: Path) -> N
         for each in PROMPTS
     ]
     with ExitStack() as stack:
-        prefill = stack.enter_context(served(model, "kv_producer", tmp_path / "prefill.log"))
-        decode = stack.enter_context(served(model, "kv_consumer", tmp_path / "decode.log"))
+        prefill = stack.enter_context(
+            served(model, tmp_path / "prefill.log", role="kv_producer", peers={})
+        )
+        decode = stack.enter_context(
+            served(model, tmp_path / "decode.log", role="kv_consumer", peers={})
+        )
         proxy = stack.enter_context(pd_proxy(prefill, decode))
 
         texts = [ask(proxy, each)["choices"][0]["text"] for each in asked]

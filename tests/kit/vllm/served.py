@@ -37,7 +37,9 @@ def make_model(folder: Path) -> None:
 
 
 @contextmanager
-def served(model: Path, role: str, log: Path) -> Generator[str]:
+def served(
+    model: Path, log: Path, *, role: str = "kv_both", ranks: int = 1, **settings: Any
+) -> Generator[str]:
     """Start a server with the connector in this role; give its address, and end it."""
     port = free_port()
     options: dict[str, object] = {
@@ -46,9 +48,10 @@ def served(model: Path, role: str, log: Path) -> Generator[str]:
         "dtype": "float32",
         "max-model-len": 1024,
         "max-num-seqs": 8,
+        "tensor-parallel-size": ranks,
         "block-size": BLOCK_TOKENS,
         "kv-cache-memory-bytes": 64 << 20,
-        "kv-transfer-config": json.dumps(lockstep_connector(peers={}) | {"kv_role": role}),
+        "kv-transfer-config": json.dumps(lockstep_connector(**settings) | {"kv_role": role}),
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]

@@ -61,16 +61,12 @@ class CopyEngine(Protocol):
 
     def begin(
         self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
-    ) -> None:
-        """Begin a copy and return without waiting for it.
+    ) -> "CopyJob":
+        """Begin a copy and return without waiting for it; it may be cancelled from then on.
 
         It sees everything that the caller's thread (on a CUDA device: its current stream) wrote
         before this call, and it has ended only when its bytes are visible to all that come after.
         """
-        ...
-
-    def cancel(self, operation: int) -> None:
-        """Begin nothing more of a copy. It ends not ok, unless it is done already."""
         ...
 
     def fork(self, pool: str, source: int, destination: int) -> None:
@@ -102,7 +98,8 @@ class CopyJob:
     direction: Direction
     transfers: Sequence[CopyTransfer]
     cancelled: bool = False
-    """Set by the engine's thread, looked at by the thread that copies."""
+    """Set by the engine's thread and read by the one that copies: nothing more of it begins, and it
+    ends not ok, unless it is done already."""
     nbytes: int = 0
     began_s: float = 0.0
 
@@ -183,20 +180,15 @@ class CpuCopies:
         self._pools = {name: _CpuPages(pair) for name, pair in pools.items()}
         self.seals = Seals(pools)
         self._report = report
-        self._unfinished: dict[int, CopyJob] = {}
+        self._stopped = False
         self._thread = CopyThread("lockstep-copies", self._work)
 
     def begin(
         self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
-    ) -> None:
+    ) -> CopyJob:
         job = CopyJob(operation, direction, transfers)
-        self._unfinished[operation] = job
         self._thread.put(job)
-
-    def cancel(self, operation: int) -> None:
-        job = self._unfinished.get(operation)
-        if job is not None:
-            job.cancelled = True
+        return job
 
     def fork(self, pool: str, source: int, destination: int) -> None:
         require_forkable(self._tiers, pool, source, destination)
@@ -206,8 +198,7 @@ class CpuCopies:
         return self._thread.trouble()
 
     def stop(self) -> None:
-        for job in list(self._unfinished.values()):
-            job.cancelled = True
+        self._stopped = True
         self._thread.end()
 
     def join(self, timeout_s: float) -> bool:
@@ -217,10 +208,9 @@ class CpuCopies:
         job.began_s = time.monotonic()
         try:
             self._copy(job)
-            ended = job.ended("cancelled" if job.cancelled else "")
+            ended = job.ended("cancelled" if job.cancelled or self._stopped else "")
         except Exception as error:  # noqa: BLE001 - a failed copy is an outcome, whatever failed.
             ended = job.ended(str(error) or repr(error))
-        self._unfinished.pop(job.operation, None)
         self._report(ended)
 
     def _copy(self, job: CopyJob) -> None:
@@ -235,7 +225,7 @@ class CpuCopies:
             for host, device, count in page_runs(
                 hosts, devices, max(1, _RUN_BYTES_MAX // page_bytes)
             ):
-                if job.cancelled:
+                if job.cancelled or self._stopped:
                     return
                 pages.copy(job.direction, host, device, count)
                 job.nbytes += count * page_bytes

@@ -119,7 +119,7 @@ class CudaCopies:
         self.kernels = row_kernels(pools, self._device)
         self.seals = Seals(pools)
         self._report = report
-        self._unfinished: dict[int, _CudaJob] = {}
+        self.stopped = False
         self._trouble: str | None = None
         self._ways = {
             direction: _Way(self, direction, pools, self._device, staging_bytes // len(Direction))
@@ -128,22 +128,18 @@ class CudaCopies:
 
     def begin(
         self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
-    ) -> None:
+    ) -> CopyJob:
         try:
             ready = _event()
             ready.record(torch.cuda.current_stream(self._device))
         except RuntimeError as error:
             self._trouble = f"the device failed: {error}"
-            self._report(CopyJob(operation, direction, transfers).ended(self._trouble))
-            return
+            failed = CopyJob(operation, direction, transfers)
+            self._report(failed.ended(self._trouble))
+            return failed
         job = _CudaJob(operation, direction, transfers, ready=ready)
-        self._unfinished[operation] = job
         self._ways[direction].feeder.put(job)
-
-    def cancel(self, operation: int) -> None:
-        job = self._unfinished.get(operation)
-        if job is not None:
-            job.cancelled = True
+        return job
 
     def fork(self, pool: str, source: int, destination: int) -> None:
         require_forkable(self._pools, pool, source, destination)
@@ -157,8 +153,7 @@ class CudaCopies:
         return self._trouble or next(filter(None, died), None)
 
     def stop(self) -> None:
-        for job in list(self._unfinished.values()):
-            job.cancelled = True
+        self.stopped = True
         for way in self._ways.values():
             way.feeder.end()
 
@@ -170,8 +165,8 @@ class CudaCopies:
 
     def ended(self, job: _CudaJob) -> None:
         """Report a copy that the device has finished with."""
-        self._unfinished.pop(job.operation, None)
-        self._report(job.ended(job.reason or ("cancelled" if job.cancelled else "")))
+        cancelled = job.cancelled or self.stopped
+        self._report(job.ended(job.reason or ("cancelled" if cancelled else "")))
 
     def failed(self, reason: str) -> None:
         """Note that the device cannot be relied on any more."""
@@ -261,7 +256,7 @@ class _Way:
             pools.host.begin_writes(hosts)
         chunk_pages = self._lanes[0].staging.numel() // pools.layout.page_bytes
         for first in range(0, len(hosts), chunk_pages):
-            if job.cancelled:
+            if job.cancelled or self._owner.stopped:
                 return
             lane = self._lanes[self._turn % _LANES]
             self._turn += 1
@@ -299,7 +294,8 @@ class _Way:
         try:
             for event in job.done:
                 event.synchronize()
-            if job.direction is Direction.TO_HOST and not (job.cancelled or job.reason):
+            unfit = job.cancelled or self._owner.stopped or job.reason
+            if job.direction is Direction.TO_HOST and not unfit:
                 self._owner.seals.seal(job.transfers)
         except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
             # An error that shows only here belongs to the device and not to one copy.

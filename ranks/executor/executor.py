@@ -38,7 +38,7 @@ from ..protocol.orders import (
 )
 from ..protocol.timed_events import Timeline
 from .base import ExecutorCounts, PageServer
-from .copies import CopyEnded, CopyEngine, CpuCopies
+from .copies import CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies
 from .engine_pages import EnginePages
 from .flights import Flights, Report
@@ -81,8 +81,6 @@ class RankExecutor:
         self._inbox: SimpleQueue[Report] = SimpleQueue()
         self._lent = self._pools[KV_POOL].device.lent
         self._flights = Flights(lent=self._lent, timeline=timeline)
-        self._held: dict[int, CopyToHost | CopyToDevice] = {}
-        """Copies that wait for `begin_copies`, in the order in which they were ordered."""
         self._server: PageServer | None = None
         self._closed = False
         self._population: Population | None = None
@@ -187,10 +185,10 @@ class RankExecutor:
         for order in orders:
             match order:
                 case CopyToHost() | CopyToDevice() if self._lent:
-                    self._flights.put_off(order)
-                    self._held[order.operation] = order
+                    self._flights.hold(order)
                 case CopyToHost() | CopyToDevice():
-                    self._begin_copy(order, now)
+                    self._flights.begin(order, now)
+                    self._copy(order)
                 case Fork():
                     self._copies.fork(order.pool, order.source, order.destination)
                 case LookUp() | Fetch() if order.source:
@@ -215,10 +213,8 @@ class RankExecutor:
 
     def begin_copies(self, direction: Direction) -> None:
         """See `Executor`."""
-        now = time.monotonic()
-        for order in [each for each in self._held.values() if each.direction is direction]:
-            del self._held[order.operation]
-            self._begin_copy(order, now)
+        for order in self._flights.begin_held(direction, time.monotonic()):
+            self._copy(order)
 
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call, in the order in which it happened."""
@@ -227,7 +223,7 @@ class RankExecutor:
 
     def wait(self, timeout_s: float) -> None:
         """See `Executor`."""
-        if self._held:
+        if self._flights.holds:
             return
         until = time.monotonic() + timeout_s
         gathering = False
@@ -299,7 +295,6 @@ class RankExecutor:
         if self._closed:
             return
         self._closed = True
-        self._held.clear()
         until = time.monotonic() + self._close_timeout_s
         if self._population is not None:
             self._population.stop()
@@ -317,24 +312,18 @@ class RankExecutor:
         for pair in self._pools.values():
             pair.host.close()
 
-    def _begin_copy(self, order: CopyToHost | CopyToDevice, now: float) -> None:
-        self._flights.begin(order, now)
-        self._copies.begin(order.direction, order.transfers, order.operation)
-
-    def _drop(self, operation: int) -> None:
-        """End a copy that has not begun: the pages that it names are not its own any more."""
-        order = self._held.pop(operation, None)
-        if order is not None:
-            self._flights.note(CopyEnded(operation, order.direction, ok=False, nbytes=0))
+    def _copy(self, order: CopyToHost | CopyToDevice) -> None:
+        job = self._copies.begin(order.direction, order.transfers, order.operation)
+        self._flights.copies_with(job)
 
     def _cancel(self, order: Cancel, now: float, for_storage: list[TimedOrder]) -> None:
-        self._drop(order.operation)
+        self._flights.drop_held(order.operation)
         timed = TimedOrder(order, now + order.timeout_s)
         source = self._flights.source_of(order.operation)
         going_on = self._flights.cancel(order.operation, timed.deadline)
         if isinstance(going_on, CopyToHost | CopyToDevice):
-            self._copies.cancel(order.operation)
-        elif isinstance(going_on, Serve):
+            return
+        if isinstance(going_on, Serve):
             self._server_of_pages.withdraw(order.operation, self._read_no_more)
         elif source:
             self._submit([timed], source)
@@ -353,7 +342,7 @@ class RankExecutor:
 
     def _fence(self, order: Fence, deadline: float) -> None:
         for number in order.operations:
-            self._drop(number)
+            self._flights.drop_held(number)
         reading = [number for number in order.operations if number in self._flights]
         while any(number in self._flights for number in reading):
             try:
@@ -364,7 +353,6 @@ class RankExecutor:
             if number in self._flights:
                 # It may still read pages that are being overwritten, so what it copies is worth
                 # nothing, also where it ends well after all.
-                self._copies.cancel(number)
                 self._flights.fail(number)
 
     def _change_store(self, order: AttachStore | DetachStore) -> None:

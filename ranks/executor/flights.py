@@ -5,26 +5,25 @@ the order of what happened, nothing twice, and nothing after an operation's last
 """
 
 import logging
-import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from ...coordinator.ballot import (
     Answered,
-    Capped,
     Ended,
     Expired,
     Landed,
     Progress,
     Quiesced,
     QuiesceExpired,
+    Sightings,
 )
 from ...storage_backends.latencies import Latencies
 from ..protocol.orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
 from ..protocol.timed_events import PagesCopied, Timeline
 from .base import BytesMoved
-from .copies import CopyEnded
-from .deadlines import Deadlines
+from .copies import CopyEnded, CopyJob
 from .storage_loop import StorageQuiet, StorageReport
 
 Report = StorageReport | CopyEnded
@@ -43,26 +42,31 @@ class _Flight:
     began: float = 0.0
     pages: int = 0
     """How many pages a fetch is to land."""
-    ceiling: int = sys.maxsize
-    """How many of them can land, as far as it is known."""
-    ended: bool = False
-    """Its end or its expiry was reported."""
-    quiet: bool = False
-    """Nothing touches its pages any more."""
+    deadline: float | None = None
+    """None if it has none, or if it has passed."""
+    seen: Sightings = field(default_factory=Sightings)
+    job: CopyJob | None = None
+    """The copy, once it has begun."""
+    held: bool = False
+    """It is a copy that waits for `begin_held`."""
     cancelled: bool = False
 
 
 class Flights:
     """Keeps each operation from its order to its last report. Used from one thread.
 
-    `lent` says that the device pages are an engine's. Times are on `time.monotonic`'s scale.
+    `lent` says that the device pages are an engine's. Times are on `time.monotonic`'s scale. Deadlines
+    are looked at when progress is asked for, and by no timer, so a store that blocks its event loop, or
+    a device that hangs, does not keep one from being seen.
     """
 
     def __init__(self, *, lent: bool, timeline: Timeline | None = None) -> None:
         self._lent = lent
         self._timeline = timeline
         self._flights: dict[int, _Flight] = {}
-        self._deadlines = Deadlines()
+        self._due: list[tuple[float, int]] = []
+        """(deadline, operation) as a heap; those that are not the deadline of a flight are skipped."""
+        self._held_count = 0
         self._progress: list[Progress] = []
         self._on_its_way = 0
         """How many of these only say that a fetch has come further."""
@@ -90,9 +94,40 @@ class Flights:
         happened, self._progress, self._on_its_way = self._progress, [], 0
         return happened
 
-    def put_off(self, order: Tracked) -> None:
-        """Add an operation that does not begin yet: its time runs from `begin` on."""
-        self._flights[order.operation] = _Flight(order)
+    def copies_with(self, job: CopyJob) -> None:
+        """Note the job of a copy that has begun, which a cancel reaches."""
+        self._flights[job.operation].job = job
+
+    @property
+    def holds(self) -> bool:
+        """Say whether copies wait for `begin_held`."""
+        return self._held_count > 0
+
+    def hold(self, order: CopyToHost | CopyToDevice) -> None:
+        """Add a copy that does not begin yet: its time runs from `begin_held` on."""
+        self._flights[order.operation] = _Flight(order, held=True)
+        self._held_count += 1
+
+    def begin_held(self, direction: Direction, now: float) -> list[CopyToHost | CopyToDevice]:
+        """Begin the copies in a direction that were held, and return them in the order of `hold`."""
+        if not self._held_count:
+            return []
+        held = [flight.order for flight in self._flights.values() if flight.held]
+        copies = [order for order in held if isinstance(order, CopyToHost | CopyToDevice)]
+        begun = [order for order in copies if order.direction is direction]
+        for order in begun:
+            self._held_count -= 1
+            self.begin(order, now)
+        return begun
+
+    def drop_held(self, operation: int) -> None:
+        """End a copy that has not begun: the pages that it names are not its own any more."""
+        flight = self._flights.get(operation)
+        if flight is not None and flight.held:
+            self._held_count -= 1
+            flight.held = False
+            self._end(flight, ok=False)
+            self._quieten(flight)
 
     def keep(self, order: Serve) -> None:
         """Add an operation that has no end but its cancel; it may be there already."""
@@ -103,8 +138,8 @@ class Flights:
         pages = 0
         if isinstance(order, Fetch):
             pages = sum(len(transfer.keys) for transfer in order.transfers)
-        self._flights[order.operation] = _Flight(order, now, pages)
-        self._deadlines.put(order.operation, now + order.timeout_s)
+        flight = self._flights[order.operation] = _Flight(order, now, pages)
+        self._set_deadline(flight, now + order.timeout_s)
 
     def source_of(self, operation: int) -> str:
         """Return the group that an operation reads from; empty for the store, or for none."""
@@ -115,18 +150,23 @@ class Flights:
     def cancel(self, operation: int, deadline: float) -> Tracked | None:
         """Note that `operation` is to fall quiet, by `deadline`; return it unless it is quiet."""
         flight = self._flights.get(operation)
-        if flight is None or flight.quiet or isinstance(flight.order, LookUp):
+        if flight is None or flight.seen.quiesced or isinstance(flight.order, LookUp):
             # A lookup may still run, but it touches no page.
-            self._forget(operation)
+            self._flights.pop(operation, None)
             self._progress.append(Quiesced(operation))
             return None
         flight.cancelled = True
-        self._deadlines.put(operation, deadline)
+        if flight.job is not None:
+            flight.job.cancelled = True
+        self._set_deadline(flight, deadline)
         return flight.order
 
     def fail(self, operation: int) -> None:
-        """Report an operation in flight as failed, whatever becomes of it."""
-        self._note_ended(Ended(operation, ok=False), self._flights[operation])
+        """Stop a copy in flight, and report it as failed whatever becomes of it."""
+        flight = self._flights[operation]
+        if flight.job is not None:
+            flight.job.cancelled = True
+        self._end(flight, ok=False)
 
     def note(self, report: Report) -> None:
         """Note a report, and keep what it adds to the progress."""
@@ -140,34 +180,46 @@ class Flights:
                 pass
             case Answered() if isinstance(flight.order, LookUp):
                 self._progress.append(report)
-                self._forget(report.operation)
+                del self._flights[report.operation]
             case Answered():
                 pass
-            case Ended():
-                self._note_ended(report, flight)
             case Landed():
-                self._progress.append(report)
-                if report.pages < min(flight.pages, flight.ceiling):
+                self._tell(report, flight)
+                if report.pages < min(flight.pages, flight.seen.ceiling):
                     self._on_its_way += 1
                 if report.pages >= flight.pages and not flight.cancelled:
-                    self._deadlines.drop(report.operation)
-            case Capped():
-                flight.ceiling = min(flight.ceiling, report.pages)
-                self._progress.append(report)
+                    flight.deadline = None
             case _:
-                self._progress.append(report)
+                self._tell(report, flight)
 
     def next_deadline(self) -> float | None:
         """Return when the next operation's time is up, or None."""
-        return self._deadlines.next()
+        due = self._due
+        while due:
+            deadline, operation = due[0]
+            flight = self._flights.get(operation)
+            if flight is not None and flight.deadline == deadline:
+                return deadline
+            heappop(due)
+        return None
 
     def pass_until(self, now: float) -> None:
         """Report each operation whose time was up by `now`."""
-        self._deadlines.pass_until(now, self._passed)
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            _, operation = heappop(self._due)
+            self._passed(self._flights[operation])
 
-    def _forget(self, operation: int) -> None:
-        self._flights.pop(operation, None)
-        self._deadlines.drop(operation)
+    def _set_deadline(self, flight: _Flight, deadline: float) -> None:
+        flight.deadline = deadline
+        heappush(self._due, (deadline, flight.order.operation))
+
+    def _tell(self, progress: Progress, flight: _Flight) -> None:
+        """Report what was not reported yet."""
+        if flight.seen.raise_to(progress):
+            self._progress.append(progress)
+
+    def _end(self, flight: _Flight, *, ok: bool) -> None:
+        self._tell(Ended(flight.order.operation, ok), flight)
 
     def _note_copy(self, report: CopyEnded, flight: _Flight | None) -> None:
         moved = self.moved
@@ -182,8 +234,8 @@ class Flights:
         if flight is not None:
             if flight.began:
                 self.copies[report.direction].add(time.monotonic() - flight.began)
-            self._note_ended(Ended(report.operation, report.ok), flight)
-            self._quieten(report.operation, flight)
+            self._end(flight, ok=report.ok)
+            self._quieten(flight)
 
     def _note_quiet(self, report: StorageQuiet, flight: _Flight | None) -> None:
         moved = self.moved
@@ -193,30 +245,25 @@ class Flights:
             l2_to_l3=moved.l2_to_l3 + report.bytes_persisted,
         )
         if flight is not None:
-            self._quieten(report.operation, flight)
+            self._quieten(flight)
 
-    def _note_ended(self, report: Ended, flight: _Flight) -> None:
-        if not flight.ended:
-            flight.ended = True
-            self._progress.append(report)
-
-    def _quieten(self, operation: int, flight: _Flight) -> None:
-        flight.quiet = True
+    def _quieten(self, flight: _Flight) -> None:
+        seen, operation = flight.seen, flight.order.operation
+        seen.quiesced = True
         if flight.cancelled:
             self._progress.append(Quiesced(operation))
         # A fetch that stopped short is not over before its deadline or its cancel (see `Fetch`), but
         # all that can still be said of it is that its time is up.
-        if flight.cancelled or flight.ended or not self._can_expire(operation, flight):
-            self._forget(operation)
+        can_expire = isinstance(flight.order, Fetch) and flight.deadline is not None
+        if flight.cancelled or seen.expired or not can_expire:
+            del self._flights[operation]
 
-    def _can_expire(self, operation: int, flight: _Flight) -> bool:
-        return isinstance(flight.order, Fetch) and self._deadlines.has(operation)
-
-    def _passed(self, operation: int) -> None:
+    def _passed(self, flight: _Flight) -> None:
         """Report what it means that the deadline of an operation has passed."""
-        flight = self._flights[operation]
+        operation = flight.order.operation
+        flight.deadline = None
         if flight.cancelled:
-            self._progress.append(QuiesceExpired(operation))
+            self._tell(QuiesceExpired(operation), flight)
             if isinstance(flight.order, CopyToDevice) and self._lent:
                 # The replica cannot keep pages that are not its own out of use.
                 self.stuck = (
@@ -225,12 +272,11 @@ class Flights:
                 )
             return
         if isinstance(flight.order, LookUp | Fetch):
-            flight.ended = True
-            self._progress.append(Expired(operation))
+            self._tell(Expired(operation), flight)
         else:
-            self._note_ended(Ended(operation, ok=False), flight)
-        if flight.quiet or isinstance(flight.order, LookUp):
-            self._forget(operation)
+            self._end(flight, ok=False)
+        if flight.seen.quiesced or isinstance(flight.order, LookUp):
+            del self._flights[operation]
 
 
 def _copied(report: CopyEnded, flight: _Flight | None) -> PagesCopied:

@@ -110,8 +110,8 @@ class StorageLoop:
         }
         self._handed_in = self._accepted = 0
         """How often orders were handed in, and were accepted by the loop's thread."""
-        self._transfers: dict[int, Transfer] = {}
-        self._lookups: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, Transfer | asyncio.Task[None]] = {}
+        """Transfers, and the tasks of lookups, by their operations."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._close_timeout_s = 0.0
@@ -185,7 +185,7 @@ class StorageLoop:
         """Say whether nothing runs, and nothing was handed in that is still to run."""
         if self._accepted != self._handed_in:
             return False
-        return not (self._transfers or self._lookups or self._early)
+        return not (self._running or self._early)
 
     def counters(self) -> Counters:
         """Return what the backend has seen since it was opened."""
@@ -236,11 +236,12 @@ class StorageLoop:
     def _died(self, error: BaseException) -> None:
         self._trouble = f"the storage loop has ended: {error!r}"
         self._opened.put(ConfigError(self._trouble))
-        for operation in list(self._lookups):
-            self._report(Answered(operation, 0))
-        # Their pages are not quiet: threads of the backend may go on without the loop.
-        for transfer in list(self._transfers.values()):
-            for progress in transfer.concluded():
+        for operation, running in list(self._running.items()):
+            if isinstance(running, asyncio.Task):
+                self._report(Answered(operation, 0))
+                continue
+            # Its pages are not quiet: threads of the backend may go on without the loop.
+            for progress in running.concluded():
                 self._report(progress)
 
     def _take_early(self) -> None:
@@ -265,7 +266,7 @@ class StorageLoop:
             match order:
                 case LookUp():
                     lookup = self._start(self._look_up(order, timed.deadline))
-                    self._lookups[order.operation] = lookup
+                    self._running[order.operation] = lookup
                     lookup.add_done_callback(partial(self._looked_up, order.operation))
                 case Fetch():
                     self._begin(FetchTransfer(order, answer_by(timed.deadline), self._objects))
@@ -293,12 +294,13 @@ class StorageLoop:
         self._report(lookup.answer())
 
     def _looked_up(self, operation: int, task: asyncio.Task[None]) -> None:
-        if self._lookups.get(operation) is task:
-            del self._lookups[operation]
+        # The fetch that follows may have begun by now.
+        if self._running.get(operation) is task:
+            del self._running[operation]
         _is_told_of(task)
 
     def _begin(self, transfer: Transfer) -> None:
-        self._transfers[transfer.operation] = transfer
+        self._running[transfer.operation] = transfer
         transfer.driver = self._start(self._drive(transfer))
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
@@ -359,7 +361,7 @@ class StorageLoop:
         """
         if self._trouble is not None or transfer.is_driven() or transfer.calls:
             return
-        if self._transfers.pop(transfer.operation, None) is None:
+        if self._running.pop(transfer.operation, None) is None:
             return
         for progress in transfer.concluded():
             self._report(progress)
@@ -367,19 +369,12 @@ class StorageLoop:
         self._report(StorageQuiet(transfer.operation, fetched, transfer.bytes_ok - fetched))
 
     def _cancel(self, operation: int) -> None:
-        lookup = self._lookups.get(operation)
-        if lookup is not None:
-            lookup.cancel()
-        transfer = self._transfers.get(operation)
-        if transfer is not None:
-            for task in transfer.tasks():
-                task.cancel()
+        for task in _tasks(self._running.get(operation)):
+            task.cancel()
 
     async def _shut_down(self) -> None:
         """Cancel what runs, and close the backend once it is quiet or after half of the time."""
-        tasks: list[asyncio.Task[Any]] = [*self._lookups.values()]
-        for transfer in self._transfers.values():
-            tasks += transfer.tasks()
+        tasks = [task for running in self._running.values() for task in _tasks(running)]
         for task in tasks:
             task.cancel()
         half_s = self._close_timeout_s / 2
@@ -394,6 +389,13 @@ class StorageLoop:
         waiting = [task for task in tasks if not task.done()]
         if waiting:
             await asyncio.wait(waiting)
+
+
+def _tasks(running: Transfer | asyncio.Task[None] | None) -> Sequence[asyncio.Task[Any]]:
+    """Return the tasks that have to end before an operation is quiet."""
+    if running is None:
+        return ()
+    return (running,) if isinstance(running, asyncio.Task) else running.tasks()
 
 
 def _is_told_of(task: asyncio.Task[Any]) -> None:

@@ -46,7 +46,8 @@ class Page:
     lease: PageLease
     header: bytes | None = None
     """The object's header, once somebody has read it: with the checksums of the bytes at that time."""
-    operations: dict[int, Operation] = field(default_factory=dict[int, Operation])
+    operations: list[Operation] = field(default_factory=list[Operation])
+    """Those under which it is offered."""
 
 
 class Offers:
@@ -65,8 +66,9 @@ class Offers:
         for key, lease in offered:
             place = lease.slot, lease.generation
             page = self.pages.setdefault(key, {}).setdefault(place, Page(lease))
-            page.operations[number] = operation
-            operation.pages.add((key, place))
+            if (key, place) not in operation.pages:
+                page.operations.append(operation)
+                operation.pages.add((key, place))
 
     def withdraw(self, number: int, on_quiet: OnQuiet) -> Operation | None:
         """Begin no more sends under an operation; return it while some of them have not ended.
@@ -78,7 +80,7 @@ class Offers:
         operation.on_quiet.append(on_quiet)
         for key, place in operation.pages:
             copies = self.pages[key]
-            del copies[place].operations[number]
+            copies[place].operations.remove(operation)
             if not copies[place].operations:
                 del copies[place]
             if not copies:
@@ -105,7 +107,7 @@ class Offers:
         page = self._current(key)
         if page is None:
             return None
-        operation = next(iter(page.operations.values()))
+        operation = page.operations[0]
         operation.sending += 1
         return page, operation
 

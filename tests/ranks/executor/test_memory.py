@@ -8,7 +8,6 @@ import torch
 
 from lockstep.errors import ConfigError, InternalError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.executor.deadlines import Deadlines
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
@@ -234,19 +233,3 @@ def test_without_control_groups_there_is_no_limit_but_the_machine_s(tmp_path: Pa
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-def test_a_deadline_passes_once_and_the_newest_counts() -> None:
-    deadlines = Deadlines()
-    for operation, deadline in ((1, 5.0), (2, 3.0), (3, 4.0), (1, 9.0)):
-        deadlines.put(operation, deadline)
-    deadlines.drop(3)
-    passed: list[int] = []
-
-    assert deadlines.next() == 3.0
-    deadlines.pass_until(6.0, passed.append)
-    assert passed == [2]
-    deadlines.pass_until(9.0, passed.append)
-    deadlines.pass_until(99.0, passed.append)
-    assert passed == [2, 1]
-    assert deadlines.next() is None

@@ -2,13 +2,15 @@
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep import LockstepError, UsageError
+from lockstep import LockstepError, UsageError, ask
 from lockstep.launch.cli.interruption import EXIT_INTERRUPTED
 from lockstep.launch.ctl_lines import stats_lines
 from lockstep.launch.replay.report import read_report
@@ -272,4 +274,28 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
     assert serving.said().count("asks: drop namespace=None") == 2
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.distributed
+def test_a_rank_that_is_killed_while_a_store_is_attached_leaves_nothing_behind(
+    serving: Running, tmp_path: Path
+) -> None:
+    """The store accepts connections and never answers, so the ranks wait for it to open."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
+        silent.settimeout(60)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        uri = f"s3://bucket/kv?endpoint={endpoint}&region=r&anonymous=1"
+        attaching = threads.submit(ask, tmp_path / "s", "attach", store=uri)
+        connection, _ = silent.accept()
+        serving.look()
+        (other,) = (each for each in serving.seen.values() if each.environ().get("RANK") == "1")
+        other.kill()
+        with pytest.raises(LockstepError):
+            attaching.result()
+        ended = serving.process.wait(60)
+        connection.close()
+
+    assert ended != 0
+    assert serving.survivors_after(10) == []
     assert not (tmp_path / "s").exists()

@@ -272,10 +272,9 @@ class Member:
         except GroupError as error:
             log.warning("rank %d closes without its group: %s", self.rank, error)
         finally:
-            self._staging.close(UsageError("the cache is closed"))
+            self._stop_serving()
             self._executor.close()
             self._collective.close()
-            self._tell_of_close()
 
     def abandon(self) -> None:
         """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
@@ -284,13 +283,15 @@ class Member:
         """
         if not self._closed and self._home.is_here:
             self._closed = True
-            self._staging.close(UsageError("the cache is closed"))
             self._collective.close()
+            self._stop_serving()
             self._executor.close()
-            self._tell_of_close()
 
     def at_close(self, then: Callable[[], None]) -> None:
-        """Have something done when the cache is closed or abandoned, after everything else."""
+        """Have something done when the cache is closed or abandoned, once it runs no more rounds.
+
+        It must not raise. The executor is closed after it, which may wait for a store.
+        """
         self._at_close.append(then)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
@@ -332,7 +333,8 @@ class Member:
             digest=self._replica.digest,
         )
 
-    def _tell_of_close(self) -> None:
+    def _stop_serving(self) -> None:
+        self._staging.close(UsageError("the cache is closed"))
         for each in self._at_close:
             each()
 

@@ -17,7 +17,7 @@ from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import InternalError, UsageError
 from ...storage_backends.base import Counters
-from ...storage_backends.wrappers.around import Call
+from ...storage_backends.wrappers.base import Call
 from ..protocol.agreed_pools import AgreedPool
 from ..protocol.config import CacheConfig
 from ..protocol.orders import (

@@ -39,8 +39,7 @@ from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..complaints import remedy_for
 from ..seen_names import SeenNames
-from ..thread_calls import Stop, ThreadCalls
-from ..threaded_backend import CLOSE_TIMEOUT_S, ThreadedBackend
+from ..threaded_backend import CLOSE_TIMEOUT_S, Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
 from .contents import file_bytes
 from .objects import Durability, ObjectFiles

@@ -27,7 +27,7 @@ from ...page_format.object_header import (
 )
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape, Plan, pieces_of
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _VIEWS_MAX: Final = 512

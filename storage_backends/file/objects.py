@@ -25,7 +25,7 @@ from ...page_format.object_name import (
 from ...page_format.object_shape import ObjectShape
 from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..buffers import address_of, fitting
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, stored_objects

@@ -12,7 +12,7 @@ import secrets
 from typing import Final
 
 from ...page_format.object_header import HeaderFinding
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .trees import remove_tree
 from .turns import Identity, Turns
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ...page_format.object_header import HEADER_BYTES, PIECE_BYTES, ExpectedHeader, part_checksum
 from ...page_format.object_name import located
 from ..base import Read, ReadOutcome
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .listing import READ_FLAGS
 from .trust import OwnDirectories
 

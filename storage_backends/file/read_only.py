@@ -13,7 +13,7 @@ from ...page_format.object_header import HeaderFinding
 from ...page_format.object_name import OBJECTS, ObjectName
 from ...page_format.object_shape import ObjectShape
 from ..base import WriteOutcome
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .objects import Durability, ObjectFiles
 from .quarantine import FileQuarantine
 from .trust import Trust, check_trust

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from ...page_format.object_name import ObjectName
-from ..daemon_threads import DaemonThreads
+from ..threaded_backend import DaemonThreads
 from .sweep import SweepLimits, Swept, sweep_store, sweeping
 from .uses import UseTimes
 

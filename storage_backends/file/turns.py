@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Final
 
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
 """What `flock` answers where there are no locks. EBADF is the answer of a network filesystem that

@@ -28,8 +28,7 @@ from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
-from ..thread_calls import Stop, ThreadCalls
-from ..threaded_backend import ThreadedBackend
+from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
 from .client import MooncakeClient, MooncakeSettings, connect
 from .memory import KEYS_AT_A_TIME, RegisteredMemory

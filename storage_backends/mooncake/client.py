@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigError
 from ..buffers import address_of
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ...page_format.object_header import HeaderFinding, check_header, presence_bits
 from ..base import ReadOutcome
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory
 from .names import GENERATIONS, WantedObject, key_of

@@ -25,7 +25,7 @@ from ...page_format.object_header import (
 )
 from ...page_format.object_shape import ObjectShape, Plan
 from ..base import ReadOutcome
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .client import MooncakeClient
 from .memory import STAGING_BYTES, RegisteredMemory, StagingMemory, in_rooms
 from .names import WantedObject

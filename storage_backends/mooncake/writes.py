@@ -25,7 +25,7 @@ from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, WriteOutcome
 from ..buffers import address_of
 from ..complaints import Trouble
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory, in_rooms
 from .names import GENERATIONS, WantedObject, key_of

@@ -20,7 +20,7 @@ from ...page_format.object_header import HEADER_BYTES
 from ...ranks.protocol.engine_settings import EngineSettings
 from ..buffers import address_of
 from ..complaints import Trouble
-from ..daemon_threads import DaemonThreads
+from ..threaded_backend import DaemonThreads
 from .requests import Reading
 from .streams import Parser
 from .transfer_engine import Piece, TransferEngine, shared_engine

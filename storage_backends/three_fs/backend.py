@@ -35,8 +35,7 @@ from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOu
 from ..buffers import fitting
 from ..file.trust import Trust, trust_of
 from ..seen_names import SeenNames
-from ..thread_calls import Stop, ThreadCalls
-from ..threaded_backend import ThreadedBackend
+from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
 from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from ...errors import StorageError
-from ..daemon_threads import DaemonThreads
-from ..thread_calls import Stop
+from ..threaded_backend import DaemonThreads, Stop
 from .page_index import Commit, CommitOutcome, Entry, PageIndex, Reservation, Used
 
 Result = TypeVar("Result")

@@ -23,7 +23,7 @@ from ...page_format.object_header import (
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ..base import Read, ReadOutcome, StoredObject
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .complaints import Complaints
 from .files import SlotFiles, WrongFileError
 from .index_calls import IndexCalls, LateError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .complaints import Complaints
 
 _VIEWS_AT_A_TIME: Final = 512

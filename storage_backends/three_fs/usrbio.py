@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from ..buffers import address_of
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .complaints import Complaints
 from .transfers import Extent, Moved, Preadv, Transfers
 

@@ -19,7 +19,7 @@ from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
 from ..records.catalogue import is_record
-from ..thread_calls import Stop
+from ..threaded_backend import Stop
 from .files import FILES_MAX, place_of
 from .index_calls import LateError
 from .page_index import (

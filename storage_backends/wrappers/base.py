@@ -1,6 +1,10 @@
 """What wrappers have in common: each stands before another backend, and hands calls on to it."""
 
-from collections.abc import AsyncIterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
 
 from ...page_format.object_name import ObjectName
 from ..base import (
@@ -67,6 +71,97 @@ class Wrapper:
     async def close(self) -> None:
         """See `StorageBackend`."""
         await self._behind.close()
+
+
+Answer = TypeVar("Answer", ReadOutcome, WriteOutcome, bool)
+
+
+class Call(StrEnum):
+    """The kinds of calls."""
+
+    EXISTS = "exists"
+    READ = "read"
+    WRITE = "write"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall(Generic[Answer]):
+    """A call of which the backend behind was not asked yet."""
+
+    kind: Call
+    keys: Sequence[ObjectName | Read | Write]
+    deadline: float
+    ask: Callable[[], Awaitable[list[Answer]]]
+    """Makes the call. Its answers are one for each key."""
+    failed: Answer
+    """The answer for a key that the store was not asked for, or could not do."""
+    late: Answer
+    """The answer for a key whose deadline passed first."""
+    sizes: Sequence[int] = ()
+    """The bytes that each key reads or writes; nothing where names are all that a call has."""
+
+
+class AroundWrapper(Wrapper, ABC):
+    """Hands every call on by `_around`, in which a subclass says what comes before and after it."""
+
+    @abstractmethod
+    async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
+        """Return one answer for each key of the call."""
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """See `StorageBackend`."""
+        return await self._around(
+            PendingCall(
+                Call.EXISTS,
+                names,
+                deadline,
+                lambda: self._behind.exists(names, deadline=deadline),
+                failed=False,
+                late=False,
+            )
+        )
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """See `StorageBackend`."""
+        return await self._around(
+            PendingCall(
+                Call.READ,
+                reads,
+                deadline,
+                lambda: self._behind.read(reads, deadline=deadline),
+                failed=ReadOutcome.FAILED,
+                late=ReadOutcome.TIMED_OUT,
+                sizes=[read.shape.nbytes for read in reads],
+            )
+        )
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """See `StorageBackend`."""
+        return await self._around(
+            PendingCall(
+                Call.WRITE,
+                writes,
+                deadline,
+                lambda: self._behind.write(writes, deadline=deadline),
+                failed=WriteOutcome.FAILED,
+                late=WriteOutcome.TIMED_OUT,
+                sizes=[write.shape.nbytes for write in writes],
+            )
+        )
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """See `StorageBackend`."""
+        return await self._around(
+            PendingCall(
+                Call.REMOVE,
+                names,
+                deadline,
+                lambda: self._behind.remove(names, deadline=deadline),
+                failed=False,
+                late=False,
+            )
+        )
 
 
 def layers(backend: StorageBackend) -> list[StorageBackend]:

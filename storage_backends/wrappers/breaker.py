@@ -28,7 +28,7 @@ from ...page_format.object_name import ObjectName, name_digest
 from ..base import Read, StorageBackend, Write
 from ..buffers import fitting
 from ..uri import StoreUri
-from .around import Answer, AroundWrapper, Call, PendingCall
+from .base import Answer, AroundWrapper, Call, PendingCall
 
 CALLS: Final = 5
 COOL_DOWN_S: Final = 5.0

@@ -16,7 +16,7 @@ from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, StorageBackend, WriteOutcome
 from ..latencies import Histogram, Latencies
 from ..uri import StoreUri
-from .around import Answer, AroundWrapper, Call, PendingCall
+from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 

@@ -12,9 +12,8 @@ import pytest
 from lockstep.errors import ConfigError, StorageError, UsageError
 from lockstep.storage_backends import threaded_backend
 from lockstep.storage_backends.base import ReadOutcome
-from lockstep.storage_backends.daemon_threads import DaemonThreads
 from lockstep.storage_backends.file import backend as file
-from lockstep.storage_backends.thread_calls import Stop, ThreadCalls
+from lockstep.storage_backends.threaded_backend import DaemonThreads, Stop, ThreadCalls
 from tests.kit.programs import program
 from tests.kit.storage.calls import get, object_name, opened, page, put, soon
 from tests.kit.storage.files import FileStore, Gate, files_open_below

@@ -22,7 +22,7 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.quarantine import PLACES
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import columns, digest_of, full_page, object_name, page, soon_off_loop
 from tests.kit.storage.files import open_without_unnamed_files
 

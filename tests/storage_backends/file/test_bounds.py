@@ -17,7 +17,7 @@ from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.listing import entries
 from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import (
     KIB,
     get,

@@ -9,7 +9,7 @@ import pytest
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.file import backend as file_backend
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import (
     HEALTHY_S,
     found,

@@ -13,7 +13,7 @@ import pytest
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import ObjectFiles
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import Found, get, object_name, opened, page, put, soon_off_loop
 from tests.kit.storage.files import FileStore, descriptors_open, failing, forbid_unnamed_files
 

@@ -31,7 +31,7 @@ from lockstep.storage_backends.file.sweep import (
 from lockstep.storage_backends.file.sweeper import Sweeper
 from lockstep.storage_backends.records.manifest import Manifest
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import (
     eventually,
     found,

@@ -12,7 +12,7 @@ from lockstep.storage_backends.mooncake.names import WantedObject, key_of
 from lockstep.storage_backends.mooncake.pieces import Code
 from lockstep.storage_backends.mooncake.reads import ObjectReader
 from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import MooncakeStore
 from tests.kit.storage.calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
 

@@ -16,7 +16,7 @@ from lockstep.storage_backends.mooncake import memory as mooncake_memory
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import Begun, LentClient, MooncakeStore, pool
 from tests.kit.servers.processes import until
 from tests.kit.storage.calls import KIB, get, object_name, opened, page, put, reading, run, soon

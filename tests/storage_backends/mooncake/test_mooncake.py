@@ -14,7 +14,7 @@ from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.servers.mooncake_master import MooncakeStore, pool
 from tests.kit.servers.ports import free_port

@@ -15,7 +15,7 @@ from lockstep.storage_backends.mooncake.pieces import (
     move,
     renewing,
 )
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import soon_off_loop
 
 

@@ -20,7 +20,7 @@ from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import left_behind
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.mooncake.writes import RoomComplaint
-from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import (
     Begun,
     MooncakeStore,

@@ -7,7 +7,7 @@ import pytest
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import Read
 from lockstep.storage_backends.latencies import BOUNDS_S
-from lockstep.storage_backends.wrappers.around import Call
+from lockstep.storage_backends.wrappers.base import Call
 from lockstep.storage_backends.wrappers.metrics import MetricsBackend
 from tests.kit.storage.calls import EVERY, columns, digest_of, now, object_name, put_columns
 from tests.kit.storage.layers import (

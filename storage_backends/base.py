@@ -126,25 +126,6 @@ class Capabilities:
     """Bytes go straight between the store and memory that `open` was told of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """What a backend has seen since it was opened; all cumulative."""
-
-    reads_ok: int = 0
-    reads_missing: int = 0
-    reads_corrupt: int = 0
-    reads_lacking: int = 0
-    """Objects without an optional column that was asked for; each was a miss."""
-    reads_failed: int = 0
-    reads_timed_out: int = 0
-    writes_ok: int = 0
-    writes_present: int = 0
-    writes_failed: int = 0
-    writes_timed_out: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-
 class StorageBackend(Protocol):
     """One store, used from one asyncio event loop. Deadlines are on `time.monotonic`'s scale."""
 
@@ -183,10 +164,6 @@ class StorageBackend(Protocol):
         What is written or removed meanwhile may be told or not. Raises `UsageError` where the store
         cannot list.
         """
-        ...
-
-    def counters(self) -> Counters:
-        """Return what was seen since `open`."""
         ...
 
     async def close(self) -> None:

@@ -24,9 +24,8 @@ from ..page_format.object_header import (
 )
 from ..page_format.object_name import ObjectName, name_digest
 from ..page_format.object_shape import ObjectShape
-from .base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from .base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from .buffers import fitting
-from .tally import Tally
 from .uri import StoreUri
 
 _NAME = re.compile(r"[a-z0-9.-]{1,128}")
@@ -62,7 +61,6 @@ class MemoryBackend:
     ) -> None:
         self.shelf = shelf if shelf is not None else Shelf()
         self.clock = clock if clock is not None else time.monotonic
-        self._tally = Tally()
         self._open = False
 
     @property
@@ -83,11 +81,11 @@ class MemoryBackend:
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Copy the objects into their buffers."""
-        return self._tally.reads(reads, [self._read(read, deadline) for read in reads])
+        return [self._read(read, deadline) for read in reads]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Keep copies of the buffers."""
-        return self._tally.writes(writes, [self._write(write, deadline) for write in writes])
+        return [self._write(write, deadline) for write in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
@@ -105,10 +103,6 @@ class MemoryBackend:
             said = read_statement(memoryview(header))
             if not isinstance(said, HeaderFinding):
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
 
     async def close(self) -> None:
         """Stop serving. A private store is gone with its backend, a named one with its last."""

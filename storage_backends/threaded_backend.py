@@ -27,8 +27,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ..errors import StorageError, UsageError
 from ..page_format.object_name import ObjectName
-from .base import Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from .tally import Tally
+from .base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -388,7 +387,6 @@ class ThreadedBackend(ABC):
         self._calls: ThreadCalls | None = None
         self._open_was_called = False
         self._closed = False
-        self._tally = Tally()
 
     @abstractmethod
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:
@@ -417,10 +415,6 @@ class ThreadedBackend(ABC):
             await calls.close(0)
             raise
         self._calls = calls
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
 
     async def close(self) -> None:
         """Stop what runs, wait for it, and close everything that was opened. Idempotent.

@@ -16,7 +16,6 @@ import torch
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import InternalError, UsageError
-from ...storage_backends.base import Counters
 from ...storage_backends.wrappers.base import Call
 from ..protocol.agreed_pools import AgreedPool
 from ..protocol.config import CacheConfig
@@ -281,10 +280,6 @@ class RankExecutor:
             copies={way: took.histogram() for way, took in self._flights.copies.items()},
             calls=calls,
         )
-
-    def storage_counters(self) -> Counters:
-        """Return what stores have seen: pages missing, corrupt and so on. Zeros without one."""
-        return self._stores.counters()
 
     def close(self) -> None:
         """Stop everything and wait, bounded, until nothing touches the pools. Idempotent.

@@ -9,10 +9,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 from ...errors import ConfigError
-from ...storage_backends.base import Counters
 from ...storage_backends.complaints import Trouble
 from ...storage_backends.handshake import UNPROVEN_S, UnprovenError
 from .storage_loop import StorageLoop, TimedOrder
@@ -41,18 +39,11 @@ class Sources:
         """The connected ones by URI, the one that was last used at the end."""
         self._closing: list[StorageLoop] = []
         self._troubles = Trouble()
-        self._past = Counters()
-        """The sum of the counters of those that were let go of and have ended."""
 
     def submit(self, source: str, orders: Sequence[TimedOrder]) -> bool:
         """Hand orders to a source; False if it cannot carry them out."""
         loop = self._connected(source)
         return loop is not None and loop.submit(orders)
-
-    def counters(self) -> Counters:
-        """Return what has been seen of all sources that were ever connected."""
-        loops = *self._closing, *self._loops.values()
-        return sum_of(self._past, *(loop.counters() for loop in loops))
 
     def stop(self) -> None:
         """Cancel everything; does not wait."""
@@ -102,22 +93,9 @@ class Sources:
     def _let_go(self, source: str) -> None:
         loop = self._loops.pop(source)
         loop.stop(self._close_timeout_s)
-        closing = [loop]
-        for each in self._closing:
-            if each.join(0.0):
-                self._past = sum_of(self._past, each.counters())
-            else:
-                closing.append(each)
-        self._closing = closing
+        self._closing = [loop, *(each for each in self._closing if not each.join(0.0))]
 
 
 def _is_unproven(loop: StorageLoop) -> bool:
     error, at = loop.failure or (None, 0.0)
     return isinstance(error, UnprovenError) and time.monotonic() < at + UNPROVEN_S
-
-
-def sum_of(*counters: Counters) -> Counters:
-    """Return the counters added up, one by one."""
-    return Counters(
-        **{each.name: sum(getattr(one, each.name) for one in counters) for each in fields(Counters)}
-    )

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...coordinator.ballot import Answered, Capped, Ended, Progress
 from ...errors import ConfigError
-from ...storage_backends.base import Counters, StorageBackend
+from ...storage_backends.base import StorageBackend
 from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
 from ..protocol.orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
@@ -186,10 +186,6 @@ class StorageLoop:
         if self._accepted != self._handed_in:
             return False
         return not (self._running or self._early)
-
-    def counters(self) -> Counters:
-        """Return what the backend has seen since it was opened."""
-        return Counters() if self._made is None else self._made.counters()
 
     @property
     def _backend(self) -> StorageBackend:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
-from ...storage_backends.base import Counters, StorageBackend
+from ...storage_backends.base import StorageBackend
 from ...storage_backends.records.shardings import Shardings
 from ...storage_backends.wrappers.metrics import CallLog, Metrics, SeenCall
 from ..protocol.timed_events import StoreCalled, Timeline
@@ -18,7 +18,7 @@ from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
-from .sources import Sources, sum_of
+from .sources import Sources
 from .storage_loop import OPERATION, StorageLoop, StorageReport, TimedOrder
 from .storage_transfers import RankObjects
 from .writers import WriterShare
@@ -79,8 +79,6 @@ class Stores:
         self._staged: dict[int, StorageLoop | str] = {}
         """The store of a staged proposal, or why there is none, by the proposal; at most one."""
         self._closing: list[StorageLoop] = []
-        self._past = Counters()
-        """The sum of the counters of stores that are closed."""
 
     def open(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
         """Open a store and use it; raises what keeps it from opening."""
@@ -154,12 +152,6 @@ class Stores:
     def trouble(self) -> str | None:
         """Say why the store in use has ended, or None."""
         return None if self._used is None else self._used.trouble()
-
-    def counters(self) -> Counters:
-        """Return what all stores have seen that were opened, but for one that is only staged."""
-        self._forget_closed()
-        seen = [loop.counters() for loop in (*self._closing, self._used) if loop is not None]
-        return sum_of(self._past, *seen, self._sources.counters())
 
     def late_calls(self) -> LateCalls:
         """Return the calls to all stores that ran out of their time."""
@@ -246,10 +238,4 @@ class Stores:
         self._closing.append(loop)
 
     def _forget_closed(self) -> None:
-        closing: list[StorageLoop] = []
-        for loop in self._closing:
-            if loop.join(0.0):
-                self._past = sum_of(self._past, loop.counters())
-            else:
-                closing.append(loop)
-        self._closing = closing
+        self._closing = [loop for loop in self._closing if not loop.join(0.0)]

@@ -201,7 +201,7 @@ class FileBackend(ThreadedBackend):
                 for read, each in zip(reads, outcomes, strict=True)
                 if each is ReadOutcome.OK
             )
-        return self._tally.reads(reads, outcomes)
+        return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
@@ -218,7 +218,7 @@ class FileBackend(ThreadedBackend):
         self._seen.note_writes(writes, outcomes)
         if self._sweeper is not None:
             self._note_written(self._sweeper, writes, outcomes)
-        return self._tally.writes(writes, outcomes)
+        return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""

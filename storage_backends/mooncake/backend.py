@@ -103,7 +103,7 @@ class MooncakeBackend(ThreadedBackend):
         """
         calls = self._ready()
         if calls is None or calls.left >= THREADS:
-            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+            return [ReadOutcome.FAILED] * len(reads)
         asked = [_Asked(read) for read in reads]
         await calls.run(
             self._read,
@@ -114,13 +114,12 @@ class MooncakeBackend(ThreadedBackend):
             deadline=deadline,
             leaves=True,
         )
-        return self._tally.reads(reads, [each.outcome for each in asked])
+        return [each.outcome for each in asked]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects; what there is no room for is FAILED."""
         late = WriteOutcome.TIMED_OUT
-        outcomes = await self._run_by_bytes(self._write, writes, late, deadline)
-        return self._tally.writes(writes, outcomes)
+        return await self._run_by_bytes(self._write, writes, late, deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects, also those that somebody is reading."""

@@ -30,8 +30,7 @@ from ...page_format.object_name import ObjectName
 from ...ranks.protocol.allowed_sources import AllowedSources
 from ...ranks.protocol.engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
 from ...ranks.protocol.host_port import split_address
-from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..tally import Tally
+from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..uri import StoreUri
 from .calls import look_up, read_objects
 from .group import PeerGroup
@@ -64,7 +63,6 @@ class PeerBackend:
         self._inflight_bytes = inflight_bytes
         self._engine = engine
         self._allowed = allowed or AllowedSources()
-        self._tally = Tally()
         self._group: PeerGroup | None = None
 
     @property
@@ -102,7 +100,7 @@ class PeerBackend:
             outcomes = [ReadOutcome.FAILED] * len(reads)
         else:
             outcomes = await read_objects(self._group, reads, deadline)
-        return self._tally.reads(reads, outcomes)
+        return outcomes
 
     async def write(
         self,
@@ -113,7 +111,7 @@ class PeerBackend:
         """Write nothing: these pages are another group's."""
         late = self._group is not None and time.monotonic() >= deadline
         outcome = WriteOutcome.TIMED_OUT if late else WriteOutcome.FAILED
-        return self._tally.writes(writes, [outcome] * len(writes))
+        return [outcome] * len(writes)
 
     async def remove(
         self,
@@ -129,10 +127,6 @@ class PeerBackend:
         raise UsageError(
             f"store {self._text!r} cannot be listed: ranks are asked for pages by their names only"
         )
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
 
     async def close(self) -> None:
         """End all connections. Idempotent."""

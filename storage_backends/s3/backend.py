@@ -22,9 +22,8 @@ from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
 from ...page_format.object_name import OBJECTS, ObjectName
-from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..seen_names import SeenNames
-from ..tally import Tally
 from ..uri import StoreUri
 from .address import S3Address, address_of
 from .objects import S3Objects
@@ -96,7 +95,6 @@ class S3Backend:
         self._requests = S3Requests(address)
         self._stored = S3Objects(self._requests, address.concurrency, read_only=address.read_only)
         self._calls = _DeadlineCalls()
-        self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
         self._open_was_called = False
         self._opened = False
@@ -193,21 +191,21 @@ class S3Backend:
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
         if not self._ready():
-            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+            return [ReadOutcome.FAILED] * len(reads)
         outcomes = [ReadOutcome.TIMED_OUT] * len(reads)
         await self._calls.run(self._stored.read(reads, outcomes), deadline)
         self._seen.note_reads(reads, outcomes)
-        return self._tally.reads(reads, outcomes)
+        return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
         if not self._ready() or self.read_only:
-            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+            return [WriteOutcome.FAILED] * len(writes)
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
         seen = self._seen.look_up([write.name for write in writes])
         await self._calls.run(self._stored.write(writes, outcomes, seen), deadline)
         self._seen.note_writes(writes, outcomes)
-        return self._tally.writes(writes, outcomes)
+        return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
@@ -251,10 +249,6 @@ class S3Backend:
 
     def _not_listed(self, why: str) -> StorageError:
         return StorageError(f"store {self._address} {why}")
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
 
     async def close(self) -> None:
         """Stop what runs, and let go of the bucket. Idempotent.

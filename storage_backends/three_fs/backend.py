@@ -136,7 +136,7 @@ class ThreeFsBackend(ThreadedBackend):
         """Read the objects into their buffers, and verify them."""
         calls = self._ready()
         if calls is None:
-            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+            return [ReadOutcome.FAILED] * len(reads)
         entries = await self._slot_reads.look_up([read.name for read in reads], deadline)
         outcomes = [
             each if isinstance(each, ReadOutcome) else ReadOutcome.FAILED for each in entries
@@ -162,7 +162,7 @@ class ThreeFsBackend(ThreadedBackend):
             for at, outcome in zip(places, read_out, strict=True):
                 outcomes[at] = outcome
         self._seen.note_reads(reads, outcomes)
-        return self._tally.reads(reads, outcomes)
+        return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each at once and whole."""
@@ -174,14 +174,14 @@ class ThreeFsBackend(ThreadedBackend):
                 "to be stored",
             )
         if closed or self.read_only:
-            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+            return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
         # Before as well, or what is there might give way to what continues it.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
         await self._slot_writes.note_uses(writes, deadline)
-        return self._tally.writes(writes, outcomes)
+        return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""

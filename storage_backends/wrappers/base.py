@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from ...page_format.object_name import ObjectName
 from ..base import (
     Capabilities,
-    Counters,
     Read,
     ReadOutcome,
     StorageBackend,
@@ -23,8 +22,7 @@ class Wrapper:
     """Hands every call on to the backend behind it; a subclass says only what it changes.
 
     So it keeps the contract of `StorageBackend` as far as that one does, and owns it: whoever opens
-    and closes the wrapper opens and closes both. `counters` stay what the store has seen; what a
-    wrapper did itself, it tells by a method of its own.
+    and closes the wrapper opens and closes both.
     """
 
     def __init__(self, backend: StorageBackend) -> None:
@@ -63,10 +61,6 @@ class Wrapper:
     def objects(self) -> AsyncIterator[StoredObject]:
         """See `StorageBackend`."""
         return self._behind.objects()
-
-    def counters(self) -> Counters:
-        """See `StorageBackend`."""
-        return self._behind.counters()
 
     async def close(self) -> None:
         """See `StorageBackend`."""

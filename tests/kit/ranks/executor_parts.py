@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from lockstep.page_format.page_layout import (
     ShardLayout,
     ShardPlace,
 )
+from lockstep.ranks.executor.base import Executor
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.stores import StoreAccess
@@ -40,6 +42,7 @@ from lockstep.storage_backends.base import (
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
+from lockstep.storage_backends.wrappers.base import Call
 
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
@@ -168,6 +171,19 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
 def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
     """Say whether all of `expected` have happened."""
     return lambda progress: all(each in progress for each in expected)
+
+
+def key_outcomes(executor: Executor, call: Call) -> Counter[str]:
+    """Return how many keys of calls to stores came to what, as `CallMetrics.outcomes`."""
+    counted: Counter[str] = Counter()
+    for calls in executor.counts().calls.values():
+        counted.update(calls[call].outcomes)
+    return counted
+
+
+def bytes_read(executor: Executor) -> int:
+    """Return how many bytes were read from stores."""
+    return sum(calls[Call.READ].nbytes for calls in executor.counts().calls.values())
 
 
 def to_host(operation: int, device: Sequence[int], host: Sequence[int]) -> CopyToHost:

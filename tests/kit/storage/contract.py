@@ -166,7 +166,6 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             store.spoil(object_name(1))
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            assert backend.counters().reads_corrupt == 1
             assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
@@ -285,17 +284,6 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             assert await backend.exists(names, deadline=soon()) == [False, False]
             assert await put(backend, object_name(1), page(3)) is WriteOutcome.OK
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(3))
-
-    async def test_the_counters_tell_what_was_seen(self, store: StoreUnderTest) -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            await put(backend, object_name(1), page(1))
-            await get(backend, object_name(1))
-            await get(backend, object_name(2))
-            seen = backend.counters()
-            assert (seen.writes_ok, seen.writes_present, seen.writes_failed) == (1, 1, 0)
-            assert (seen.reads_ok, seen.reads_missing, seen.reads_corrupt) == (1, 1, 0)
-            assert (seen.bytes_read, seen.bytes_written) == (16 * KIB, 16 * KIB)
 
     async def test_closing_twice_is_closing_once_and_a_closed_store_answers_failed(
         self, store: StoreUnderTest

@@ -7,7 +7,7 @@ offers it, a removal withdraws it. All that reads is the backend under test.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from lockstep.page_format.object_name import ObjectName, name_digest
@@ -18,7 +18,6 @@ from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.storage_backends.base import (
     Capabilities,
-    Counters,
     Read,
     ReadOutcome,
     StoredObject,
@@ -28,7 +27,6 @@ from lockstep.storage_backends.base import (
 from lockstep.storage_backends.buffers import fitting
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.records.shardings import Shardings
-from lockstep.storage_backends.tally import Tally
 from tests.kit.ranks.page_servers import (
     BY_ENGINE,
     LONG_BOUNDS,
@@ -134,7 +132,6 @@ class FedBackend:
     def __init__(self, store: FedStore) -> None:
         self._store = store
         self._readers: dict[int, PeerBackend] = {}
-        self._tally = Tally()
         self._is_open = False
         self._first = store.reader(store.first)
 
@@ -168,8 +165,7 @@ class FedBackend:
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        outcomes = [await self._write(each, deadline) for each in writes]
-        return self._tally.writes(writes, outcomes)
+        return [await self._write(each, deadline) for each in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if not self._is_open:
@@ -182,12 +178,6 @@ class FedBackend:
 
     def objects(self) -> AsyncIterator[StoredObject]:
         return self._first.objects()
-
-    def counters(self) -> Counters:
-        seen = [self._tally.counters(), *(each.counters() for each in self._readers.values())]
-        return Counters(
-            **{each.name: sum(getattr(one, each.name) for one in seen) for each in fields(Counters)}
-        )
 
     async def close(self) -> None:
         self._is_open = False

@@ -31,6 +31,7 @@ from lockstep.ranks.protocol.orders import (
 )
 from lockstep.storage_backends.memory import Shelf
 from lockstep.storage_backends.records.shardings import Shardings
+from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     NAMESPACE,
@@ -40,6 +41,7 @@ from tests.kit.ranks.executor_parts import (
     grouped_layout,
     happened,
     includes,
+    key_outcomes,
     keys,
     objects,
     waited,
@@ -145,7 +147,7 @@ def test_a_store_opens_in_the_background_and_is_used_once_it_is_attached(rank: R
     need = Need(KV_POOL, 0, keys(2))
     orders: list[Order] = [LookUp(3, 0, (need,), LONG_S), Fetch(4, objects(2), LONG_S)]
     happened(rank.executor, orders, includes(Answered(3, 0), Capped(4, 0)))
-    assert rank.executor.storage_counters().writes_ok == 2
+    assert key_outcomes(rank.executor, Call.WRITE)["ok"] == 2
 
 
 def test_what_was_ordered_before_the_store_changes_goes_to_the_store_before(rank: Rank) -> None:

@@ -12,19 +12,20 @@ from lockstep.coordinator.ballot import Capped, Ended, Landed
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
-from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.protocol.agreed_pools import shard_layouts
 from lockstep.ranks.protocol.config import SlidingWindow
 from lockstep.ranks.protocol.model_description import KeptState, ModelDescription
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, ObjectTransfer, Put
-from lockstep.storage_backends.base import Counters, StoredObject
+from lockstep.storage_backends.base import StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
+from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     fill_host,
     happened,
     includes,
+    key_outcomes,
     keys,
     make_executor,
 )
@@ -74,11 +75,6 @@ def serve(cache: Cache) -> tuple[int, int]:
     return served(cache, "request", TOKENS)
 
 
-def counters(cache: Cache) -> Counters:
-    assert isinstance(cache.inspection.executor, RankExecutor)
-    return cache.inspection.executor.storage_counters()
-
-
 ALL_OF_IT, NOTHING = (PAGES * PAGE_TOKENS, 0), (0, 0)
 
 
@@ -94,12 +90,12 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
 
     assert (computed, missed) == (NOTHING, NOTHING)
     assert found == [ALL_OF_IT, ALL_OF_IT]
-    seen = [counters(cache) for cache in with_draft.caches]
+    executors = [cache.inspection.executor for cache in with_draft.caches]
     # A rank whose read was cancelled because the other had found out first has seen none.
-    assert sum(each.reads_lacking for each in seen) > 0
-    assert not any(each.reads_corrupt for each in seen)
+    assert sum(key_outcomes(each, Call.READ)["lacking"] for each in executors) > 0
+    assert not any(each.counts().pages_corrupt for each in executors)
     # Only the mark that a group of this size has left is there already.
-    assert all(each.writes_present <= 1 for each in seen)
+    assert all(key_outcomes(each, Call.WRITE)["present"] <= 1 for each in executors)
 
 
 def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
@@ -120,11 +116,11 @@ def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
     happened(full, [Fetch(4, everything, LONG_S)], includes(Landed(4, 3), Capped(4, 3)))
     happened(lean, [Fetch(4, everything, LONG_S)], includes(Landed(4, 6)))
 
-    seen = full.storage_counters()
+    seen = key_outcomes(full, Call.READ)
     for executor in (lean, full):
         executor.close()
     assert [bytes(full.host_pool.page(page)) for page in range(3)] == contents[:3]
-    assert (seen.reads_lacking, seen.reads_missing, seen.reads_corrupt) == (2, 0, 0)
+    assert (seen["lacking"], seen["missing"], seen["corrupt"]) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["k", "drafts"])

@@ -13,6 +13,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.protocol.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     HeldStore,
@@ -22,6 +23,7 @@ from tests.kit.ranks.executor_parts import (
     hashed_keys,
     hashed_objects,
     includes,
+    key_outcomes,
     keys,
     latent_layout,
     make_executor,
@@ -64,7 +66,7 @@ def pages(executor: RankExecutor) -> list[bytes]:
 
 
 def writes(executors: list[RankExecutor]) -> list[int]:
-    return [executor.storage_counters().writes_ok for executor in executors]
+    return [key_outcomes(executor, Call.WRITE)["ok"] for executor in executors]
 
 
 def test_a_replicated_page_is_written_by_exactly_one_rank_and_the_ranks_share_the_work(
@@ -76,7 +78,7 @@ def test_a_replicated_page_is_written_by_exactly_one_rank_and_the_ranks_share_th
 
     assert ended == [[Ended(1, ok=True)]] * RANKS
     assert sum(writes(executors)) == PAGES
-    assert not any(executor.storage_counters().writes_present for executor in executors)
+    assert not any(key_outcomes(executor, Call.WRITE)["present"] for executor in executors)
     assert min(writes(executors)) > PAGES / RANKS * 0.7
     assert max(writes(executors)) < PAGES / RANKS * 1.3
 
@@ -149,8 +151,8 @@ def test_a_rank_with_a_store_of_its_own_writes_every_page(group: Group) -> None:
 
     persisted(executors, 8)
 
-    counters = [executor.storage_counters() for executor in executors]
-    assert [each.writes_ok + each.writes_present for each in counters] == [8] * RANKS
+    written = [key_outcomes(executor, Call.WRITE) for executor in executors]
+    assert [each["ok"] + each["present"] for each in written] == [8] * RANKS
 
 
 def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
@@ -172,7 +174,7 @@ def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
 
     executor.close()
     assert progress == [Ended(1, ok=True)]
-    assert executor.storage_counters().writes_ok == 4
+    assert key_outcomes(executor, Call.WRITE)["ok"] == 4
     assert [int(key, 16) for key in store.next_entered()] == [0, 1, 2, 3]
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,13 +20,16 @@ from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Wr
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
+from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     NAMESPACE,
+    bytes_read,
     happened,
     hashed_keys,
     hashed_objects,
     includes,
+    key_outcomes,
 )
 from tests.kit.ranks.reference_pages import (
     DRAFT,
@@ -170,9 +173,9 @@ def test_what_a_group_wrote_groups_of_any_size_read(
     group = start(stores, reads)
     assert [looked_up(executor) for executor in group] == [PAGES] * reads
     assert [fetched(executor) for executor in group] == pages_by_rank(LAYOUT, reads)
-    seen = [executor.storage_counters() for executor in group]
-    assert {(each.reads_corrupt, each.reads_failed, each.writes_ok) for each in seen} == {(0, 0, 0)}
-    assert [each.bytes_read for each in seen] == [
+    assert {*chain(*(key_outcomes(each, Call.READ) for each in group))} <= {"ok", "missing"}
+    assert not any(key_outcomes(each, Call.WRITE)["ok"] for each in group)
+    assert [bytes_read(executor) for executor in group] == [
         PAGES * executor.host_pool.layout.page_bytes for executor in group
     ]
 
@@ -201,7 +204,7 @@ def test_objects_of_another_group_that_lack_a_column_are_a_miss(
 
     assert looked_up(full) == PAGES
     assert fetched(full, 0) == []
-    assert full.storage_counters().reads_lacking > 0
+    assert key_outcomes(full, Call.READ)["lacking"] > 0
     assert looked_up(lean) == PAGES
     assert fetched(lean) == pages_of(WITH_DRAFT, 0, 1, ["draft"])
 
@@ -236,7 +239,7 @@ def test_a_page_of_which_one_object_of_the_other_group_is_corrupt_is_a_miss(
     assert looked_up(first) == looked_up(second) == PAGES
     assert fetched(first) == pages_of(LAYOUT, 0, 4)
     assert fetched(second, 1) == pages_of(LAYOUT, 1, 4)[:1]
-    assert second.storage_counters().reads_corrupt == 1
+    assert second.counts().pages_corrupt == 1
     assert looked_up(first) == 1
 
 

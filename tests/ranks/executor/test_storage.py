@@ -32,6 +32,7 @@ from lockstep.ranks.protocol.orders import KV_POOL, Cancel, Fetch, LookUp, Need,
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     NAMESPACE,
@@ -39,6 +40,7 @@ from tests.kit.ranks.executor_parts import (
     HeldStore,
     happened,
     includes,
+    key_outcomes,
     keys,
     make_executor,
     mixed_layout,
@@ -155,7 +157,7 @@ def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
     happened(executor, [Put(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
 
     assert executor.counts().bytes_moved.l2_to_l3 == before
-    assert executor.storage_counters().writes_present == 4
+    assert key_outcomes(executor, Call.WRITE)["present"] == 4
 
 
 def test_pages_count_as_used_when_the_page_was_that_they_continue_and_each_before_the_next(
@@ -220,7 +222,7 @@ def test_a_missing_page_caps_a_fetch_and_the_pages_before_it_still_land(
     )
 
     assert max(each.pages for each in progress if isinstance(each, Landed)) == 3
-    assert executor.storage_counters().reads_missing >= 1
+    assert key_outcomes(executor, Call.READ)["missing"] >= 1
 
 
 def test_a_corrupt_page_is_a_miss_and_never_data(start: Start) -> None:
@@ -233,7 +235,7 @@ def test_a_corrupt_page_is_a_miss_and_never_data(start: Start) -> None:
     progress = happened(executor, [Fetch(2, objects(1), LONG_S)], includes(Capped(2, 0)))
 
     assert not any(isinstance(each, Landed) for each in progress)
-    assert executor.storage_counters().reads_corrupt == 1
+    assert executor.counts().pages_corrupt == 1
 
 
 def test_batches_that_end_out_of_order_are_reported_as_a_growing_prefix(start: Start) -> None:

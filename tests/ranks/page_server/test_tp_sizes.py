@@ -14,6 +14,7 @@ from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import (
     LONG_S,
     NAMESPACE,
+    bytes_read,
     happened,
     hashed_keys,
     hashed_objects,
@@ -97,7 +98,7 @@ def test_ranks_of_any_tp_size_read_their_part_of_what_another_group_serves(
 
     assert [looked_up(executor) for executor in group] == [PAGES] * reads
     assert [fetched(executor) for executor in group] == pages_of(LAYOUT, reads)
-    assert [executor.storage_counters().bytes_read for executor in group] == [
+    assert [bytes_read(executor) for executor in group] == [
         PAGES * executor.host_pool.layout.page_bytes for executor in group
     ]
 

@@ -1,6 +1,8 @@
-"""What is said of a trouble that costs key after key: how often, and what to do about it."""
+"""Warnings about a store whose calls fail key after key: how often they are logged, and remedies."""
 
 import errno
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -8,13 +10,13 @@ from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
 """Where some writes go well and others fail, as on a disk that is nearly full."""
-_NO_ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
-_NO_PERMISSION: Final = "let this process write to its directory and all that is in it"
+_NO_PERMISSION: Final = "let this process use its directory and all that is in it"
 _GONE: Final = "its directory is gone, so open the store again"
+_OTHERWISE: Final = "look at the filesystem that it is on"
 _REMEDIES: Final = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
     errno.EFBIG: "raise the limit of the size of a file (ulimit -f), or use another filesystem",
     errno.EROFS: "mount its filesystem for writing, or open the store with read_only=1",
     errno.EACCES: _NO_PERMISSION,
@@ -26,10 +28,7 @@ _REMEDIES: Final = {
     errno.ESTALE: _GONE,
 }
 
-
-def remedy_for(number: int | None, otherwise: str = "look at the filesystem that it is on") -> str:
-    """Return what to do about a directory that cannot be used because of this errno."""
-    return _REMEDIES.get(number or errno.EIO, otherwise)
+_log = logging.getLogger(__name__)
 
 
 class Trouble:
@@ -57,3 +56,45 @@ class Trouble:
                 return False
             self._was_said, self._said_at = True, now
             return True
+
+
+class Complaints:
+    """Logs what is wrong with one store, each thing as often as `Trouble` has it. Thread-safe.
+
+    `store` names it, without secrets; `room` is the remedy where it has no room.
+    """
+
+    def __init__(
+        self, store: str, room: str = ROOM, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._room = room
+        self._clock = clock
+        self._troubles: dict[str, Trouble] = {}
+
+    def went_well(self) -> None:
+        """Note that nothing failed. Cheap, since it comes with every key."""
+        for trouble in list(self._troubles.values()):
+            trouble.went_well()
+
+    def say(self, what: str, message: str, *arguments: object) -> None:
+        """Log a warning about `what`, if it is time to."""
+        trouble = self._troubles.setdefault(what, Trouble(self._clock))
+        if trouble.is_to_be_said():
+            _log.warning(f"store %s: {message}", self._store, *arguments)
+
+    def say_failed(self, what: str, number: int | None) -> None:
+        """Log that something failed with this errno, with the system's reason and a remedy."""
+        number = number or errno.EIO
+        # All writes to a store that has no room fail for this same reason.
+        about = "room" if number in _NO_ROOM else f"{what}: {number}"
+        remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
+        self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)
+
+    def say_read_only(self) -> None:
+        """Log that the store was opened for looking only."""
+        self.say(
+            "read_only",
+            "it is read-only, and nothing is written to it; leave out read_only=1 where pages are to be"
+            " stored",
+        )

@@ -37,7 +37,7 @@ from typing import Final
 from ...errors import ConfigError, StorageError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..complaints import remedy_for
+from ..complaints import ROOM
 from ..seen_names import SeenNames
 from ..threaded_backend import CLOSE_TIMEOUT_S, Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
@@ -153,8 +153,10 @@ class FileBackend(ThreadedBackend):
             elif self._direct:
                 what += ", and direct=1 needs a filesystem with O_DIRECT"
             remedy = f"give a directory that this process may {what}"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                remedy = remedy_for(error.errno, remedy)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                remedy = ROOM
+            elif error.errno == errno.EROFS:
+                remedy = "mount its filesystem for writing, or open the store with read_only=1"
             raise ConfigError(
                 f"store directory {self.root} cannot be used: {error.strerror}; {remedy}"
             ) from error

@@ -25,8 +25,8 @@ from ...page_format.object_name import (
 from ...page_format.object_shape import ObjectShape
 from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..buffers import address_of, fitting
+from ..complaints import Complaints
 from ..threaded_backend import Stop
-from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, stored_objects
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
@@ -78,7 +78,7 @@ class ObjectFiles:
         text: str = "",
     ) -> None:
         self._root = root
-        self._complaints = WriteComplaints(text or f"file://{root}")
+        self._complaints = Complaints(text or f"file://{root}")
         self._trust = trust
         self._own = OwnDirectories()
         self._durability = durability
@@ -226,7 +226,7 @@ class ObjectFiles:
         if stop.due():
             return WriteOutcome.TIMED_OUT
         if failure is not None:
-            self._complaints.failed(failure)
+            self._complaints.say_failed("a page could not be written", failure.errno)
         return WriteOutcome.FAILED
 
     def names(self) -> Iterator[StoredObject]:

@@ -74,7 +74,7 @@ class ReadOnlyFiles(ObjectFiles):
         stop: Stop,  # noqa: ARG002
     ) -> WriteOutcome:
         """Write nothing."""
-        self._complaints.refused()
+        self._complaints.say_read_only()
         return WriteOutcome.FAILED
 
     def _has(self, name: str) -> bool:

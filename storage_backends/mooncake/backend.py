@@ -28,6 +28,7 @@ from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
+from ..complaints import Complaints
 from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
 from .client import MooncakeClient, MooncakeSettings, connect
@@ -35,7 +36,7 @@ from .memory import KEYS_AT_A_TIME, RegisteredMemory
 from .names import GENERATIONS, WantedObject, key_of
 from .pieces import Code
 from .reads import ObjectReader
-from .writes import New, ObjectWriter, RoomComplaint
+from .writes import New, ObjectWriter
 
 Connect = Callable[[MooncakeSettings], MooncakeClient]
 
@@ -133,8 +134,8 @@ class MooncakeBackend(ThreadedBackend):
         self._client = client = self._connect(self._settings)
         registered = RegisteredMemory(client, memory)
         self.reader = ObjectReader(client, registered)
-        complaint = RoomComplaint(self._store)
-        self._writer = ObjectWriter(client, registered, self.reader, complaint)
+        complaints = Complaints(self._store)
+        self._writer = ObjectWriter(client, registered, self.reader, complaints)
 
     def _give_back(self) -> None:
         """Leave the store with our segment, once a stopped master has let go of every thread."""

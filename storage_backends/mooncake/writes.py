@@ -16,7 +16,7 @@ it, and with that hide columns that others have stored anew meanwhile. They are 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_obj
 from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, WriteOutcome
 from ..buffers import address_of
-from ..complaints import Trouble
+from ..complaints import Complaints
 from ..threaded_backend import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory, in_rooms
@@ -47,25 +47,6 @@ class New:
     want: WantedObject
 
 
-class RoomComplaint:
-    """Says that a store has no room, as often as `Trouble` has it. Thread-safe."""
-
-    def __init__(self, store: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store = store
-        self._trouble = Trouble(clock)
-
-    def note(self, codes: Sequence[int]) -> None:
-        """Take notice of what became of some writes."""
-        if 0 in codes:
-            self._trouble.went_well()
-        if Code.NO_ROOM in codes and self._trouble.is_to_be_said():
-            _log.warning(
-                "no member of %s has memory left (or gives any): start a process that owns a "
-                "segment, or give segment_bytes=N",
-                self._store,
-            )
-
-
 class ObjectWriter:
     """Writes through one client. Thread-safe."""
 
@@ -74,12 +55,12 @@ class ObjectWriter:
         client: MooncakeClient,
         memory: RegisteredMemory,
         reader: ObjectReader,
-        complaint: RoomComplaint,
+        complaints: Complaints,
     ) -> None:
         self._client = client
         self._memory = memory
         self._reader = reader
-        self._complaint = complaint
+        self._complaints = complaints
 
     def write(self, news: Sequence[New], stop: Stop) -> list[WriteOutcome]:
         """Write as many objects as there are header blocks, each unless somebody has."""
@@ -178,7 +159,14 @@ class ObjectWriter:
                 codes[at] = code
         finally:
             self._client.give_up(list(begun))
-        self._complaint.note(codes)
+        if 0 in codes:
+            self._complaints.went_well()
+        if Code.NO_ROOM in codes:
+            self._complaints.say(
+                "room",
+                "no member has memory left (or gives any): start a process that owns a segment, or give"
+                " segment_bytes=N",
+            )
         return codes
 
     def _send(self, news: Sequence[New], keys: Sequence[str], stop: Stop) -> list[int]:

@@ -33,11 +33,11 @@ from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
+from ..complaints import Complaints
 from ..file.trust import Trust, trust_of
 from ..seen_names import SeenNames
 from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
-from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory
 from .index_calls import IndexCalls
 from .index_file import path_of
@@ -57,6 +57,10 @@ _JOB_BYTES_MIN: Final = 2 << 20
 """A job moves at least this much, since each asks the index for itself."""
 _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
+_ROOM: Final = (
+    "pages are not stored: give the store more room, or a new directory and a new index with fewer"
+    " slots: files= times file_slots= times slot_bytes= is what it takes"
+)
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
 """For a thread to come back and say what was late."""
@@ -105,7 +109,7 @@ class ThreeFsBackend(ThreadedBackend):
         self._lease_s = lease_s
         self._trust = trust
         self.read_only = read_only
-        self._complaints = Complaints(text or f"3fs://{root}")
+        self._complaints = Complaints(text or f"3fs://{root}", _ROOM)
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
         self._transfers = transfers
@@ -168,11 +172,7 @@ class ThreeFsBackend(ThreadedBackend):
         """Write the objects, each at once and whole."""
         closed = self._ready() is None
         if self.read_only:
-            self._complaints.say(
-                "read_only",
-                "it is read-only, and nothing is written to it; leave out read_only=1 where pages are "
-                "to be stored",
-            )
+            self._complaints.say_read_only()
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT

@@ -23,8 +23,8 @@ from ...page_format.object_header import (
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ..base import Read, ReadOutcome, StoredObject
+from ..complaints import Complaints
 from ..threaded_backend import Stop
-from .complaints import Complaints
 from .files import SlotFiles, WrongFileError
 from .index_calls import IndexCalls, LateError
 from .page_index import Entry, PageIndex, Settings

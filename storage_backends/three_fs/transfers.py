@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from ..complaints import Complaints
 from ..threaded_backend import Stop
-from .complaints import Complaints
 
 _VIEWS_AT_A_TIME: Final = 512
 """Fewer than the kernel takes in one call (IOV_MAX)."""

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from ..buffers import address_of
+from ..complaints import Complaints
 from ..threaded_backend import Stop
-from .complaints import Complaints
 from .transfers import Extent, Moved, Preadv, Transfers
 
 ENTRIES: Final = 128

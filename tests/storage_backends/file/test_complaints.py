@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.complaints import SAID_AGAIN_S
-from lockstep.storage_backends.file.complaints import WriteComplaints
 from tests.kit.storage.calls import KIB, opened, opened_at, put_each
 from tests.kit.storage.files import FileStore, failing, limited
-
-NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -26,7 +22,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
         (errno.ENOSPC, "No space left on device; make room on its filesystem"),
         (errno.EDQUOT, "quota exceeded; make room on its filesystem"),
         (errno.EROFS, "Read-only file system; mount its filesystem for writing"),
-        (errno.EACCES, "Permission denied; let this process write"),
+        (errno.EACCES, "Permission denied; let this process use"),
         (errno.EIO, "Input/output error; look at the device"),
         (errno.EPROTO, "Protocol error; look at the filesystem"),
     ],
@@ -71,24 +67,3 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
-
-
-def test_it_is_said_again_after_a_write_went_well_but_not_with_every_other_write(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = [0.0]
-    complaints = WriteComplaints("file:///kv", clock=lambda: now[0])
-
-    complaints.failed(NO_ROOM)
-    now[0] += 2 * SAID_AGAIN_S
-    complaints.failed(NO_ROOM)
-    assert len(said(caplog)) == 1
-    complaints.went_well()
-    complaints.failed(NO_ROOM)
-    assert len(said(caplog)) == 2
-    complaints.went_well()
-    complaints.failed(NO_ROOM)
-    assert len(said(caplog)) == 2
-    now[0] += 2 * SAID_AGAIN_S
-    complaints.failed(NO_ROOM)
-    assert len(said(caplog)) == 3

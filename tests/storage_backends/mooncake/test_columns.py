@@ -6,12 +6,13 @@ from typing import NamedTuple
 import pytest
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.complaints import Complaints
 from lockstep.storage_backends.mooncake.client import MooncakeClient
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.names import WantedObject, key_of
 from lockstep.storage_backends.mooncake.pieces import Code
 from lockstep.storage_backends.mooncake.reads import ObjectReader
-from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
+from lockstep.storage_backends.mooncake.writes import New, ObjectWriter
 from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import MooncakeStore
 from tests.kit.storage.calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
@@ -31,7 +32,7 @@ class Engine(NamedTuple):
         client = store.lend(store.settings())
         memory = RegisteredMemory(client, [])
         reader = ObjectReader(client, memory)
-        return cls(client, reader, ObjectWriter(client, memory, reader, RoomComplaint("it")))
+        return cls(client, reader, ObjectWriter(client, memory, reader, Complaints("it")))
 
     def put(self, present: int, author: int = 1) -> WriteOutcome:
         want = wanted(present, full_page(present, author))

@@ -15,11 +15,9 @@ from lockstep.errors import ConfigError
 from lockstep.launch.cli.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.buffers import address_of
-from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import left_behind
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
-from lockstep.storage_backends.mooncake.writes import RoomComplaint
 from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.servers.mooncake_master import (
     Begun,
@@ -184,9 +182,7 @@ class TestDisks:
 
 
 class TestFullStore:
-    async def test_writes_that_find_no_room_are_failed(
-        self, shared: MooncakeStore
-    ) -> None:
+    async def test_writes_that_find_no_room_are_failed(self, shared: MooncakeStore) -> None:
         async with opened(shared) as backend:
             outcomes = await put_many(backend, range(40), 1 << 20)
             assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
@@ -207,25 +203,8 @@ class TestFullStore:
         said = [each.getMessage() for each in caplog.records if "no member" in each.getMessage()]
         remedy = "start a process that owns a segment, or give segment_bytes=N"
         assert said == [
-            f"no member of mooncake://{address} has memory left (or gives any): {remedy}"
+            f"store mooncake://{address}: no member has memory left (or gives any): {remedy}"
         ]
-
-    def test_that_there_is_no_room_is_said_once_until_a_write_went_well(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        now = [0.0]
-        complaint = RoomComplaint("mooncake://host:1", lambda: now[0])
-
-        def said(*codes: int) -> int:
-            before = len(caplog.records)
-            complaint.note(codes)
-            return len(caplog.records) - before
-
-        assert said(0, Code.EXISTS, Code.NO_MASTER) == 0
-        assert said(Code.NO_ROOM, Code.NO_ROOM) == 1
-        now[0] = 2 * SAID_AGAIN_S
-        assert said(Code.NO_ROOM) == 0
-        assert said(0, Code.NO_ROOM) == 1
 
 
 class TestMaster:

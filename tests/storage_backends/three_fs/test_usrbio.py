@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.storage_backends.complaints import Complaints
 from lockstep.storage_backends.threaded_backend import Stop
-from lockstep.storage_backends.three_fs.complaints import Complaints
 from lockstep.storage_backends.three_fs.transfers import Extent, Moved, Preadv
 from lockstep.storage_backends.three_fs.usrbio import (
     ENTRIES,

@@ -213,8 +213,7 @@ class Cache(RankCache):
         the engine's stream must not be given anything more for them.
         """
         self._follow(self._replica.release(request))
-        if self._times is not None:
-            self._times.released(request)
+        self._observer.released(request)
 
     def abort(self, request: str) -> None:
         """Forget a request wherever it stands, also one that is not known.

@@ -226,8 +226,7 @@ class HostCache(RankCache):
         if not self._replica.knows(request):
             return not self.lends(request)
         freed = self._follow(self._replica.release(request))
-        if self._times is not None:
-            self._times.released(request)
+        self._observer.released(request)
         return freed
 
     def lends(self, request: str) -> bool:

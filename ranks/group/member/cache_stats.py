@@ -10,7 +10,32 @@ from ...protocol.notices import Tier
 from ...protocol.orders import Direction
 from ...replica.attaching import StoreState
 from ...replica.tree.prefixes import Prefixes
-from .tallies import ReplicaStats
+
+Counts = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStats:
+    """Statistics of the replica since the cache was opened; equal on all ranks."""
+
+    operations: Counts
+    """How many operations of each kind ended in each way. `no_room` counts what was not begun, too."""
+    admissions: int
+    """How often a request was admitted."""
+    asked_tokens: int
+    """How many tokens admitted requests could have used from the cache."""
+    hit_tokens: dict[str, int]
+    """How many of those were cached, by the tier on which they were."""
+    missed_pages: dict[str, int]
+    """Pages that prefetches asked for and did not bring, by reason."""
+    stored_pages: Counts
+    """Pages that came to a tier, by cause."""
+    removed_pages: Counts
+    """Pages that left a tier, by cause."""
+    lacking: dict[int, int]
+    """How often a rank could not do what the others could have done."""
+    quarantined: int
+    """Operations that did not fall quiet in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,9 @@ from ...replica.replica import Replica
 from ...replica.tree.backlog import Undone
 from .cache_stats import CacheStats, pools_in_use
 from .inspection import Inspection
+from .observer import Observer
 from .proposals import StagedProposals
 from .request_log import AgreedRequests, CarryOut, RequestLog
-from .shortfalls import Shortfalls
-from .tallies import Tallies
-from .timing import EffectTimes
 
 _T = TypeVar("_T")
 
@@ -107,15 +105,13 @@ class Member:
         self._waited_s = 0.0
         self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._steps_took = Latencies()
-        self._tallies = Tallies()
         self._freed: list[str] = []
         """Released requests whose lent device pages have become free."""
-        self._shortfalls = Shortfalls(collective.rank)
         self._staging = StagedProposals(collective.rank, executor)
         self._requests = AgreedRequests(requests)
         self._listener = listener
         self._timeline = timeline
-        self._times = None if timeline is None else EffectTimes(self._replica.agenda, timeline)
+        self._observer = Observer(collective.rank, self._replica.agenda, timeline)
         self._voted_s = 0.0
         self._closed = False
         self._at_close: list[Callable[[], None]] = []
@@ -315,7 +311,7 @@ class Member:
             round_us=list(self._round_us)[-rounds:] if rounds else [],
             steps_took=self._steps_took.histogram(),
             waited_s=self._waited_s,
-            replica=self._tallies.stats(),
+            replica=self._observer.stats(),
             pools=pools_in_use(prefixes),
             # What is no plain map, `asdict` makes no map of.
             in_flight=dict(in_flight),
@@ -377,8 +373,7 @@ class Member:
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
         """Do what follows from a command or a verdict, in its order, and return the answer."""
         answer, effects = outcome
-        if self._times is not None:
-            self._times.follow(effects)
+        self._observer.follow(effects)
         if effects is not NOTHING:
             if effects.expectations:
                 self._ballot.follow(effects.expectations)
@@ -387,11 +382,8 @@ class Member:
             if effects.decisions:
                 self._staging.decide(effects.decisions)
             self._freed += effects.freed
-            if effects.notices:
-                self._tallies.fold(effects.notices)
-                self._shortfalls.tell_of(effects.notices)
-                if self._listener is not None:
-                    self._listener(effects.notices)
+            if effects.notices and self._listener is not None:
+                self._listener(effects.notices)
             for number, content in self._requests.agree(effects.requests):
                 self._follow(self._replica.hear(number, content))
                 self._requests.carry_out(number, content)

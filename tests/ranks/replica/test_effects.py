@@ -7,7 +7,7 @@ import pytest
 from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
-from lockstep.ranks.group.member.tallies import Tallies
+from lockstep.ranks.group.member.observer import Observer
 from lockstep.ranks.protocol.effects import NOTHING, Effects
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.digest import state_digest
@@ -121,16 +121,17 @@ def test_naming_pages_changes_nothing_else() -> None:
 
 
 def test_statistics_are_what_the_notices_add_up_to() -> None:
-    replica, tallies = new_replica(host_pages=0), Tallies()
+    replica = new_replica(host_pages=0)
+    observer = Observer(1, replica.agenda, None)
     for name, pages in (("r", 2), ("s", 4)):
         effects = replica.load_back(name, "", tokens(pages), pages * PAGE_TOKENS)[1]
-        tallies.fold(effects.notices)
-        tallies.fold(replica.insert(name, tokens(pages), final=True)[1].notices)
-        tallies.fold(replica.release(name)[1].notices)
+        observer.follow(effects)
+        observer.follow(replica.insert(name, tokens(pages), final=True)[1])
+        observer.follow(replica.release(name)[1])
     # What nobody uses leaves for what needs the room.
-    tallies.fold(replica.load_back("t", "", b"", 16 * PAGE_TOKENS)[1].notices)
+    observer.follow(replica.load_back("t", "", b"", 16 * PAGE_TOKENS)[1])
 
-    stats = tallies.stats()
+    stats = observer.stats()
 
     assert stats.stored_pages == {"device": {"computed": 4}}
     assert stats.removed_pages == {"device": {"room": 4}}

@@ -1,0 +1,186 @@
+"""The observer of one rank: folds effects into statistics, log lines and timed events.
+
+Statistics and log lines come from notices, which are the same on every rank. Timed events say when
+operations begin, move on and end, and requests too; they are made only where there is a timeline.
+"""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ....coordinator.expectations import Seated
+from ....coordinator.operation import Kind, Outcome, Phase
+from ...protocol.effects import Effects
+from ...protocol.notices import (
+    Finished,
+    Hit,
+    Lacking,
+    Missed,
+    NotBegun,
+    Notice,
+    Quarantined,
+    Removed,
+    Stored,
+)
+from ...protocol.orders import Cancel, Put
+from ...protocol.timed_events import (
+    OperationBegan,
+    OperationEnded,
+    OperationMoved,
+    RequestAdmitted,
+    RequestReleased,
+    Timeline,
+)
+from ...replica.operations.agenda import Agenda
+from .cache_stats import Counts, ReplicaStats
+
+QUIET_S = 1.0
+"""After a log line of a shortfall further ones are only counted for this long: a lost disk has many."""
+
+log = logging.getLogger("lockstep")
+
+
+class Observer:
+    """Looks at the effects of every command and verdict, and changes nothing.
+
+    `follow` and `released` are for the engine's thread. Only rank 0 logs shortfalls, since every rank
+    knows the same.
+    """
+
+    def __init__(self, rank: int, agenda: Agenda, timeline: Timeline | None) -> None:
+        self._logs = rank == 0
+        self._silent_until = 0.0
+        self._untold = 0
+        self._admissions = self._asked_tokens = self._quarantined = 0
+        self._operations = Counter[tuple[str, str]]()
+        self._hits = Counter[str]()
+        self._missed = Counter[str]()
+        self._stored = Counter[tuple[str, str]]()
+        self._removed = Counter[tuple[str, str]]()
+        self._lacking = Counter[int]()
+        self._agenda = agenda
+        self._timeline = timeline
+        self._next_id = agenda.next_id
+        self._phases: dict[int, str] = {}
+        """The phase of each operation that has begun and not ended; only with a timeline."""
+
+    def follow(self, effects: Effects) -> None:
+        """Note what a command or a verdict has changed, before anybody carries out its orders."""
+        if self._timeline is not None:
+            self._time(effects, self._timeline)
+        if effects.notices:
+            self._count(effects.notices)
+
+    def released(self, request: str) -> None:
+        """Note that the engine has let go of a request."""
+        if self._timeline is not None:
+            self._timeline(RequestReleased(request, time.monotonic()))
+
+    def stats(self) -> ReplicaStats:
+        """Return what has been counted so far. Any thread may ask."""
+        return ReplicaStats(
+            operations=_by_two(self._operations),
+            admissions=self._admissions,
+            asked_tokens=self._asked_tokens,
+            hit_tokens=dict(self._hits),
+            missed_pages=dict(self._missed),
+            stored_pages=_by_two(self._stored),
+            removed_pages=_by_two(self._removed),
+            lacking=dict(self._lacking),
+            quarantined=self._quarantined,
+        )
+
+    def _count(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            match notice:
+                case Stored():
+                    self._stored[notice.tier, notice.cause] += notice.pages
+                case Removed():
+                    self._removed[notice.tier, notice.cause] += notice.pages
+                case Finished():
+                    self._operations[_word(notice.kind), _word(notice.outcome)] += 1
+                case NotBegun():
+                    self._operations[_word(notice.kind), _word(Outcome.NO_ROOM)] += 1
+                case Hit():
+                    self._admissions += 1
+                    self._asked_tokens += notice.tokens
+                    self._hits["device"] += notice.device_tokens
+                    self._hits["host"] += notice.host_tokens
+                    self._hits["storage"] += notice.storage_tokens
+                case Missed():
+                    self._missed[notice.why] += notice.pages
+                case Lacking():
+                    if notice.rank is not None:
+                        self._lacking[notice.rank] += 1
+                    if self._logs:
+                        self._log(notice)
+                case Quarantined():
+                    self._quarantined += 1
+                case _:
+                    # `StoreChanged` and `Reset` say what is there now, and add up to nothing.
+                    pass
+
+    def _log(self, notice: Lacking) -> None:
+        """Log a shortfall, or count it for the next line."""
+        now = time.monotonic()
+        if now < self._silent_until:
+            self._untold += 1
+            return
+        self._silent_until = now + QUIET_S
+        untold, self._untold = self._untold, 0
+        log.warning(
+            "rank %s lacks page %d of request %s (key %s): %s; every rank goes on without it%s",
+            notice.rank,
+            notice.page,
+            notice.request,
+            notice.key.hex()[:16],
+            notice.reason,
+            f" ({untold} more like it since the last line)" if untold else "",
+        )
+
+    def _time(self, effects: Effects, tell: Timeline) -> None:
+        now = time.monotonic()
+        for number in range(self._next_id, self._agenda.next_id):
+            operation = self._agenda.in_flight.get(number)
+            # One that has ended in the same command never took any time.
+            if operation is not None:
+                phase = self._phases[number] = _word(operation.phase)
+                request = str(getattr(operation, "request", ""))
+                tell(OperationBegan(number, _word(operation.kind), request, phase, now))
+        self._next_id = self._agenda.next_id
+        for expected in effects.expectations:
+            if isinstance(expected, Seated):
+                self._move(expected.operation, expected.phase, now, tell)
+        for order in effects.orders:
+            if isinstance(order, Put):
+                self._move(order.operation, Phase.ISSUED, now, tell)
+            elif isinstance(order, Cancel):
+                self._move(order.operation, Phase.QUIESCE, now, tell)
+        for notice in effects.notices:
+            if isinstance(notice, Finished):
+                self._phases.pop(notice.operation, None)
+                kind, outcome = _word(notice.kind), _word(notice.outcome)
+                tell(OperationEnded(notice.operation, kind, outcome, now))
+            elif isinstance(notice, Quarantined):
+                self._move(notice.operation, Phase.QUARANTINED, now, tell)
+            elif isinstance(notice, Hit):
+                tell(RequestAdmitted(*notice, now))
+
+    def _move(self, operation: int, phase: Phase, now: float, tell: Timeline) -> None:
+        word = _word(phase)
+        if self._phases.get(operation, word) != word:
+            self._phases[operation] = word
+            tell(OperationMoved(operation, word, now))
+
+
+def _word(of: Kind | Outcome | Phase) -> str:
+    return of.word.lower()
+
+
+def _by_two(counter: Counter[tuple[str, str]]) -> Counts:
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    # The engine's thread may go on counting: to copy a dictionary is one step to it.
+    for (first, second), count in sorted(dict(counter).items()):
+        counts[str(first)][str(second)] = count
+    return dict(counts)

@@ -1,8 +1,8 @@
 """OpenTelemetry spans of what a cache does for requests, for an engine whose operators trace it.
 
 A request has a span from the first thing that the cache does for it until the engine lets go of it.
-Its operations, such as prefetch and load back, are spans in it, and calls to stores are spans in those.
-Steps, rounds and backups belong to no request, and have none: a timeline shows them (`chrome_trace`).
+Its operations, such as prefetch and load back, are spans in it, and copies and calls to stores are in
+those. Steps, rounds and backups belong to no request: only a timeline (`chrome_trace`) shows them.
 
 They go to whichever `TracerProvider` the program has set up, with its exporters and its sampling.
 """
@@ -13,21 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigError
-from ..ranks.protocol.timed_events import (
-    OperationBegan,
-    OperationEnded,
-    OperationMoved,
-    RequestAdmitted,
-    RequestReleased,
-    StoreCalled,
-    TimedEvent,
-)
+from ..ranks.protocol.timed_events import RoundHeld, StepHalf, TimedEvent
 from ..version import VERSION
-from .lives import belongs
+from .tracer import REQUEST, REQUEST_ID, Span, Tracer
 
 if TYPE_CHECKING:
+    from opentelemetry import trace as otel
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, TracerProvider
 
 MISSING: Final = "spans need the package opentelemetry-sdk: pip install 'lockstep-kv[otel]'"
 
@@ -38,14 +30,14 @@ def _no_parent(request: str) -> "Context | None":
 
 
 class Spans:
-    """Makes spans of one rank's events; `note` is the timeline to open its cache with.
+    """Exports the spans of one rank's requests; `note` is the timeline to open its cache with.
 
     Every rank that has one tells of the same requests; where one is enough, give it to rank 0 alone.
     """
 
     def __init__(
         self,
-        provider: "TracerProvider | None" = None,
+        provider: "otel.TracerProvider | None" = None,
         *,
         rank: int = 0,
         parent_of: "Callable[[str], Context | None]" = _no_parent,
@@ -60,109 +52,61 @@ class Spans:
             from opentelemetry import trace  # noqa: PLC0415
         except ImportError as error:
             raise ConfigError(MISSING) from error
-        self._tracer = trace.get_tracer("lockstep", VERSION, provider)
+        self._otel = trace.get_tracer("lockstep", VERSION, provider)
         self._in = trace.set_span_in_context
         self._failed = trace.Status(trace.StatusCode.ERROR)
-        self._client = trace.SpanKind.CLIENT
+        self._kinds = trace.SpanKind
         self._rank = rank
         self._parent_of = parent_of
         self._wall_ns = time.time_ns() - time.monotonic_ns()
         self._lock = threading.Lock()
-        self._requests: dict[str, Span] = {}
-        self._operations: dict[int, Span] = {}
+        self._tracer = Tracer(rank)
+        self._open: dict[Span, otel.Span] = {}
 
     def note(self, event: TimedEvent) -> None:
         """Begin or end spans; any thread may call."""
-        with self._lock:
-            match event:
-                case OperationBegan() if belongs(event, self._requests):
-                    self._begin_operation(event)
-                case OperationMoved(operation, phase, at_s) if operation in self._operations:
-                    self._operations[operation].add_event(phase, timestamp=self._ns(at_s))
-                case OperationEnded():
-                    self._end_operation(event)
-                case RequestAdmitted():
-                    self._admit(event)
-                case RequestReleased():
-                    self._release(event)
-                case StoreCalled() if event.operation in self._operations:
-                    self._call(event)
-                case _:
-                    pass
+        if not isinstance(event, StepHalf | RoundHeld):
+            with self._lock:
+                for span in self._tracer.spans(event):
+                    self._export(span)
 
     def close(self) -> None:
         """End the spans of what is still going on; `cache.at_close` is the place for it."""
         with self._lock:
-            for span in (*self._operations.values(), *self._requests.values()):
-                span.end()
-            self._operations.clear()
-            self._requests.clear()
+            for span, made in reversed(self._open.items()):
+                self._end(span, made)
+            self._open.clear()
+            self._tracer = Tracer(self._rank)
 
-    def _begin_operation(self, event: OperationBegan) -> None:
-        began_ns = self._ns(event.at_s)
-        self._operations[event.operation] = self._tracer.start_span(
-            f"lockstep.{event.kind}",
-            context=self._in(self._request(event.request, began_ns)),
-            start_time=began_ns,
-            attributes={"lockstep.operation.id": event.operation, "lockstep.rank": self._rank},
+    def _export(self, span: Span) -> None:
+        made = self._open.pop(span, None) or self._begun(span)
+        if made is not None and span.ended_s is None:
+            self._open[span] = made
+        elif made is not None:
+            self._end(span, made)
+
+    def _begun(self, span: Span) -> "otel.Span | None":
+        """Return a new span; None for what belongs to no request."""
+        outer = None if span.parent is None else self._open.get(span.parent)
+        if outer is None and span.track != REQUEST:
+            return None
+        in_request = self._in(outer) if outer else self._parent_of(span.attributes[REQUEST_ID])
+        calls = "db.system.name" in span.attributes
+        return self._otel.start_span(
+            span.name,
+            context=in_request,
+            kind=self._kinds.CLIENT if calls else self._kinds.INTERNAL,
+            start_time=self._ns(span.began_s),
+            attributes=span.attributes,
         )
 
-    def _end_operation(self, event: OperationEnded) -> None:
-        span = self._operations.pop(event.operation, None)
-        if span is not None:
-            span.set_attribute("lockstep.operation.outcome", event.outcome)
-            if event.outcome == "failed":
-                span.set_attribute("error.type", event.outcome)
-                span.set_status(self._failed)
-            span.end(self._ns(event.at_s))
-
-    def _admit(self, event: RequestAdmitted) -> None:
-        at_ns = self._ns(event.at_s)
-        hit = {
-            "device": event.device_tokens,
-            "host": event.host_tokens,
-            "storage": event.storage_tokens,
-        }
-        span = self._request(event.request, at_ns)
-        span.set_attribute("gen_ai.usage.cache_read.input_tokens", sum(hit.values()))
-        span.set_attribute("lockstep.asked_tokens", event.tokens)
-        for tier, tokens in hit.items():
-            span.set_attribute(f"lockstep.hit_tokens.{tier}", tokens)
-        span.add_event("admitted", timestamp=at_ns)
-
-    def _release(self, event: RequestReleased) -> None:
-        span = self._requests.pop(event.request, None)
-        if span is not None:
-            span.end(self._ns(event.at_s))
-
-    def _call(self, event: StoreCalled) -> None:
-        span = self._tracer.start_span(
-            f"{event.call} {event.store}",
-            context=self._in(self._operations[event.operation]),
-            kind=self._client,
-            start_time=self._ns(event.began_s),
-            attributes={
-                "db.system.name": event.store,
-                "db.operation.name": event.call,
-                "db.operation.batch.size": sum(event.outcomes.values()),
-                "lockstep.pool": event.pool,
-                "lockstep.bytes": event.nbytes,
-                **{f"lockstep.keys.{name}": keys for name, keys in event.outcomes.items()},
-            },
-        )
-        span.end(self._ns(event.ended_s))
-
-    def _request(self, request: str, began_ns: int) -> "Span":
-        """Return the span of a request, which begins now if it has none."""
-        span = self._requests.get(request)
-        if span is None:
-            span = self._requests[request] = self._tracer.start_span(
-                "lockstep.request",
-                context=self._parent_of(request),
-                start_time=began_ns,
-                attributes={"lockstep.request.id": request, "lockstep.rank": self._rank},
-            )
-        return span
+    def _end(self, span: Span, made: "otel.Span") -> None:
+        made.set_attributes(span.attributes)
+        for name, at_s, attributes in span.marks:
+            made.add_event(name, attributes, self._ns(at_s))
+        if "error.type" in span.attributes:
+            made.set_status(self._failed)
+        made.end(None if span.ended_s is None else self._ns(span.ended_s))
 
     def _ns(self, at_s: float) -> int:
         return self._wall_ns + round(at_s * 1e9)

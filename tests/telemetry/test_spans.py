@@ -81,6 +81,7 @@ def test_a_request_has_a_span_with_its_operations_and_their_calls_in_it(
         ("lockstep.load_back", "lockstep.request"),
         ("exists memory", "lockstep.prefetch"),
         ("read memory", "lockstep.prefetch"),
+        ("copy to device", "lockstep.load_back"),
     }
     assert [each for each, outer in children.items() if began(each) < began(outer)] == []
 
@@ -135,7 +136,7 @@ def test_an_operation_that_failed_is_an_error_and_one_that_goes_on_ends_with_the
     (prefetch,) = by_name(exporter, "lockstep.prefetch")
     assert load.status.status_code is trace.StatusCode.ERROR
     assert attributes(load)["error.type"] == "failed"
-    assert [each.name for each in prefetch.events] == ["transfer"]
+    assert [each.name for each in prefetch.events] == ["query", "transfer"]
     assert len(exporter.get_finished_spans()) == 4
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.page_format.object_name import MARK_POOL
 
 Event = dict[str, Any]
+OUTCOME = "lockstep.operation.outcome"
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ class TraceFile:
         moved: Counter[str] = Counter(l1_to_l2=0, l2_to_l1=0, l2_to_l3=0, l3_to_l2=0)
         for each in self.slices:
             args = each.args
-            match each.name:
+            match args.get("db.operation.name", each.name):
                 case "copy to host":
-                    moved["l1_to_l2"] += args["bytes"]
+                    moved["l1_to_l2"] += args["lockstep.bytes"]
                 case "copy to device":
-                    moved["l2_to_l1"] += args["bytes"]
+                    moved["l2_to_l1"] += args["lockstep.bytes"]
                 case "read":
-                    moved["l3_to_l2"] += args["bytes"]
-                case "write" if args["pool"] != MARK_POOL:
-                    moved["l2_to_l3"] += args["bytes"]
+                    moved["l3_to_l2"] += args["lockstep.bytes"]
+                case "write" if args["lockstep.pool"] != MARK_POOL:
+                    moved["l2_to_l3"] += args["lockstep.bytes"]
                 case _:
                     pass
         return dict(moved)
@@ -94,8 +95,9 @@ class TraceFile:
         """Return how many operations of each kind have ended in each way on a rank."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
-            if each["pid"] == pid and each["ph"] == "e" and "outcome" in each["args"]:
-                ended[each["name"]][each["args"]["outcome"]] += 1
+            outcome = each["args"].get(OUTCOME) if each["ph"] == "b" else None
+            if each["pid"] == pid and outcome is not None:
+                ended[each["name"].removeprefix("lockstep.")][outcome] += 1
         return {kind: dict(outcomes) for kind, outcomes in ended.items()}
 
     def lives(self, category: str) -> dict[tuple[int, str], list[Event]]:

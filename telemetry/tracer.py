@@ -1,0 +1,200 @@
+"""Spans: what takes time on one rank, under the names and attributes that every exporter shows.
+
+Spans are made of the timed events of one rank here and nowhere else. `chrome_trace` writes all of them
+to a file, `spans` hands those of requests to OpenTelemetry, whose conventions the names follow.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from ..ranks.protocol.orders import Direction
+from ..ranks.protocol.timed_events import (
+    OperationBegan,
+    OperationEnded,
+    OperationMoved,
+    PagesCopied,
+    RequestAdmitted,
+    RequestReleased,
+    RoundHeld,
+    StepHalf,
+    StoreCalled,
+    TimedEvent,
+)
+
+ENGINE: Final = "engine"
+ROUNDS: Final = "rounds"
+OPERATION: Final = "operation"
+REQUEST: Final = "request"
+REQUEST_ID: Final = "lockstep.request.id"
+ROUND: Final = "round"
+WAIT: Final = "wait for round"
+_OPERATION_ID: Final = "lockstep.operation.id"
+_BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
+WAYS: Final = {
+    Direction.TO_HOST: ("device", "host"),
+    Direction.TO_DEVICE: ("host", "device"),
+}
+"""From which tier to which each copy goes."""
+
+
+class Mark(NamedTuple):
+    """Something that happened at one time of a span: a phase that began, or an admission."""
+
+    name: str
+    at_s: float
+    attributes: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Something that takes time. What goes on may still get attributes and marks."""
+
+    name: str
+    track: str
+    """What it occupies: the engine, the rounds, copies in a direction or one kind of store, of which
+    several may run at a time; `OPERATION` and `REQUEST` occupy nothing."""
+    began_s: float
+    ended_s: float | None
+    """None while it goes on."""
+    attributes: dict[str, Any]
+    parent: "Span | None" = None
+    """The span in which it is: a request's or an operation's."""
+    marks: list[Mark] = field(default_factory=list[Mark])
+
+
+class Tracer:
+    """Makes the spans of one rank. What began before the first event is left out."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._requests: dict[str, Span] = {}
+        self._operations: dict[int, Span] = {}
+
+    def all_of(self, events: Iterable[TimedEvent]) -> list[Span]:
+        """Return the spans of these events, each once."""
+        return list(dict.fromkeys(chain.from_iterable(map(self.spans, events))))
+
+    def spans(self, event: TimedEvent) -> list[Span]:
+        """Return the spans that begin or end with an event, a parent before its children."""
+        match event:
+            case StepHalf(step, launches, began_s, ended_s):
+                half = "launch" if launches else "verdict"
+                return [Span("step", ENGINE, began_s, ended_s, {"step": step, "half": half})]
+            case RoundHeld(number, voted_s, awaited_s, ended_s):
+                return [
+                    Span(ROUND, ROUNDS, voted_s, ended_s, {"round": number}),
+                    Span(WAIT, ENGINE, awaited_s, ended_s, {"round": number}),
+                ]
+            case PagesCopied():
+                return [self._copy(event)]
+            case StoreCalled():
+                return [self._call(event)]
+            case OperationBegan():
+                return self._begin_operation(event)
+            case OperationMoved(operation, phase, at_s):
+                if operation in self._operations:
+                    self._operations[operation].marks.append(Mark(phase, at_s))
+                return []
+            case OperationEnded(operation, _, outcome, at_s):
+                return self._end_operation(operation, outcome, at_s)
+            case RequestAdmitted():
+                return self._admit(event)
+            case RequestReleased(request, at_s):
+                span = self._requests.pop(request, None)
+                return [] if span is None else [_ended(span, at_s)]
+
+    def _copy(self, event: PagesCopied) -> Span:
+        source, destination = WAYS[Direction(event.direction)]
+        return Span(
+            f"copy {event.direction}",
+            f"copies {event.direction}",
+            event.began_s,
+            event.ended_s,
+            {
+                _OPERATION_ID: event.operation,
+                "lockstep.source": source,
+                "lockstep.destination": destination,
+                "lockstep.pages": event.pages,
+                "lockstep.bytes": event.nbytes,
+                "lockstep.ok": event.ok,
+            },
+            self._operations.get(event.operation),
+        )
+
+    def _call(self, event: StoreCalled) -> Span:
+        return Span(
+            f"{event.call} {event.store}",
+            f"store {event.store}",
+            event.began_s,
+            event.ended_s,
+            {
+                _OPERATION_ID: event.operation,
+                "db.system.name": event.store,
+                "db.operation.name": event.call,
+                "db.operation.batch.size": sum(event.outcomes.values()),
+                "lockstep.pool": event.pool,
+                "lockstep.bytes": event.nbytes,
+                **{f"lockstep.keys.{name}": keys for name, keys in event.outcomes.items()},
+            },
+            self._operations.get(event.operation),
+        )
+
+    def _begin_operation(self, event: OperationBegan) -> list[Span]:
+        began: list[Span] = []
+        # What is still written for a request that was let go of is no part of it.
+        if event.request and event.kind in _BEGIN_A_REQUEST:
+            began = self._begin_request(event.request, event.at_s)
+        attributes: dict[str, Any] = {_OPERATION_ID: event.operation, "lockstep.rank": self._rank}
+        if event.request:
+            attributes[REQUEST_ID] = event.request
+        span = self._operations[event.operation] = Span(
+            f"lockstep.{event.kind}",
+            OPERATION,
+            event.at_s,
+            None,
+            attributes,
+            self._requests.get(event.request),
+            [Mark(event.phase, event.at_s)],
+        )
+        return [*began, span]
+
+    def _end_operation(self, operation: int, outcome: str, at_s: float) -> list[Span]:
+        span = self._operations.pop(operation, None)
+        if span is None:
+            return []
+        span.attributes["lockstep.operation.outcome"] = outcome
+        if outcome == "failed":
+            span.attributes["error.type"] = outcome
+        return [_ended(span, at_s)]
+
+    def _admit(self, event: RequestAdmitted) -> list[Span]:
+        hit = {
+            "device": event.device_tokens,
+            "host": event.host_tokens,
+            "storage": event.storage_tokens,
+        }
+        attributes = {
+            "gen_ai.usage.cache_read.input_tokens": sum(hit.values()),
+            "lockstep.asked_tokens": event.tokens,
+            **{f"lockstep.hit_tokens.{tier}": tokens for tier, tokens in hit.items()},
+        }
+        began = self._begin_request(event.request, event.at_s)
+        span = self._requests[event.request]
+        span.attributes |= attributes
+        span.marks.append(Mark("admitted", event.at_s, attributes))
+        return began
+
+    def _begin_request(self, request: str, at_s: float) -> list[Span]:
+        """Return the span of a request, if it begins now."""
+        if request in self._requests:
+            return []
+        attributes = {REQUEST_ID: request, "lockstep.rank": self._rank}
+        span = self._requests[request] = Span("lockstep.request", REQUEST, at_s, None, attributes)
+        return [span]
+
+
+def _ended(span: Span, at_s: float) -> Span:
+    span.ended_s = at_s
+    return span

@@ -22,9 +22,7 @@ class ReportedViolation(TypedDict):
     seed: int
     step: int
     what: str
-    """The finding in the words of its checker."""
-    plain: str
-    """The finding in one sentence for a reader who does not know the code."""
+    """What the checker has found."""
     replay: str
 
 
@@ -148,7 +146,6 @@ def _print_revived(
     """Print what was found of a bug that was put back."""
     print(f"revived bug {bug.name}: {bug.about}")
     for violation in violations:
-        print(f"what broke: {violation['plain']}")
         print(
             f"found by seed {violation['seed']}, the {_ordinal(schedules)} schedule, in step"
             f" {violation['step']}: {violation['what']}"
@@ -241,7 +238,6 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
         seed=violation.seed,
         step=violation.step,
         what=str(violation.finding),
-        plain=violation.finding.say().plain,
         replay=violation.replay + put_back,
     )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .finding import Finding, Said
+from .finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +14,9 @@ class OtherAnswer(Finding):
     rank: int
     answer: str
 
-    def say(self) -> Said:
-        return Said(
-            f"{self.command}: rank 0 answers {self.first}, rank {self.rank} answers {self.answer}",
-            f"Ranks 0 and {self.rank} gave different answers to the same call ({self.command}), so they"
-            " would go on with different work.",
+    def __str__(self) -> str:
+        return (
+            f"{self.command}: rank 0 answers {self.first}, rank {self.rank} answers {self.answer}"
         )
 
 
@@ -30,12 +28,8 @@ class ImpossibleAnswer(Finding):
     """The name of the command, with its article."""
     said: str
 
-    def say(self) -> Said:
-        return Said(
-            f"{self.command} {self.said}",
-            f"The cache gave {self.command} an answer that does not fit what it was asked, or what it"
-            " said right before, so the engine would go on with pages that are not there.",
-        )
+    def __str__(self) -> str:
+        return f"{self.command} {self.said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +41,8 @@ class NotKept(Finding):
     """Why these tokens must be there; the text goes on after the word "tokens"."""
     found: int
 
-    def say(self) -> Said:
-        return Said(
-            f"{self.tokens} tokens {self.why}, and a match finds {self.found} of them",
-            f"The cache has lost part of what it had to keep: {self.tokens} tokens {self.why}, and"
-            f" {self.found} of them are left.",
-        )
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens {self.why}, and a match finds {self.found} of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +55,10 @@ class WrongHit(Finding):
     hit: int
     when: str
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"request {self.request} has {self.device} tokens on the device, match finds {self.found} "
-            f"on the host, and hit says {self.hit}, {self.when}",
-            f"The cache offers request {self.request} to load {self.hit} tokens, {self.when}, and that"
-            " is not what it should have for it.",
+            f"on the host, and hit says {self.hit}, {self.when}"
         )
 
 
@@ -81,11 +69,8 @@ class NotRefused(Finding):
     rank: int
     call: str
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank}: {self.call} was not refused",
-            f"Rank {self.rank} takes a call that makes no sense ({self.call}) for a good one.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.call} was not refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +80,5 @@ class RefusedAndChanged(Finding):
     rank: int
     call: str
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank}: {self.call} was refused, and changed something all the same",
-            f"Rank {self.rank} refused a call ({self.call}) and changed something all the same, so the"
-            " engine has another picture of it than is true.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.call} was refused, and changed something all the same"

@@ -5,40 +5,7 @@ from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Self
 
-from .finding import Finding, Said
-
-_INVARIANTS = {
-    1: "The cache has lost track of which of its entries continues which",
-    2: "The cache keeps an entry that nothing is cached under and nothing uses",
-    3: "The cache keeps the window or state of a prefix of which it has dropped the KV",
-    4: "The cache keeps the end of a prefix of which it has dropped the beginning",
-    5: "The cache has lost count of who uses what it keeps: it may delete what is in use, or never give"
-    " back what nobody uses",
-    6: "The cache has lost count of what it keeps and of what may be evicted",
-    7: "A page of memory belongs to two owners, so one would be overwritten with the data of the other,"
-    " or to nobody, so that it can never be used again",
-    8: "A transfer is using a cached prefix that was deleted or changed under it",
-    9: "The cache has lost count of the transfers under way, so it will refuse others for ever",
-}
-"""What it means that an invariant is broken, by its number in `docs/architecture.md`."""
-
-_DIFFER = (
-    "The ranks no longer agree on what is cached and which pages are free: from here on they give the"
-    " same request different pages."
-)
-_CRASHES = {
-    (
-        "loading_back.py",
-        "begin",
-    ): "to load a cached prefix back from host memory, and some of its pages"
-    " are not there any more",
-    (
-        "tree.py",
-        "keys",
-    ): "to name the pages of a cached prefix, and found the entry deleted from the"
-    " cache while it was still in use",
-}
-"""What the cache was about to do when it raised, by module and function."""
+from .finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +16,8 @@ class InvariantBroken(Finding):
     number: int
     sentence: str
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank}: invariant {self.number}: {self.sentence}",
-            f"{_INVARIANTS.get(self.number, 'The cache has broken one of its own rules')}.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank}: invariant {self.number}: {self.sentence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +26,8 @@ class ReplicasDiffer(Finding):
 
     what: str
 
-    def say(self) -> Said:
-        return Said(self.what, _DIFFER)
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +38,10 @@ class AheadOfTime(Finding):
     rank: int
     clock_ms: int
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"the ranks agree on {self.agreed_ms} ms, and the clock of rank {self.rank} says "
-            f"{self.clock_ms} ms",
-            f"The ranks go by a time that rank {self.rank} has not reached yet, so what has a deadline"
-            " ends before its time.",
+            f"{self.clock_ms} ms"
         )
 
 
@@ -101,15 +63,9 @@ class Crashed(Finding):
         module = frame.filename.rsplit("/", 1)[-1]
         return cls(type(error).__name__, module, frame.lineno or 0, frame.name, str(error))
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         said = f": {self.message}" if self.message else ""
-        doing = _CRASHES.get((self.module, self.function))
-        if doing is not None:
-            plain = f"The cache crashed on every rank: it was {doing}."
-        else:
-            saying = f", saying: {self.message.rstrip('.')}" if self.message else ""
-            plain = f"The cache crashed in {self.module} with {self.error}{saying}."
-        return Said(f"{self.error} at {self.module}:{self.line} in {self.function}{said}", plain)
+        return f"{self.error} at {self.module}:{self.line} in {self.function}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +75,8 @@ class WrongVotes(Finding):
     rank: int
     count: int
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank} reached {self.count} collectives in one step",
-            f"Rank {self.rank} took part in {self.count} votes in one step where every rank must take"
-            " part in exactly one: ranks that vote would wait for those that do not.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank} reached {self.count} collectives in one step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +87,8 @@ class OtherShape(Finding):
     launched: tuple[str, int]
     others: tuple[str, int]
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank} launched a round of {self.launched}, others were {self.others}",
-            f"Rank {self.rank} votes in another form than the ranks did before, so they hang or read"
-            " something else than was said.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank} launched a round of {self.launched}, others were {self.others}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +104,13 @@ class EndedForNoReason(Finding):
     difference: str | None = None
     """Where the replicas differ, if that is why the epoch ended."""
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         what = f"rank {self.rank} ends the epoch for no reason: {self.error}: {self.message}"
         if self.difference is not None:
-            return Said(f"{what}; {self.difference}", _DIFFER)
+            return f"{what}; {self.difference}"
         if self.absent is not None:
-            return Said(
-                what,
-                f"Rank {self.absent} did not come to the vote that every rank takes part in at every"
-                " step, and the others waited for it until they gave up: the group hangs.",
-            )
-        plain = f"Rank {self.rank} gives up the group although nothing has happened to it."
-        return Said(what, plain)
+            return f"{what}; rank {self.absent} did not come to the round"
+        return what
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +123,10 @@ class NotNoticed(Finding):
     raised: Sequence[str]
     """What each rank has raised, by rank, as `repr` writes it."""
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"{self.fault} struck rank {self.struck}, and rank {self.rank} raised "
-            f"{self.raised[self.rank]} where the ranks raised {list(self.raised)}",
-            f"Something happened to rank {self.struck} that ends the group, and rank {self.rank} did"
-            " not notice it in time, or took it for something else.",
+            f"{self.raised[self.rank]} where the ranks raised {list(self.raised)}"
         )
 
 
@@ -196,12 +137,8 @@ class GoesOn(Finding):
     rank: int
     does: str
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank} {self.does} after the epoch has ended",
-            f"Rank {self.rank} goes on after its group has ended, so it would wait for ranks that are"
-            " gone.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.does} after the epoch has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +148,8 @@ class Restless(Finding):
     what: str
     steps: int
 
-    def say(self) -> Said:
-        return Said(
-            f"{self.what} in {self.steps} steps",
-            f"Nobody asks anything of the cache any more, and it is still busy {self.steps} steps"
-            " later.",
-        )
+    def __str__(self) -> str:
+        return f"{self.what} in {self.steps} steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +161,8 @@ class Miscounted(Finding):
     rounds: int
     collectives: int
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"rank {self.rank} counts {self.steps} steps, {self.rounds} rounds and "
-            f"{self.collectives} collectives",
-            f"Rank {self.rank} did not vote exactly once in every step, by its own count.",
+            f"{self.collectives} collectives"
         )

@@ -3,20 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..world.contents import EMPTY, GARBAGE, SHARDS, TORN, describe
-from .finding import Finding, Said
-
-_POOLS = {"kv": "attention KV", "window": "sliding-window KV", "state": "recurrent state"}
-_HELD = {
-    EMPTY: "nothing",
-    GARBAGE: "what a failed transfer has left in it",
-    TORN: "what a transfer has written of it so far",
-}
-
-
-def pool_in_words(pool: str) -> str:
-    """Say what the pages of a pool are for."""
-    return _POOLS.get(pool, pool)
+from ..world.contents import describe
+from .finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +16,8 @@ class Slot:
     pool: str
     page: int
 
-    @property
-    def plain(self) -> str:
-        """The page in plain words."""
-        return f"page {self.page} of {self.tier} memory ({pool_in_words(self.pool)})"
-
     def __str__(self) -> str:
         return f"{self.tier} {self.pool} page {self.page}"
-
-
-def _goes_on(holds: int) -> str:
-    return "without what it needs" if holds == EMPTY else "from wrong data"
-
-
-def _held(holds: int, rank: int) -> str:
-    if holds in _HELD:
-        return _HELD[holds]
-    if holds // SHARDS != rank:
-        return f"rank {holds // SHARDS}'s part of a prefix where rank {rank}'s belongs"
-    return "the data of another prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +28,11 @@ class WrongOffer(Finding):
     wanted: int
     holds: int
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
+        return (
             f"rank {rank}: the tree offers {slot} as {describe(self.wanted)}, and it holds "
-            f"{describe(self.holds)}",
-            f"On rank {rank} the cache offers {slot.plain} as part of a cached prefix, and the page"
-            f" holds {_held(self.holds, rank)}: the next request with that prefix would go on"
-            f" {_goes_on(self.holds)}.",
+            f"{describe(self.holds)}"
         )
 
 
@@ -74,13 +42,9 @@ class OfferStillWritten(Finding):
 
     slot: Slot
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
-            f"rank {rank}: the tree offers {slot}, which a transfer may still write",
-            f"On rank {rank} the cache offers {slot.plain} as part of a cached prefix while a transfer"
-            " still writes it.",
-        )
+        return f"rank {rank}: the tree offers {slot}, which a transfer may still write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +56,11 @@ class WrongPage(Finding):
     wanted: int
     holds: int
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
+        return (
             f"rank {rank}: {slot} of request {self.request} holds {describe(self.holds)} instead of "
-            f"{describe(self.wanted)}",
-            f"On rank {rank} request {self.request} was given {slot.plain} as its own, and the page"
-            f" holds {_held(self.holds, rank)}: it would go on {_goes_on(self.holds)}.",
+            f"{describe(self.wanted)}"
         )
 
 
@@ -109,12 +71,9 @@ class PageStillWritten(Finding):
     slot: Slot
     request: str
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
-            f"rank {rank}: {slot} of request {self.request} is in use and being written",
-            f"On rank {rank} request {self.request} uses {slot.plain} while a transfer writes it.",
-        )
+        return f"rank {rank}: {slot} of request {self.request} is in use and being written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +84,11 @@ class FreePageChanged(Finding):
     left: int
     holds: int
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
+        return (
             f"rank {rank}: {slot} is free, and holds {describe(self.holds)} instead of "
-            f"{describe(self.left)}",
-            f"On rank {rank} something has written {slot.plain} although it is free, so it would"
-            " overwrite whatever is put there next.",
+            f"{describe(self.left)}"
         )
 
 
@@ -145,16 +102,11 @@ class TwoTransfers(Finding):
     writer: int | None
     """The operation that writes the page already; None if others read it."""
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, writer = self.slot.rank, self.writer
         verb = "writes" if self.writes else "reads"
         other = "others still read" if writer is None else f"operation {writer} still writes"
-        return Said(
-            f"rank {rank}: operation {self.operation} {verb} {self.slot} while {other} it",
-            f"On rank {rank} two transfers use {self.slot.plain} at the same time: one {verb} it while"
-            f" another still {'reads' if writer is None else 'writes'} it, so one of them moves wrong"
-            " data.",
-        )
+        return f"rank {rank}: operation {self.operation} {verb} {self.slot} while {other} it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +117,9 @@ class StillTouched(Finding):
     why: str
     """Why no transfer may touch the page; the text goes on after the word "although"."""
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
-            f"rank {rank}: a transfer touches {slot}, although {self.why}",
-            f"On rank {rank} a transfer still uses {slot.plain} although {self.why}, so wrong data is"
-            " moved or computed with.",
-        )
+        return f"rank {rank}: a transfer touches {slot}, although {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +130,9 @@ class NothingToCopy(Finding):
     who: str
     holds: int
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         rank, slot = self.slot.rank, self.slot
-        return Said(
-            f"rank {rank}: {self.who} copies {slot}, which holds {describe(self.holds)}",
-            f"On rank {rank} the cache copies {slot.plain} for a request, and the page holds"
-            f" {_held(self.holds, rank)}: the request would go on {_goes_on(self.holds)}.",
-        )
+        return f"rank {rank}: {self.who} copies {slot}, which holds {describe(self.holds)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +144,9 @@ class WrongObject(Finding):
     meaning: int | None
     """The content that the key stands for; None if the bytes are not content of any prefix."""
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         under = "a page key" if self.meaning is None else f"the key of {describe(self.meaning)}"
-        return Said(
-            f"rank {self.rank}: a persist stores {describe(self.content)} under {under}",
-            f"Rank {self.rank} writes to storage, in the place of a cached prefix,"
-            f" {_held(self.content, self.rank)}: who reads it would go on {_goes_on(self.content)}.",
-        )
+        return f"rank {self.rank}: a persist stores {describe(self.content)} under {under}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +156,9 @@ class TwoOwners(Finding):
     slot: Slot
     owners: tuple[str, str]
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         one, other = self.owners
-        return Said(
-            f"{self.slot} belongs to {one} and to {other}",
-            f"On every rank {self.slot.plain} belongs to {one} and to {other} at once, so one would be"
-            " overwritten with the data of the other.",
-        )
+        return f"{self.slot} belongs to {one} and to {other}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +170,8 @@ class WrongCount(Finding):
     pool: str
     pages: int
 
-    def say(self) -> Said:
-        return Said(
-            f"node {self.node} of {self.width} pages has {self.pages} of {self.pool}",
-            f"The cache keeps {self.pages} pages of {pool_in_words(self.pool)} for a piece of a prefix"
-            f" that is {self.width} pages long, so nobody can say which of them belongs where.",
-        )
+    def __str__(self) -> str:
+        return f"node {self.node} of {self.width} pages has {self.pages} of {self.pool}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +184,10 @@ class PagesMissing(Finding):
     pool: str
     table: Sequence[int]
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"request {self.request} has computed {self.computed} tokens and has room for {self.room}, "
-            f"and its page table of pool {self.pool!r} is {self.table}",
-            f"Request {self.request} is served without pages of {pool_in_words(self.pool)} that its"
-            " next token has to read.",
+            f"and its page table of pool {self.pool!r} is {self.table}"
         )
 
 
@@ -272,13 +202,10 @@ class Leaked(Finding):
     quarantined: int
     capacity: int
 
-    def say(self) -> Said:
-        count = self.capacity - self.free - self.in_tree - self.quarantined
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"{self.free} {self.tier} {self.pool} pages are free, {self.in_tree} in the tree and "
-            f"{self.quarantined} in quarantine, of {self.capacity}",
-            f"Of {self.tier} memory ({pool_in_words(self.pool)}) {abs(count)} pages belong to"
-            f" {'nobody, so nobody can use them again' if count > 0 else 'two owners at once'}.",
+            f"{self.quarantined} in quarantine, of {self.capacity}"
         )
 
 
@@ -291,8 +218,5 @@ class NotToBeHad(Finding):
     """Which pages were asked for."""
     found: str
 
-    def say(self) -> Said:
-        return Said(
-            f"nobody holds any of {self.wanted} {self.what}, and what can be had is {self.found}",
-            "Nothing is going on any more, and not all of the memory can be used again.",
-        )
+    def __str__(self) -> str:
+        return f"nobody holds any of {self.wanted} {self.what}, and what can be had is {self.found}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .finding import Finding, Said
+from .finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +13,8 @@ class OtherRequest(Finding):
     sent: bytes
     told: bytes
 
-    def say(self) -> Said:
-        return Said(
-            f"request {self.number} was sent as {self.sent!r} and carried out as {self.told!r}",
-            f"The ranks act on request {self.number} in other words than it was sent in,"
-            " or act on another one in its place.",
-        )
+    def __str__(self) -> str:
+        return f"request {self.number} was sent as {self.sent!r} and carried out as {self.told!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +24,8 @@ class HeardEarly(Finding):
     number: int
     rank: int
 
-    def say(self) -> Said:
-        return Said(
-            f"request {self.number} became a command before rank {self.rank} had it",
-            f"The ranks act on request {self.number} before rank {self.rank} has received"
-            " it, so they cannot all do the same.",
-        )
+    def __str__(self) -> str:
+        return f"request {self.number} became a command before rank {self.rank} had it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +34,5 @@ class NotHeard(Finding):
 
     number: int
 
-    def say(self) -> Said:
-        return Said(
-            f"every rank has request {self.number}, and it does not become a command",
-            f"Every rank has received request {self.number} and none of them acts on it,"
-            " so whoever sent it waits for ever.",
-        )
+    def __str__(self) -> str:
+        return f"every rank has request {self.number}, and it does not become a command"

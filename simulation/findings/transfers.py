@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from .finding import Finding, Said
-
-_KINDS = {
-    "PREFETCH": "transfer from storage",
-    "BACKUP": "copy to host memory",
-    "LOAD_BACK": "copy to the device",
-    "PERSIST": "write to storage",
-}
+from .finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +13,10 @@ class BadOrder(Finding):
     who: str
     """What was ordered."""
     wrong: str
-    """What is wrong with the order, in plain words."""
+    """What is wrong with the order."""
 
-    def say(self) -> Said:
-        return Said(
-            f"rank {self.rank}: {self.who} {self.wrong}",
-            f"On rank {self.rank} something is to be moved and cannot be: {self.who} {self.wrong}.",
-        )
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.who} {self.wrong}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +29,10 @@ class Overdue(Finding):
     stood_s: float
     limit_s: float
 
-    def say(self) -> Said:
-        return Said(
+    def __str__(self) -> str:
+        return (
             f"{self.kind} {self.operation} stands in {self.phase} for {self.stood_s:.3f} s, and "
-            f"{self.limit_s} s is its limit",
-            f"A {_KINDS.get(self.kind, 'transfer')} does not end although its time is up, so what waits"
-            " for it waits for ever.",
+            f"{self.limit_s} s is its limit"
         )
 
 
@@ -54,11 +42,9 @@ class EngineNotKeptOut(Finding):
 
     operation: int
 
-    def say(self) -> Said:
-        return Said(
-            f"load {self.operation} is quarantined, and nobody can keep the engine from its pages",
-            "A copy into the engine's own memory does not end, and the engine may use the memory all"
-            " the same, so it would compute with wrong data.",
+    def __str__(self) -> str:
+        return (
+            f"load {self.operation} is quarantined, and nobody can keep the engine from its pages"
         )
 
 
@@ -70,12 +56,9 @@ class WaitsForNothing(Finding):
     operation: int | None
     """The operation that it waits for; None if all that is left is quarantined."""
 
-    def say(self) -> Said:
+    def __str__(self) -> str:
         waited = "a copy" if self.operation is None else f"load {self.operation}"
-        return Said(
-            f"request {self.request} waits for {waited}, which is gone",
-            f"Request {self.request} waits for a copy that has ended long ago, so it waits for ever.",
-        )
+        return f"request {self.request} waits for {waited}, which is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +68,5 @@ class NotLetGo(Finding):
     what: str
     state: str
 
-    def say(self) -> Said:
-        return Said(
-            f"{self.what} is {self.state} at rest",
-            "Everything has ended, and the cache still keeps memory from use for something that nobody"
-            " does any more.",
-        )
+    def __str__(self) -> str:
+        return f"{self.what} is {self.state} at rest"

@@ -100,7 +100,7 @@ class Slots:
     def _exists(self, page: int, who: str) -> bool:
         if 0 <= page < len(self.content):
             return True
-        wrong = f"names {self.slot(page).plain}, which has {len(self.content)} pages"
+        wrong = f"names {self.slot(page)}, which has {len(self.content)} pages"
         self._record(BadOrder(self._rank, who, wrong))
         return False
 

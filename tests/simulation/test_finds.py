@@ -167,9 +167,9 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
 
     found = list(violations(Build(make=make), seeds=range(12)))
 
-    plain = [finding.say().plain for finding in found if isinstance(finding, WrongOffer)]
-    assert plain
-    assert all("rank 0's part of a prefix where rank 1's belongs" in each for each in plain)
+    said = [str(finding) for finding in found if isinstance(finding, WrongOffer)]
+    assert said
+    assert all("rank 1: " in each and each.endswith("of rank 0") for each in said)
 
 
 def test_a_rank_that_writes_what_another_has_is_found() -> None:

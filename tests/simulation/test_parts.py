@@ -167,7 +167,7 @@ def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
     assert findings[1] == TwoTransfers(slots.slot(1), 5, writes=False, writer=4)
 
     slots.claim_to_write(7, 6)
-    wrong = "names page 7 of host memory (attention KV), which has 2 pages"
+    wrong = "names host kv page 7, which has 2 pages"
     assert findings[2] == BadOrder(0, "operation 6", wrong)
 
 

@@ -43,8 +43,6 @@ FINDINGS = {
 FIRST = {"min-of-lengths": 83, "backup-once": 54}
 """The first seed that finds a bug, where many come before it."""
 
-JARGON = ("invariant", "digest", "node", "receipt", "kv ", "None", "epoch", "Something that must")
-
 
 @cache
 def finding(name: str) -> ReportedViolation:
@@ -89,14 +87,11 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_revived_bug_is_found_by_the_checkers_and_said_in_one_plain_sentence(name: str) -> None:
-    what, plain = finding(name)["what"], finding(name)["plain"]
+def test_a_revived_bug_is_found_by_the_checkers(name: str) -> None:
+    what = finding(name)["what"]
 
     assert any(words in what for words in FINDINGS[name]), what
     assert "revived" not in what, "the bug itself has raised"
-    assert plain.endswith(".")
-    assert plain.count(". ") == 0
-    assert not [word for word in JARGON if word in plain]
 
 
 def test_the_schedule_that_finds_a_bug_has_no_violation_without_it(name: str) -> None:
@@ -124,7 +119,7 @@ def test_the_command_that_is_printed_finds_the_bug_again(lockstep: Run, bug: str
 
     assert status == 1
     assert f"revived bug {bug}: {REVIVED_BUGS[bug].about}" in printed
-    assert f"what broke: {found['plain']}" in printed
+    assert found["what"] in printed
     assert f"replay: {found['replay']}" in printed
 
 

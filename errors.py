@@ -3,7 +3,6 @@
     LockstepError
       ConfigError (ValueError)            fix the configuration and start again
       UsageError                          fix the calling code: the engine called out of order
-        StaleHandle                         the slot of a handle was freed, or is another's by now
       InternalError                       report it: a promise of Lockstep's own was broken
       GroupError                          rebuild the group: this epoch is over on every rank
         CollectiveTimeout (TimeoutError)    a round did not come back within its deadline
@@ -12,7 +11,6 @@
         RankUnhealthy                       a rank cannot go on, as it said or as all have seen
         WireError                           what one process of the group told another makes no sense
       StorageError                        treat it as a miss: storage never stops the group
-      MessageError                        go without what another process has said, or was to hear
 
 A missing page is an outcome and not an error. Messages name the thing, what was expected, what was
 found, and the remedy where there is one.
@@ -32,10 +30,6 @@ class UsageError(LockstepError):
 
     The group goes on, if every rank has made the same call and catches it.
     """
-
-
-class StaleHandle(UsageError):
-    """The slot that a handle is of was freed, and perhaps is another request's by now."""
 
 
 class InternalError(LockstepError):
@@ -71,7 +65,3 @@ class WireError(GroupError):
 
 class StorageError(LockstepError):
     """A store failed as a whole. The caller treats what it asked for as missing."""
-
-
-class MessageError(LockstepError):
-    """A message from another process makes no sense, or an inbox has no room for it."""

@@ -16,7 +16,6 @@ LOADED_BY_NAME = {
     "integrations/sglang/hicache/storage.py": "the dynamic storage of HiCache",
     "benchmarks/copies.py": "make gpu",
     "benchmarks/vllm_overhead.py": "make bench-engines",
-    "ranks/group/metadata_slots.py": "an engine of your own that hands requests over",
     "telemetry/spans.py": "a span processor of OpenTelemetry",
 }
 

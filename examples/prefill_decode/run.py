@@ -38,7 +38,6 @@ from lockstep import (
     Timeouts,
 )
 from lockstep.launch.replay.ray_cluster import ray_cluster
-from lockstep.ranks.group.metadata_slots import MetadataSlots, SlotField
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.request import TokenIds
@@ -52,11 +51,6 @@ PROMPT_TOKENS = 8 * PAGE_TOKENS + 7
 LAYOUT = PageLayout(
     page_tokens=PAGE_TOKENS,
     columns=(Column(name="kv", layers=2, heads=4, elements=128, dtype="float32"),),
-)
-RANDOM_STATE = torch.Generator().get_state()
-FIELDS = (
-    SlotField("first token", torch.int64, (1,)),
-    SlotField("random state", RANDOM_STATE.dtype, (*RANDOM_STATE.shape,)),
 )
 FAR = "127.0.0.2"
 DAMAGED_BYTE = 400_000
@@ -84,7 +78,6 @@ class Rank:
         )
         self._cache = Cache.open(config)
         self._forward = ForwardPass(self._cache)
-        self._slots = MetadataSlots(FIELDS, slots=4)
         if is_far:
             _lay_bad_cable(int(self._cache.serving_uri.rpartition(":")[2]))
 
@@ -94,12 +87,8 @@ class Rank:
         self._cache.load_back(name, prompt[:0], reserve_tokens=len(prompt))
         self._compute(name, prompt, 0)
         self._cache.insert(name, prompt)
-        slot = self._slots.take()
-        assert slot is not None
-        self._slots.write(slot, "first token", torch.tensor([_sample(random)]))
-        self._slots.write(slot, "random state", random.get_state())
-        message = {"name": name, "prompt": prompt.tobytes(), "state": self._slots.packed(slot)}
-        self._slots.free(slot)
+        message = {"name": name, "prompt": prompt.tobytes(), "first_token": _sample(random)}
+        message["random_state"] = random.get_state().numpy().tobytes()
         whole = len(prompt) // PAGE_TOKENS * PAGE_TOKENS
         self._until(lambda: self._cache.serve(name, prompt, ttl_s=PATIENCE_S) == whole)
         packed: bytes = msgpack.packb({**message, "source": self._cache.serving_uri})
@@ -109,9 +98,6 @@ class Rank:
         """Go on with a request; say in a line what has become of it."""
         handed = msgpack.unpackb(message)
         name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
-        slot = self._slots.take()
-        assert slot is not None
-        self._slots.unpack(slot, handed["state"])
         self._cache.prefetch(name, prompt, source=handed["source"])
         self._until(lambda: self._cache.prefetch_done(name))
         found = self._cache.load_back(name, prompt, reserve_tokens=len(prompt) + OUTPUTS)
@@ -121,9 +107,8 @@ class Rank:
         # Pages that are missing or damaged are computed here.
         self._compute(name, prompt, found.cached_tokens)
         random = torch.Generator()
-        random.set_state(self._slots.read(slot, "random state"))
-        answer = [int(self._slots.read(slot, "first token"))]
-        self._slots.free(slot)
+        random.set_state(torch.frombuffer(bytearray(handed["random_state"]), dtype=torch.uint8))
+        answer = [handed["first_token"]]
         tokens = prompt
         while len(answer) < OUTPUTS:
             tokens = np.append(prompt, np.array(answer, dtype=np.int32))

@@ -19,6 +19,8 @@ from ..uri import StoreUri
 from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
+INTERRUPTED: Final = "interrupted"
+"""The outcome of all keys of a call that was cancelled, or raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class SeenCall(NamedTuple):
     pool: str
     """The pool of its keys."""
     outcomes: dict[str, int]
-    """As `CallMetrics.outcomes`; all keys are `interrupted` where a call was cancelled, or raised."""
+    """As `CallMetrics.outcomes`, or `INTERRUPTED`."""
     nbytes: int
     began_s: float
     """On the scale of the backend's clock, by default `time.monotonic`'s."""
@@ -61,7 +63,7 @@ class CallLog:
 
     def __init__(self, on_call: Callable[[SeenCall], None] | None = None) -> None:
         """`on_call` is told of each call, in its own task, when it is over."""
-        self.on_call = on_call
+        self._on_call = on_call
         self._lock = threading.Lock()
         self._seen = {call: _Seen() for call in Call}
 
@@ -75,21 +77,19 @@ class CallLog:
         with self._lock:
             self._seen[kind].in_flight += 1
 
-    def interrupt(self, kind: Call) -> None:
-        """Note that a call was cancelled, or raised."""
+    def end(self, call: SeenCall) -> None:
+        """Note that a call is over."""
         with self._lock:
-            seen = self._seen[kind]
+            seen = self._seen[call.kind]
             seen.in_flight -= 1
-            seen.interrupted += 1
-
-    def end(self, kind: Call, took_s: float, outcomes: Mapping[str, int], nbytes: int) -> None:
-        """Note that a call has returned, and what became of its keys."""
-        with self._lock:
-            seen = self._seen[kind]
-            seen.in_flight -= 1
-            seen.took.add(took_s)
-            seen.outcomes.update(outcomes)
-            seen.nbytes += nbytes
+            if INTERRUPTED in call.outcomes:
+                seen.interrupted += 1
+            else:
+                seen.took.add(call.ended_s - call.began_s)
+                seen.outcomes.update(call.outcomes)
+                seen.nbytes += call.nbytes
+        if self._on_call is not None:
+            self._on_call(call)
 
 
 class MetricsBackend(AroundWrapper):
@@ -108,29 +108,18 @@ class MetricsBackend(AroundWrapper):
         self._clock = clock
 
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
-        started_at = self._clock()
+        began_s = self._clock()
         self.log.begin(call.kind)
+        outcomes, nbytes = {INTERRUPTED: len(call.keys)}, 0
         try:
             answers = await call.ask()
-        except BaseException:
-            self.log.interrupt(call.kind)
-            self._tell(call, {"interrupted": len(call.keys)}, 0, started_at)
-            raise
-        took_s = self._clock() - started_at
-        outcomes = {_word(call.kind, each): count for each, count in Counter(answers).items()}
-        each = zip(call.sizes, answers, strict=bool(call.sizes))
-        nbytes = sum(nbytes for nbytes, answer in each if answer in _OK)
-        self.log.end(call.kind, took_s, outcomes, nbytes)
-        self._tell(call, outcomes, nbytes, started_at)
-        return answers
-
-    def _tell(
-        self, call: PendingCall[Answer], outcomes: dict[str, int], nbytes: int, began_s: float
-    ) -> None:
-        on_call = self.log.on_call
-        if on_call is not None:
+            outcomes = {_word(call.kind, each): count for each, count in Counter(answers).items()}
+            each = zip(call.sizes, answers, strict=bool(call.sizes))
+            nbytes = sum(nbytes for nbytes, answer in each if answer in _OK)
+            return answers
+        finally:
             ended_s = self._clock()
-            on_call(SeenCall(call.kind, _pool(call), outcomes, nbytes, began_s, ended_s))
+            self.log.end(SeenCall(call.kind, _pool(call), outcomes, nbytes, began_s, ended_s))
 
 
 def _pool(call: PendingCall[Answer]) -> str:

@@ -3,19 +3,19 @@
 Nothing is counted for it: a scrape reads what the cache counts anyway, in a thread of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler
 
 from ..errors import ConfigError
 from ..ranks.group.member.cache_stats import CacheStats
 from ..ranks.group.member.member import Member
 from ..storage_backends.latencies import BOUNDS_S, Histogram
-from .families import FAMILIES, PREFIX, Family, Sample, Type
+from .families import FAMILIES, PREFIX, Family, Type
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -41,31 +41,29 @@ class CacheCollector:
         """Yield all families with what the cache has counted by now."""
         stats = self._stats()
         for family in FAMILIES:
-            yield _exposed(family, str(stats.rank), family.samples(stats))
+            yield _exposed(family, stats)
 
     def describe(self) -> "list[Metric]":
         """Return nothing, so that registering a cache does not read it."""
         return []
 
 
-def _exposed(family: Family[CacheStats], rank: str, samples: Iterable[Sample]) -> "Metric":
+def _exposed(family: Family[CacheStats], stats: CacheStats) -> "Metric":
     # Only who exposes metrics needs the package.
     from prometheus_client import core  # noqa: PLC0415
 
+    makers: dict[Type, Any] = {
+        Type.COUNTER: core.CounterMetricFamily,
+        Type.GAUGE: core.GaugeMetricFamily,
+        Type.HISTOGRAM: core.HistogramMetricFamily,
+    }
     name, labels = f"{PREFIX}{family.name}", ("rank", *family.labels)
-    if family.type is Type.HISTOGRAM:
-        histogram = core.HistogramMetricFamily(name, family.meaning, labels=labels)
-        for values, took in samples:
-            assert isinstance(took, Histogram)
-            histogram.add_metric((rank, *values), _buckets(took), took.sum_s)
-        return histogram
-    counts = family.type is Type.COUNTER
-    maker = core.CounterMetricFamily if counts else core.GaugeMetricFamily
-    metric = maker(name, family.meaning, labels=labels)
-    for values, value in samples:
-        assert not isinstance(value, Histogram)
-        metric.add_metric((rank, *values), value)
-    return metric
+    metric = makers[family.type](name, family.meaning, labels=labels)
+    for values, value in family.samples(stats):
+        numbers = (_buckets(value), value.sum_s) if isinstance(value, Histogram) else (value,)
+        metric.add_metric((str(stats.rank), *values), *numbers)
+    exposed: Metric = metric
+    return exposed
 
 
 def _buckets(took: Histogram) -> list[tuple[str, int]]:

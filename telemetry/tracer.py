@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ..ranks.protocol.orders import Direction
 from ..ranks.protocol.timed_events import (
+    WAYS,
     OperationBegan,
     OperationEnded,
     OperationMoved,
@@ -32,11 +33,6 @@ ROUND: Final = "round"
 WAIT: Final = "wait for round"
 _OPERATION_ID: Final = "lockstep.operation.id"
 _BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
-WAYS: Final = {
-    Direction.TO_HOST: ("device", "host"),
-    Direction.TO_DEVICE: ("host", "device"),
-}
-"""From which tier to which each copy goes."""
 
 
 class Mark(NamedTuple):

@@ -16,9 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ...coordinator.collectives.engine_channel import FoldedBallots
 from ...errors import InternalError
 from ...ranks.group.decider.worker import WorkerRank
+from ...telemetry.families import EXECUTOR_FAMILIES
 from .handover import Handover
 from .pass_result import PassResult
-from .stats import StatsFeed, Told, executor_told
+from .stats import StatsFeed, Told
 
 
 @dataclass
@@ -155,7 +156,7 @@ class UnderScheduler:
         idle = self._obeyed is not None and not self._obeyed.computes
         if not self._feed.due(idle=idle):
             return None
-        return executor_told(self._feed, self._rank.executor.counts())
+        return self._feed.told((EXECUTOR_FAMILIES, self._rank.executor.counts()))
 
     def close(self) -> None:
         self._rank.close()

@@ -12,14 +12,10 @@ is the sum and the counts of all buckets.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
-from ...ranks.protocol.orders import Direction
 from ...storage_backends.latencies import BOUNDS_S, Histogram
-from ...storage_backends.wrappers.metrics import Metrics
-from ...telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Family, Type
+from ...telemetry.families import FAMILIES, Family, Type
 
 TOLD_EVERY_S: Final = 1.0
 """How often an engine that is busy is told; one that falls idle is told at once."""
@@ -29,75 +25,37 @@ Told = dict[str, dict[str, Any]]
 """See the module; values are numbers, or a list of them for a histogram: the sum, then the counts."""
 
 
-@dataclass(slots=True)
 class Restored:
     """Counts the tokens that requests were promised from the cache, by what became of them."""
 
-    saved: int = 0
-    """They were loaded, and are not computed again."""
-    failed: int = 0
-    """Their load failed, so they were computed."""
-    dropped: int = 0
-    """Their request ended before its load did."""
-    _loading: dict[str, int] = field(default_factory=dict[str, int])
+    def __init__(self) -> None:
+        self.tokens = {"saved": 0, "failed": 0, "dropped": 0}
+        """Loaded, so not computed again; their load failed; their request ended before its load did."""
+        self._loading: dict[str, int] = {}
 
     def begun(self, request: str, tokens: int) -> None:
         """Count a load that has begun."""
         self._loading[request] = tokens
 
-    def ended(self, loaded: Iterable[str], failed: Iterable[str]) -> None:
-        """Count loads that are over; those in `failed` have failed."""
-        for request in failed:
-            self.failed += self._loading.pop(request, 0)
-        for request in loaded:
-            self.saved += self._loading.pop(request, 0)
-
-    def gone(self, request: str) -> None:
-        """Count a request that has ended, perhaps while it loaded."""
-        self.dropped += self._loading.pop(request, 0)
+    def ended(self, outcome: str, requests: Iterable[str]) -> None:
+        """Count the loads of these requests, if they have not ended before."""
+        for request in requests:
+            self.tokens[outcome] += self._loading.pop(request, 0)
 
 
-RESTORED: Final[tuple[Family[Restored], ...]] = (
-    Family(
-        name="restored_tokens",
-        type=Type.COUNTER,
-        meaning="Tokens that requests began to load, by what became of them: saved, failed, dropped.",
-        labels=("outcome",),
-        samples=lambda counted: [
-            (("saved",), counted.saved),
-            (("failed",), counted.failed),
-            (("dropped",), counted.dropped),
-        ],
-    ),
+RESTORED: Final[Family[Restored]] = Family(
+    "restored_tokens",
+    ("outcome",),
+    Type.COUNTER,
+    lambda counted: counted.tokens,
+    "Tokens that requests began to load, by what became of them: saved, failed, dropped.",
 )
 
 ALL: Final[Mapping[str, Family[Any]]] = {
     **{each.name: each for each in FAMILIES},
-    **{each.name: each for each in RESTORED},
+    RESTORED.name: RESTORED,
 }
 """All that vLLM may be told, by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorPart:
-    """What an executor tells that is in another process than its replica; see `ExecutorStats`."""
-
-    bytes_moved: BytesMoved
-    copies: Mapping[Direction, Histogram]
-    calls: Mapping[str, Metrics]
-    pages_corrupt: int
-    storage_late: LateCalls
-
-    @classmethod
-    def of(cls, counts: ExecutorCounts) -> "ExecutorPart":
-        """Return the part of an executor with these counts."""
-        return cls(
-            bytes_moved=counts.bytes_moved,
-            copies=counts.copies,
-            calls=counts.calls,
-            pages_corrupt=counts.pages_corrupt,
-            storage_late=counts.late_calls,
-        )
 
 
 class StatsFeed:
@@ -144,11 +102,6 @@ class StatsFeed:
         elif of is Type.COUNTER and before is not None:
             added = value - before
         told.setdefault(where[0], {})[where[1]] = added
-
-
-def executor_told(feed: StatsFeed, counts: ExecutorCounts) -> Told:
-    """Return what a worker tells whose replica is in another process: what its executor has done."""
-    return feed.told((EXECUTOR_FAMILIES, ExecutorPart.of(counts)))
 
 
 def add(one: Told, other: Told) -> Told:

@@ -38,11 +38,12 @@ class Watching:
 
     def loads_ended(self, result: PassResult) -> None:
         """Hear what the scheduler hears of loads."""
-        self._restored.ended(result.loaded, result.failed)
+        self._restored.ended("failed", result.failed)
+        self._restored.ended("saved", result.loaded)
 
     def request_gone(self, request: VllmRequest) -> None:
         """Hear that a request has ended."""
-        self._restored.gone(request.request_id)
+        self._restored.ended("dropped", [request.request_id])
 
     def told(self) -> Told | None:
         """Return what was added to the statistics, if it is time to tell."""
@@ -52,7 +53,7 @@ class Watching:
         # What executors do elsewhere, their workers tell.
         families = GROUP_FAMILIES if isinstance(cache, DecidingCache) else FAMILIES
         # The times of single steps are many, and no metric has them.
-        return self._feed.told((families, cache.stats(rounds=0)), (RESTORED, self._restored))
+        return self._feed.told((families, cache.stats(rounds=0)), ((RESTORED,), self._restored))
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
         """Return how many of the `tokens` that a request loads are from where, in vLLM's words."""

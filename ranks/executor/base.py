@@ -37,7 +37,7 @@ class ExecutorCounts:
     bytes_moved: BytesMoved = field(default_factory=BytesMoved)
     pages_corrupt: int = 0
     """Pages read from storage whose bytes were wrong."""
-    late_calls: LateCalls = field(default_factory=LateCalls)
+    storage_late: LateCalls = field(default_factory=LateCalls)
     copies: Mapping[Direction, Histogram] = field(default_factory=dict[Direction, Histogram])
     """How long copies took, from when they began until the step that heard of their end."""
     calls: Mapping[str, Metrics] = field(default_factory=dict[str, Metrics])

@@ -276,7 +276,7 @@ class RankExecutor:
             pages_corrupt=sum(
                 each[Call.READ].outcomes.get("corrupt", 0) for each in calls.values()
             ),
-            late_calls=self._stores.late_calls(),
+            storage_late=self._stores.late_calls(),
             copies={way: took.histogram() for way, took in self._flights.copies.items()},
             calls=calls,
         )

@@ -6,9 +6,15 @@ ends. None of this is made unless a cache is opened with somebody who wants it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .orders import Direction
+
+WAYS: Final = {
+    Direction.TO_HOST: ("device", "host"),
+    Direction.TO_DEVICE: ("host", "device"),
+}
+"""From which tier to which each copy goes."""
 
 
 class StepHalf(NamedTuple):

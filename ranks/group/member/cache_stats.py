@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....storage_backends.latencies import Histogram
-from ....storage_backends.wrappers.metrics import Metrics
-from ...executor.base import BytesMoved, LateCalls
+from ...executor.base import ExecutorCounts
 from ...protocol.notices import Tier
-from ...protocol.orders import Direction
 from ...replica.attaching import StoreState
 from ...replica.tree.prefixes import Prefixes
 
@@ -53,8 +51,11 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStats:
-    """Statistics of one rank's cache since it was opened; `dataclasses.asdict` makes JSON of them."""
+class CacheStats(ExecutorCounts):
+    """Statistics of one rank's cache and executor since they were opened.
+
+    `dataclasses.asdict` makes JSON of them.
+    """
 
     rank: int
     world_size: int
@@ -87,15 +88,6 @@ class CacheStats:
     namespaces_begun: int
     """How often a namespace had nothing and got something: with salts that never come back it grows
     as requests do."""
-    bytes_moved: BytesMoved
-    copies: Mapping[Direction, Histogram]
-    """How long copies took, from when they began until the step that heard of their end."""
-    calls: Mapping[str, Metrics]
-    """What was asked of stores, by the kind of store: its URI's scheme with the wrappers before it."""
-    pages_corrupt: int
-    """Pages whose bytes in storage were wrong; each was a miss."""
-    storage_late: LateCalls
-    """Calls to the store that timed out."""
     store: StoreState
     """How far the group is with its store; equal on all ranks."""
     ended_by: str

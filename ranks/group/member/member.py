@@ -323,7 +323,7 @@ class Member:
             copies=counts.copies,
             calls=counts.calls,
             pages_corrupt=counts.pages_corrupt,
-            storage_late=counts.late_calls,
+            storage_late=counts.storage_late,
             store=self.store_state(),
             ended_by="" if ended_by is None else type(ended_by).__name__,
             digest=self._replica.digest,

@@ -56,7 +56,7 @@ def test_a_key_that_hangs_hides_nothing_before_it_and_the_late_call_is_counted_a
         progress = happened(executor, [look_up], includes(Answered(2, 2)))
 
     assert progress == [Answered(2, 2)]
-    late = executor.counts().late_calls
+    late = executor.counts().storage_late
     assert late.calls == 1
     assert late.waited_s > SOON_S / 2
     said = [record.getMessage() for record in caplog.records]

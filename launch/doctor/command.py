@@ -1,6 +1,7 @@
 """`lockstep doctor`: whether this machine has what ranks need, and what to do where it has not."""
 
 import json
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -66,7 +67,7 @@ def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterat
 
     say("versions")
     cuda = software.probe_cuda()
-    yield software.judge_python(software.python_version())
+    yield software.judge_python(sys.version_info[:3])
     yield from software.judge_packages(software.probe_packages())
     yield software.judge_cuda(cuda)
     yield kernel.judge_processors(kernel.probe_processors(ranks))

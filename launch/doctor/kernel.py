@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,21 +22,6 @@ _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _UNSYNCHRONISED: Final = 5
 """What `adjtimex` returns for a clock that nothing keeps right."""
 _TIMEX_BYTES: Final = 208
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """What ranks of a host need to share memory, and why each call does not work; empty if it does."""
-
-    failures: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFiles:
-    """How many files this process may have open, and how many it may ask for."""
-
-    soft: int
-    hard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +44,8 @@ class Processors:
     ranks: int
 
 
-def probe_calls() -> Calls:
-    """Make both calls."""
+def probe_calls() -> dict[str, str]:
+    """Make the calls by which ranks of a host share memory; return why each fails, or an empty text."""
 
     def memory() -> int:
         return os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC)
@@ -76,38 +62,37 @@ def probe_calls() -> Calls:
             failures[name] = "this Python was built without it"
         except OSError as error:
             failures[name] = error.strerror or str(error)
-    return Calls(failures)
+    return failures
 
 
-def judge_calls(calls: Calls) -> Finding:
+def judge_calls(failures: Mapping[str, str]) -> Finding:
     """Judge by what rounds in the memory of a host need."""
     name = "kernel calls"
-    failed = [f"{call} ({why})" for call, why in calls.failures.items() if why]
+    failed = [f"{call} ({why})" for call, why in failures.items() if why]
     if failed:
         seen = f"ranks of one host cannot share memory without {' and '.join(failed)}"
         return problem(
             name, seen, "allow them in the container's seccomp profile, or take the transport torch"
         )
-    return well(name, f"{' and '.join(calls.failures)} work")
+    return well(name, f"{' and '.join(failures)} work")
 
 
-def probe_open_files() -> OpenFiles:
-    """Ask for the limit on open files."""
-    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE))
+def probe_open_files() -> tuple[int, int]:
+    """Return how many files this process may have open, and how many it may ask for."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def judge_open_files(files: OpenFiles) -> Finding:
+def judge_open_files(limits: tuple[int, int]) -> Finding:
     """Judge by what connections to other ranks, groups and stores take."""
     name = "open files"
     soft, hard = (
-        "any number" if each == resource.RLIM_INFINITY else f"{each:,}"
-        for each in (files.soft, files.hard)
+        "any number" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits
     )
     seen = f"{soft} at a time, {hard} if a process asks"
-    if files.soft == resource.RLIM_INFINITY or files.soft >= FILES_WANTED:
+    if limits[0] == resource.RLIM_INFINITY or limits[0] >= FILES_WANTED:
         return well(name, seen)
     remedy = "ulimit -n 65536 before ranks are started, or docker run --ulimit nofile=65536"
-    return (problem if files.soft < FILES_NEEDED else advice)(name, seen, remedy)
+    return (problem if limits[0] < FILES_NEEDED else advice)(name, seen, remedy)
 
 
 def probe_clocks() -> Clocks:

@@ -22,27 +22,12 @@ RANK_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """The file system for memory that processes share; None where there is none."""
-
-    total: int | None
-    free: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LockedMemory:
     """How much memory this process may lock, None for any amount, and what would want to."""
 
     limit: int | None
     rdma: bool
     cuda: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HugePages:
-    """What the kernel says of large pages, the chosen word in brackets; empty for nothing."""
-
-    enabled: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +40,24 @@ class HostMemory:
     ranks: int
 
 
-def probe_shared() -> SharedMemory:
-    """Ask for the size of /dev/shm."""
+def probe_shared() -> tuple[int, int] | None:
+    """Return the size of /dev/shm, where processes share memory, and what is free; None without it."""
     try:
         found = os.statvfs(_SHARED)
     except OSError:
-        return SharedMemory(None)
-    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def judge_shared(shared: SharedMemory) -> Finding:
+def judge_shared(shared: tuple[int, int] | None) -> Finding:
     """Judge by what engines need: rounds are in memory without a name, and need none of this."""
     name = "shared memory"
     remedy = "give the container more, for example docker run --shm-size 1g, or --ipc host"
-    if shared.total is None:
+    if shared is None:
         return advice(name, "there is no /dev/shm, which NCCL and engines' queues need", remedy)
-    seen = f"{_SHARED} has {bytes_in_words(shared.total)}, {bytes_in_words(shared.free)} of it free"
-    if shared.free < SHARED_BYTES:
+    total, free = shared
+    seen = f"{_SHARED} has {bytes_in_words(total)}, {bytes_in_words(free)} of it free"
+    if free < SHARED_BYTES:
         seen += f"; NCCL and engines' queues want {bytes_in_words(SHARED_BYTES)}"
         return advice(name, seen, remedy)
     return well(name, seen)
@@ -99,23 +85,23 @@ def judge_locked(locked: LockedMemory) -> Finding:
     return well(name, f"{seen}; there is neither a GPU nor RDMA that needs more")
 
 
-def probe_huge_pages() -> HugePages:
-    """Ask whether the kernel gives large pages to who wants them."""
+def probe_huge_pages() -> str:
+    """Return what the kernel says of large pages, the chosen word in brackets; empty for nothing."""
     try:
-        return HugePages(_HUGE.read_text(encoding="ascii").strip())
+        return _HUGE.read_text(encoding="ascii").strip()
     except OSError:
-        return HugePages("")
+        return ""
 
 
-def judge_huge_pages(huge: HugePages) -> Finding:
+def judge_huge_pages(enabled: str) -> Finding:
     """Judge by what host pools ask for."""
     name = "huge pages"
-    if "[never]" in huge.enabled:
+    if "[never]" in enabled:
         seen = "the kernel gives none, and host pools ask for them: their copies take longer"
         return advice(name, seen, f"echo madvise > {_HUGE}, as root")
-    if not huge.enabled:
+    if not enabled:
         return well(name, "the kernel does not say; host pools do without")
-    chosen = huge.enabled.partition("[")[2].partition("]")[0]
+    chosen = enabled.partition("[")[2].partition("]")[0]
     return well(name, f"host pools get them where the kernel has any ({chosen})")
 
 

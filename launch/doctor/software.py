@@ -2,7 +2,6 @@
 
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -87,11 +86,6 @@ def judge_python(found: tuple[int, ...]) -> Finding:
         least = ".".join(map(str, _PYTHON_LEAST))
         return problem("Python", shown, f"Lockstep needs Python {least} or newer")
     return well("Python", f"{shown}, {platform.system()} {platform.release()}")
-
-
-def python_version() -> tuple[int, ...]:
-    """Return the version of this Python."""
-    return sys.version_info[:3]
 
 
 def probe_packages(tried: Mapping[str, str] = TRIED) -> list[Package]:

@@ -33,11 +33,6 @@ def call_deadline(nbytes: int = 0) -> float:
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
 
 
-def store_directory(uri: StoreUri) -> Path | None:
-    """Return the directory of a store of files; None for a store of another kind."""
-    return Path(os.path.normpath(uri.path)) if uri.scheme == "file" else None
-
-
 def can_only_look(uri: StoreUri) -> bool:
     """Say whether a store can be opened so that reading changes nothing in it."""
     return uri.scheme in ("file", "3fs", "s3")

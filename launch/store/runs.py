@@ -8,11 +8,11 @@ from pathlib import Path
 from ...errors import LockstepError
 from ...storage_backends.base import Capabilities
 from ...storage_backends.file.quarantine import QUARANTINE
+from ...storage_backends.file.sweep import limits_of
 from ...storage_backends.records.catalogue import Catalogue
-from ...storage_backends.uri import StoreUri, parse_uri, without_secrets
+from ...storage_backends.uri import parse_uri, without_secrets
 from ..cli.amounts import age_in_words, bytes_in_words, count, shown_store
 from .opened_store import OpenedStore, run_on_store
-from .opening import store_directory
 from .survey import survey
 from .tables import (
     Record,
@@ -70,10 +70,11 @@ def run_stat(uri: str, *, as_json: bool) -> int:
 
 def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> Record:
     parsed = parse_uri(uri)
-    directory = store_directory(parsed)
-    quarantine = None if directory is None else _quarantine_record(directory)
+    in_files = parsed.scheme == "file"
+    quarantine = _quarantine_record(Path(os.path.normpath(parsed.path))) if in_files else None
+    limits = limits_of(parsed) if in_files else None
     total = catalogue.total
-    quota_bytes = _quota_bytes(parsed)
+    quota_bytes = None if limits is None else limits.quota_bytes
     return {
         "store": shown_store(uri),
         "scheme": parsed.scheme,
@@ -91,15 +92,6 @@ def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> 
         "quota_bytes": quota_bytes,
         "filled": total.nbytes / quota_bytes if quota_bytes else None,
     }
-
-
-def _quota_bytes(uri: StoreUri) -> int | None:
-    """Return the quota that the URI of a store of files sets, if it sets one."""
-    if "quota_bytes" in uri.options:
-        return int(uri.options["quota_bytes"])
-    if "quota_gib" in uri.options:
-        return int(float(uri.options["quota_gib"]) * (1 << 30))
-    return None
 
 
 def _stat_facts(record: Record) -> list[tuple[str, str]]:

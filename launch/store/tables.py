@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from rich.console import Console
@@ -212,18 +213,7 @@ def _layouts_record(manifest: Manifest) -> Record:
     return {
         pool: {
             "page_tokens": layout.page_tokens,
-            "columns": [
-                {
-                    "name": each.name,
-                    "layers": each.layers,
-                    "heads": each.heads,
-                    "elements": each.elements,
-                    "dtype": each.dtype,
-                    "replicated": each.replicated,
-                    "optional": each.optional,
-                }
-                for each in layout.columns
-            ],
+            "columns": [asdict(each) for each in layout.columns],
         }
         for pool, layout in sorted(manifest.layouts.items())
     }

@@ -6,13 +6,14 @@ Reading is `preadv` of pages out of one large file, and writing is `pwrite` of p
 import mmap
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
+
+from ..errors import ConfigError
 
 Pages = Sequence[memoryview]
 """Buffers of one length."""
@@ -32,25 +33,21 @@ class BareCalls:
         self._pool = ThreadPoolExecutor(threads)
         self._file: IO[bytes] | None = None
 
-    def write(self, pages: Pages) -> float:
-        """Write the pages into a fresh file, in place of the one before; return the seconds."""
+    def write(self, pages: Pages) -> None:
+        """Write the pages into a fresh file, in place of the one before."""
         self.forget()
         page_bytes = pages[0].nbytes
-        begun = time.perf_counter()
         file = self._file = tempfile.TemporaryFile(  # noqa: SIM115 - `forget` closes it.
             dir=self._directory, buffering=0
         )
         fd = file.fileno()
         self._each(len(pages), lambda page: os.pwrite(fd, pages[page], page * page_bytes))
-        return time.perf_counter() - begun
 
-    def read(self, pages: Pages) -> float:
-        """Read what was written last into the pages; return the seconds."""
+    def read(self, pages: Pages) -> None:
+        """Read what was written last into the pages."""
         assert self._file is not None
         fd, page_bytes = self._file.fileno(), pages[0].nbytes
-        begun = time.perf_counter()
         self._each(len(pages), lambda page: os.preadv(fd, [pages[page]], page * page_bytes))
-        return time.perf_counter() - begun
 
     def forget(self) -> None:
         """Give the file's room back."""
@@ -85,6 +82,16 @@ def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
     for at in range(0, len(view), _SAME_BYTES):
         view[at : at + _SAME_BYTES] = noise[: len(view) - at]
     return [view[page * page_bytes : (page + 1) * page_bytes] for page in range(count)]
+
+
+def require_memory_twice(nbytes: int) -> None:
+    """Raise `ConfigError` if the machine has no room for the pages and those read back."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 2 * nbytes > there:
+        raise ConfigError(
+            f"--bytes is {nbytes}, which are in memory twice, and there are {there} bytes of it; give"
+            " less"
+        )
 
 
 def untouched_memory(nbytes: int) -> memoryview:

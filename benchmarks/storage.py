@@ -25,7 +25,7 @@ from ..page_format.object_shape import PART_BYTES_MAX, ObjectShape
 from ..storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import StoreUri, parse_uri
-from .bare_calls import BareCalls, pages_in_memory
+from .bare_calls import BareCalls, pages_in_memory, require_memory_twice
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -114,7 +114,7 @@ def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> Sto
     Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
     refuses pages. `say` is told what is being done.
     """
-    _check_memory(sizes)
+    require_memory_twice(sizes.total_bytes)
     parsed = parse_uri(sizes.store)
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
     directory = limit_directory(parsed)
@@ -306,16 +306,6 @@ class _Store:
             ObjectName(self._namespace, secrets.token_hex(32), "kv", "l0-1.h0-8")
             for _ in range(count)
         ]
-
-
-def _check_memory(sizes: StorageSizes) -> None:
-    """Raise `ConfigError` if the machine has no room for the pages and those read back."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if 2 * sizes.total_bytes > there:
-        raise ConfigError(
-            f"--bytes is {sizes.total_bytes}, which are in memory twice, and there are {there} bytes"
-            " of it; give less"
-        )
 
 
 def _with_threads(text: str, uri: StoreUri, threads: int) -> str:

@@ -1,11 +1,11 @@
 """What the benchmark of handoffs measures, checked when it is made, and what a turn of it took."""
 
-import os
 from dataclasses import dataclass
 
 from ...errors import ConfigError
 from ...page_format.object_shape import PART_BYTES_MAX
 from ...ranks.protocol.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
+from ..bare_calls import require_memory_twice
 
 ROUNDS_MAX = 1000
 
@@ -32,12 +32,7 @@ class HandoffSettings:
             raise ConfigError(
                 f"--transfer is {self.transfer!r}, must be one of: {', '.join(TRANSFERS)}"
             )
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 2 * self.total_bytes > there:
-            raise ConfigError(
-                f"--bytes is {self.total_bytes}, which are in memory twice, and there are {there}"
-                " bytes of it; give less"
-            )
+        require_memory_twice(self.total_bytes)
 
     @property
     def pages(self) -> int:

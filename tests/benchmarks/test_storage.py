@@ -81,10 +81,10 @@ def test_what_others_write_into_a_new_directory_meanwhile_stays(
     """And so does every directory of the store, which they have open."""
     store, read = tmp_path / "store", BareCalls.read
 
-    def read_beside_others(bare: BareCalls, pages: Pages) -> float:
+    def read_beside_others(bare: BareCalls, pages: Pages) -> None:
         (store / "objects" / "theirs").mkdir(exist_ok=True)
         (store / "objects" / "theirs" / "page").write_bytes(b"page")
-        return read(bare, pages)
+        read(bare, pages)
 
     monkeypatch.setattr(BareCalls, "read", read_beside_others)
 

@@ -67,15 +67,6 @@ def test_slices_of_one_thread_hold_each_other_or_do_not_touch(
     assert len(waits) == len(timeline.named("round"))
 
 
-def test_the_bytes_of_copies_and_calls_are_those_of_the_report(
-    replayed: tuple[Report, TraceFile],
-) -> None:
-    report, timeline = replayed
-
-    assert timeline.bytes_moved() == report["bytes"]
-    assert all(report["bytes"].values())
-
-
 def test_operations_live_from_their_first_phase_to_their_outcome(
     replayed: tuple[Report, TraceFile],
 ) -> None:

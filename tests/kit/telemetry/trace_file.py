@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.page_format.object_name import MARK_POOL
-
 Event = dict[str, Any]
 OUTCOME = "lockstep.operation.outcome"
 
@@ -72,24 +70,6 @@ class TraceFile:
         for each in self.slices:
             threads[each.pid, each.thread].append(each)
         return [pair for slices in threads.values() for pair in _crossings(slices)]
-
-    def bytes_moved(self) -> dict[str, int]:
-        """Return the bytes of all copies and calls, under the names of a report."""
-        moved: Counter[str] = Counter(l1_to_l2=0, l2_to_l1=0, l2_to_l3=0, l3_to_l2=0)
-        for each in self.slices:
-            args = each.args
-            match args.get("db.operation.name", each.name):
-                case "copy to host":
-                    moved["l1_to_l2"] += args["lockstep.bytes"]
-                case "copy to device":
-                    moved["l2_to_l1"] += args["lockstep.bytes"]
-                case "read":
-                    moved["l3_to_l2"] += args["lockstep.bytes"]
-                case "write" if args["lockstep.pool"] != MARK_POOL:
-                    moved["l2_to_l3"] += args["lockstep.bytes"]
-                case _:
-                    pass
-        return dict(moved)
 
     def operations(self, pid: int) -> dict[str, dict[str, int]]:
         """Return how many operations of each kind have ended in each way on a rank."""

@@ -145,22 +145,22 @@ class _Drawn:
     def _draw_life(self, span: Span, number: str) -> None:
         """Draw an operation with its phases in it, or a request; what has not ended stays open."""
 
-        def add(ph: str, name: str, at_s: float, args: Mapping[str, Any]) -> None:
+        def add(ph: str, name: str, at_s: float, **more: Any) -> None:
             ts, local = self.ns(at_s) / 1000, {"local": number}
-            self._add(ph, name, cat=span.track, id2=local, ts=ts, args=args)
+            self._add(ph, name, cat=span.track, id2=local, ts=ts, **more)
 
-        add("b", span.name, span.began_s, span.attributes)
+        add("b", span.name, span.began_s, args=span.attributes)
         if span.track == REQUEST:
             for name, at_s, attributes in span.marks:
-                add("n", name, at_s, attributes)
+                add("n", name, at_s, args=attributes)
         else:
             ends = [*(mark.at_s for mark in span.marks[1:]), span.ended_s]
             for mark, ended_s in zip(span.marks, ends, strict=True):
-                add("b", mark.name, mark.at_s, {})
+                add("b", mark.name, mark.at_s)
                 if ended_s is not None:
-                    add("e", mark.name, ended_s, {})
+                    add("e", mark.name, ended_s)
         if span.ended_s is not None:
-            add("e", span.name, span.ended_s, {})
+            add("e", span.name, span.ended_s)
 
 
 def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:

@@ -14,7 +14,7 @@ import msgpack
 from ..ranks.protocol.timed_events import TimedEvent
 
 EVENTS_MAX: Final = 1 << 17
-"""About 25 MB of memory, and of a timeline's file, for each rank."""
+"""About 25 MB of memory, and 30 MB of a timeline's file, for each rank."""
 _TYPES: Final = get_args(TimedEvent)
 _NUMBERS: Final = {each: number for number, each in enumerate(_TYPES)}
 

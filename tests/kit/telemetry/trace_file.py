@@ -75,7 +75,7 @@ class TraceFile:
         """Return how many operations of each kind have ended in each way on a rank."""
         ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.events:
-            outcome = each["args"].get(OUTCOME) if each["ph"] == "b" else None
+            outcome = each.get("args", {}).get(OUTCOME) if each["ph"] == "b" else None
             if each["pid"] == pid and outcome is not None:
                 ended[each["name"].removeprefix("lockstep.")][outcome] += 1
         return {kind: dict(outcomes) for kind, outcomes in ended.items()}

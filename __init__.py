@@ -3,6 +3,7 @@
 The names in `__all__` are the public interface, which docs/api.md lists; `Cache` is where to start.
 """
 
+# ruff: noqa: PLC0415
 from typing import TYPE_CHECKING
 
 from .coordinator.collective import Transport
@@ -20,10 +21,7 @@ from .errors import (
     UsageError,
 )
 from .page_format.page_layout import Column, PageLayout
-from .ranks.group.cache import Cache
 from .ranks.group.control.client import ask
-from .ranks.group.host_cache import HostCache
-from .ranks.group.member.cache_stats import CacheStats
 from .ranks.protocol.answers import Admission, Dropped, Wait
 from .ranks.protocol.config import (
     Bounds,
@@ -38,26 +36,53 @@ from .ranks.protocol.config import (
 from .ranks.protocol.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
 from .ranks.protocol.model_description import KeptState, ModelDescription
 from .ranks.protocol.outside import Control, Peers
-from .ranks.replica.attaching import StoreState
-from .ranks.replica.operations.requests import LoadState
-from .ranks.replica.tree.matching import Match
 from .version import VERSION
 
 if TYPE_CHECKING:
     from .ranks.executor.engine_pages import AxisOrder, EnginePages
+    from .ranks.group.cache import Cache
+    from .ranks.group.host_cache import HostCache
+    from .ranks.group.member.cache_stats import CacheStats
+    from .ranks.replica.attaching import StoreState
+    from .ranks.replica.operations.requests import LoadState
+    from .ranks.replica.tree.matching import Match
 
 __version__ = VERSION
 
-_WITH_TORCH = ("AxisOrder", "EnginePages")
-"""Names whose module imports torch, which takes seconds: they are loaded when they are asked for."""
-
 
 def __getattr__(name: str) -> object:
-    if name in _WITH_TORCH:
-        from .ranks.executor import engine_pages  # noqa: PLC0415
+    """Load what takes long when it is asked for: torch takes seconds, the replica a quarter of one."""
+    match name:
+        case "AxisOrder" | "EnginePages":
+            from .ranks.executor import engine_pages
 
-        return getattr(engine_pages, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(engine_pages, name)
+        case "Cache":
+            from .ranks.group import cache
+
+            return cache.Cache
+        case "HostCache":
+            from .ranks.group import host_cache
+
+            return host_cache.HostCache
+        case "CacheStats":
+            from .ranks.group.member import cache_stats
+
+            return cache_stats.CacheStats
+        case "StoreState":
+            from .ranks.replica import attaching
+
+            return attaching.StoreState
+        case "LoadState":
+            from .ranks.replica.operations import requests
+
+            return requests.LoadState
+        case "Match":
+            from .ranks.replica.tree import matching
+
+            return matching.Match
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

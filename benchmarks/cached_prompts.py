@@ -4,7 +4,6 @@ Everything gets into the tree by the calls that an engine makes. There is no hos
 is copied, so what those calls cost is what the replicated state costs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -150,10 +149,3 @@ def _components(
         window_tokens=WINDOW_TOKENS, layout=layout, device_pages=device_pages, host_pages=0
     )
     return (window,)
-
-
-def require_known(components: Sequence[str]) -> None:
-    """Raise `ConfigError` for the first of `components` that is none of `COMPONENTS`."""
-    for name in components:
-        if name not in COMPONENTS:
-            raise ConfigError(f"--components is {name!r}, must be one of: {', '.join(COMPONENTS)}")

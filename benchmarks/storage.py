@@ -17,7 +17,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypedDict, TypeVar
+from typing import Annotated, Final, Protocol, TypedDict, TypeVar
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ..errors import ConfigError, StorageError
 from ..page_format.object_name import NAME_DIGEST_BYTES, ObjectName, object_path
@@ -26,6 +29,7 @@ from ..storage_backends.base import Read, ReadOutcome, StorageBackend, Write, Wr
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import StoreUri, parse_uri
 from .bare_calls import BareCalls, pages_in_memory, require_memory_twice
+from .byte_sizes import BYTES
 
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -36,8 +40,6 @@ BATCH_PAGES: Final = 1024
 BATCH_BYTES: Final = 16 << 20
 """A call moves as many pages as fit both bounds, and one at least."""
 EXISTS_NAMES: Final = 1000
-THREADS_MAX: Final = 256
-TOTAL_BYTES_MAX: Final = 1 << 50
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
 IN_DIRECTORIES: Final = ("file", "3fs")
@@ -74,25 +76,25 @@ class StorageReport(TypedDict):
     cpus: int
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSizes:
-    """Says what is measured."""
+    """Says what is measured: the options of `lockstep bench storage`."""
 
-    store: str
-    page_bytes: int
-    threads: int = 1
-    total_bytes: int = 256 << 20
+    store: Annotated[str, Parameter(metavar="URI")]
+    """The store, as a URI; what is written there is removed again."""
+    page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
+    """Bytes of a page, such as 65536 or 1MiB."""
+    threads: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 1
+    """Threads, of the store and of its limit."""
+    total_bytes: Annotated[
+        int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
+    ] = 256 << 20
+    """Bytes of all pages of a round."""
 
     def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--page-bytes", self.page_bytes, 1, PART_BYTES_MAX),
-            ("--threads", self.threads, 1, THREADS_MAX),
-            ("--bytes", self.total_bytes, self.page_bytes, TOTAL_BYTES_MAX),
-        ):
-            if value < least:
-                raise ConfigError(f"{option} is {value}, must be {least} or more")
-            if value > most:
-                raise ConfigError(f"{option} is {value}, must be {most} or less")
+        if self.total_bytes < self.page_bytes:
+            raise ConfigError(f"--bytes is {self.total_bytes}, must be {self.page_bytes} or more")
 
     @property
     def pages(self) -> int:

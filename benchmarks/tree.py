@@ -17,12 +17,14 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 import numpy as np
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ..errors import ConfigError
 from .cached_prompts import (
@@ -32,7 +34,6 @@ from .cached_prompts import (
     CachedPrompts,
     TokenArray,
     TreeShape,
-    require_known,
 )
 
 OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
@@ -71,31 +72,37 @@ class TreeReport(TypedDict):
     cpus: int
 
 
+Numbers = Annotated[tuple[int, ...], Parameter(validator=Number(gte=1))]
+
+
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Says what is measured."""
+    """Says what is measured: the options of `lockstep bench tree`."""
 
-    tokens: Sequence[int] = (1 << 10, 1 << 13, 1 << 15, 1 << 17)
-    nodes: Sequence[int] = (1_000, 100_000)
-    page_tokens: Sequence[int] = (16, 64)
-    components: Sequence[str] = COMPONENTS
-    repetitions: int = 500
+    tokens: Annotated[Numbers, Parameter(show_default="1k, 8k, 32k, 128k")] = (
+        *(1 << 10, 1 << 13, 1 << 15, 1 << 17),
+    )
+    """Length of a prompt; may be repeated."""
+    nodes: Annotated[
+        tuple[int, ...],
+        Parameter(validator=Number(gte=2 * LEAVES), show_default="1,000 and 100,000"),
+    ] = (1_000, 100_000)
+    """Nodes of the tree; may be repeated."""
+    page_tokens: Annotated[Numbers, Parameter(show_default="16 and 64")] = (16, 64)
+    """Tokens of a page; may be repeated."""
+    components: Annotated[
+        tuple[str, ...], Parameter(choices=COMPONENTS, show_default="all there are")
+    ] = COMPONENTS
+    """What the model keeps; may be repeated."""
+    repetitions: Annotated[int, Parameter(validator=Number(gte=1))] = 500
+    """How often each call is timed; the median counts."""
 
     def __post_init__(self) -> None:
-        require_known(self.components)
-        for name, least in (("nodes", 2 * LEAVES), ("page_tokens", 1), ("tokens", 2)):
-            values: Sequence[int] = getattr(self, name)
-            if not values or min(values) < least:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} is {min(values, default=0)}, must be {least} or more")
-        if not self.components:
-            raise ConfigError(f"--components is missing, must be one of: {', '.join(COMPONENTS)}")
         if min(self.tokens) < 2 * max(self.page_tokens):
             raise ConfigError(
                 f"--tokens is {min(self.tokens)}, must be two pages of {max(self.page_tokens)} or more"
             )
-        if self.repetitions < 1:
-            raise ConfigError(f"--repetitions is {self.repetitions}, must be 1 or more")
 
     def shapes(self) -> list[TreeShape]:
         """Return the trees to measure in."""

@@ -6,17 +6,16 @@ Every rank does it in the same step. Each command prints what became of it, in w
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
+from cyclopts import Parameter
 
 from ..errors import ConfigError, UsageError
 from ..ranks.group.control.client import ask
 from .cli.amounts import count, printable, well_formed
 from .cli.exits import EXIT_GROUP
-from .cli.option_values import check_store
+from .cli.options import Json, check_store, command_line
 from .ctl_lines import list_lines, stats_lines
 
 EXIT_STATUSES: Final = (
@@ -24,57 +23,53 @@ EXIT_STATUSES: Final = (
     " changed; 3, it is not done, and the line says why."
 )
 
-ctl = typer.Typer(
-    name="ctl",
+ctl = command_line(
+    "ctl",
     help="Ask a group that serves for something, which every rank does in the same step.",
-    rich_markup_mode=None,
-    no_args_is_help=True,
+    help_epilogue=EXIT_STATUSES,
 )
-
-_command = partial(ctl.command, epilog=EXIT_STATUSES)
 
 Socket = Annotated[
     Path,
-    typer.Argument(
+    Parameter(
         help="The group's socket, as `lockstep replay --control` and an engine's `control` have it.",
-        metavar="SOCKET",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-Ttl = Annotated[float | None, typer.Option(help="Seconds.", show_default="none", metavar="SECONDS")]
-Pages = Annotated[int | None, typer.Option(help="Full-attention pages.", show_default="no limit")]
+Pages = Annotated[int | None, Parameter(help="Full-attention pages.", show_default="no limit")]
 
 
-@_command("list")
-def list_all(socket: Socket, *, as_json: Json = False) -> None:
+@ctl.command(name="list")
+def list_all(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show what namespaces keep, limits, pins and the store."""
     answer = _asked(socket, "list")
     _tell(answer, as_json, *list_lines(answer))
 
 
-@_command("stats")
-def stats(socket: Socket, *, as_json: Json = False) -> None:
+@ctl.command
+def stats(socket: Socket, /, *, as_json: Json = False) -> None:
     """Show what rank 0 has counted so far."""
     answer = _asked(socket, "stats")
     _tell(answer, as_json, *stats_lines(answer))
 
 
-@_command("pin")
+@ctl.command
 def pin(
     socket: Socket,
-    name: Annotated[str, typer.Argument(help="A name for the pin, to unpin it by.")],
+    name: Annotated[str, Parameter(help="A name for the pin, to unpin it by.")],
+    /,
     *,
     tokens: Annotated[
         str,
-        typer.Option(
+        Parameter(
             help="Token ids with commas between them, or `-` to read them from the standard input.",
             metavar="IDS",
+            allow_leading_hyphen=True,
         ),
     ],
-    namespace: Annotated[str, typer.Option(help="The namespace of the prompt.")] = "",
-    ttl: Annotated[float, typer.Option(help="Seconds until it ends.", metavar="SECONDS")] = 3600.0,
+    namespace: Annotated[str, Parameter(help="The namespace of the prompt.")] = "",
+    ttl: Annotated[float, Parameter(help="Seconds until it ends.", metavar="SECONDS")] = 3600.0,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Keep what is cached of a prompt, for a time."""
     ids = _ids(sys.stdin.read() if tokens == "-" else tokens)
     answer = _asked(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
@@ -83,13 +78,14 @@ def pin(
     _tell(
         answer, as_json, told if kept else "nothing is kept: none of it is cached, or pins are full"
     )
-    raise typer.Exit(0 if kept else EXIT_GROUP)
+    return 0 if kept else EXIT_GROUP
 
 
-@_command("unpin")
+@ctl.command
 def unpin(
     socket: Socket,
-    name: Annotated[str, typer.Argument(help="The pin's name.")],
+    name: Annotated[str, Parameter(help="The pin's name.")],
+    /,
     *,
     as_json: Json = False,
 ) -> None:
@@ -98,14 +94,15 @@ def unpin(
     _tell(answer, as_json, "unpinned" if answer["was_pinned"] else "there is no such pin any more")
 
 
-@_command("drop")
+@ctl.command
 def drop(
     socket: Socket,
     namespace: Annotated[
-        str | None, typer.Argument(help="The namespace to drop.", show_default="none")
+        str | None, Parameter(help="The namespace to drop.", show_default="none")
     ] = None,
+    /,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Drop every namespace.")] = False,
+    everything: Annotated[bool, Parameter("--all", help="Drop every namespace.")] = False,
     as_json: Json = False,
 ) -> None:
     """Evict what nobody holds of a namespace.
@@ -120,14 +117,17 @@ def drop(
     _tell(answer, as_json, f"{count(answer['pages'], 'page')} left{still}")
 
 
-@_command("limit")
+@ctl.command
 def limit(
     socket: Socket,
-    namespace: Annotated[str, typer.Argument(help="The namespace; * for all that have no other.")],
+    namespace: Annotated[str, Parameter(help="The namespace; * for all that have no other.")],
+    /,
     *,
     device_pages: Pages = None,
     host_pages: Pages = None,
-    ttl: Ttl = None,
+    ttl: Annotated[
+        float | None, Parameter(help="Seconds.", show_default="none", metavar="SECONDS")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Set what a namespace may keep; without options, all.
@@ -147,8 +147,8 @@ def limit(
     _tell(answer, as_json, f"{'removed' if bounds == (None,) * 3 else 'set'}{unknown}")
 
 
-@_command("flush")
-def flush(socket: Socket, *, as_json: Json = False) -> None:
+@ctl.command
+def flush(socket: Socket, /, *, as_json: Json = False) -> None:
     """Write what is not written yet, and wait until it is there.
 
     What was cached before a store was attached is not on its way.
@@ -159,17 +159,18 @@ def flush(socket: Socket, *, as_json: Json = False) -> None:
     _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended{left}")
 
 
-@_command("attach")
+@ctl.command
 def attach(
     socket: Socket,
     store: Annotated[
         str,
-        typer.Argument(
+        Parameter(
             help="The store, for example file:///var/kv, with {rank} where each rank has its own; `-`"
             " reads it from the standard input, since others see the arguments of a command.",
-            metavar="URI",
+            allow_leading_hyphen=True,
         ),
     ],
+    /,
     *,
     as_json: Json = False,
 ) -> None:
@@ -179,8 +180,8 @@ def attach(
     _tell(_asked(socket, "attach", store=uri), as_json, "attached")
 
 
-@_command("detach")
-def detach(socket: Socket, *, as_json: Json = False) -> None:
+@ctl.command
+def detach(socket: Socket, /, *, as_json: Json = False) -> None:
     """Use the store no more.
 
     What is in flight for it is aborted.
@@ -188,10 +189,11 @@ def detach(socket: Socket, *, as_json: Json = False) -> None:
     _tell(_asked(socket, "detach"), as_json, "detached")
 
 
-@_command("weights")
+@ctl.command
 def weights(
     socket: Socket,
-    version: Annotated[str, typer.Argument(help="The version, which is part of every key.")],
+    version: Annotated[str, Parameter(help="The version, which is part of every key.")],
+    /,
     *,
     as_json: Json = False,
 ) -> None:
@@ -199,10 +201,11 @@ def weights(
     _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
 
 
-@_command("log-level")
+@ctl.command(name="log-level")
 def log_level(
     socket: Socket,
-    level: Annotated[str, typer.Argument(help="debug, info, warning or error.")],
+    level: Annotated[str, Parameter(help="debug, info, warning or error.")],
+    /,
     *,
     as_json: Json = False,
 ) -> None:

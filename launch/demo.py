@@ -3,43 +3,72 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from ..errors import ConfigError
 from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import StoreUri, parse_uri
-from .cli.option_values import check_store
+from .cli.options import OF_A_GROUP, ReportFile, check_store, command_line
+from .cli.report_files import check_that_writable, write_report
 from .cli.settings import ReplaySettings
 from .replay.launching import launch
-from .replay.options import LaunchChoice
+from .replay.options import EXIT_STATUSES, LaunchChoice
 from .replay.outcome import table_of
 from .replay.plots import check_that_drawable
-from .replay.report import Report, check_that_writable, read_report, write_report
+from .replay.report import Report, read_report
 from .replay.report_command import write_page
 from .replay.timelines import VIEWER
 
+demo = command_line("demo", help_epilogue=EXIT_STATUSES)
 
-def run_demo(
-    *, ranks: int, store: str | None, report: Path | None, timeline: Path | None, page: Path | None
+
+@demo.default
+def _demo(
+    *,
+    store: Annotated[
+        str | None,
+        Parameter(
+            help="Store for both runs, for example file:///var/demo; kept. A directory that holds"
+            " anything is refused.",
+            show_default="a temporary one, removed at the end",
+            metavar="URI",
+        ),
+    ] = None,
+    ranks: Annotated[int, OF_A_GROUP, Parameter(help="Number of ranks.")] = 2,
+    report: ReportFile = None,
+    timeline: Annotated[
+        Path | None,
+        Parameter(
+            help="Write the timeline of the warm run here, as trace events for"
+            " https://ui.perfetto.dev.",
+            show_default="none",
+            metavar="FILE.json",
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        Parameter(
+            help="Write a page with plots of both runs here (extra `reports`).",
+            show_default="none",
+            metavar="FILE.html",
+        ),
+    ] = None,
 ) -> int:
-    """Run the two replays, print the comparison, and return the status to exit with.
+    """Replay the built-in workload twice, cold and warm.
 
-    `store` is the URI of a store that holds nothing yet, or the first run is not cold; it is kept. None
-    stands for a temporary directory.
-    `report` gets one JSON object with the reports of both runs under `cold` and `warm`, which `page`
-    shows. `timeline` gets that of the warm run.
+    The report has those of both runs, under `cold` and `warm`.
     """
     if store is not None:
         check_store(store)
         _check_that_unused(parse_uri(store))
     if page is not None:
         check_that_drawable()
-    for file in (page, report):
-        if file is not None:
-            check_that_writable(str(file))
+        check_that_writable(page)
     if timeline is not None:
-        check_that_writable(str(timeline), "timeline")
+        check_that_writable(timeline, "timeline")
     console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
@@ -65,7 +94,7 @@ def run_demo(
             reports[run] = read_report(path)
         console.print(table_of(reports))
         both = report or Path(scratch) / "both.json"
-        write_report(str(both), dict(reports))
+        write_report(both, dict(reports))
         if page is not None:
             write_page(both, page)
             console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)

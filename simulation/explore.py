@@ -1,19 +1,29 @@
 """Exploring: schedules of many seeds, over a few processes, and one report."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, TypedDict
 
-from .pair import run_pair
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from ..errors import ConfigError
+from ..ranks.protocol.config import RANKS_MAX
+from .pair import DRAWN, PAIRS, run_pair
 from .rank.epoch import SOUND_BUILD
 from .rank.peers import PAGES_GONE, PAGES_READ
 from .result import ScheduleResult, Violation
+from .revived.revived import SEEDS as REVIVED_SEEDS
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
 from .seeds import quiet_log, run_all
-from .world.world import BOTH
+from .world.faults import FAULT_PROFILES
+from .world.models import MODEL_PROFILES
+from .world.world import BOTH, L1_CHOICES, STEPS_MIN
 
 
 class ReportedViolation(TypedDict):
@@ -65,44 +75,118 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 }
 
 
-def explore(
-    seeds: range,
-    *,
-    ranks: int = 2,
-    steps: int = 100,
-    profile: str | None = None,
-    faults: str = "mixed",
-    depth: int | None = None,
-    l1: str = BOTH,
-    revive: str | None = None,
-    pd: str | None = None,
-    processes: int = 2,
-) -> ExplorationReport:
+LIST: Final = "list"
+"""Stands for no bug to revive, but for all of them, in a list."""
+_SEEDS: Final = range(100)
+
+
+def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
+    """Return the seeds that `A:B` stands for: from A up to B - 1."""
+    first, separator, last = tokens[0].value.partition(":")
+    if not (separator and first.isdecimal() and last.isdecimal()):
+        raise ValueError("must be A:B with whole numbers, for example 0:100")
+    if not int(first) < int(last) <= sys.maxsize:
+        raise ValueError(f"must be A:B with A less than B, and B at most {sys.maxsize}")
+    return range(int(first), int(last))
+
+
+def _check_bug(_kind: object, name: str | None) -> None:
+    if name is not None and name != LIST:
+        try:
+            find_bug(name)
+        except ValueError as error:
+            raise ConfigError(f"--revive: {error}") from error
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """Says which schedules to explore: the options of `lockstep simulate`."""
+
+    seeds: Annotated[
+        range | None,
+        Parameter(
+            converter=_seeds,
+            n_tokens=1,
+            metavar="A:B",
+            show_default=f"0:{_SEEDS.stop}; 0:{REVIVED_SEEDS.stop} with --revive",
+        ),
+    ] = None
+    """Seeds to explore, A:B: from A up to B - 1."""
+    ranks: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=1, lte=RANKS_MAX), show_default="2"),
+    ] = None
+    """Number of simulated ranks."""
+    pd: Annotated[
+        str | None,
+        Parameter(
+            choices=(DRAWN, *PAIRS), show_choices=False, metavar="PxD", show_default="one group"
+        ),
+    ] = None
+    """Two groups instead, of which one hands requests over to the other: their TP sizes, as 2x1 with
+    each 1, 2, 4 or 8, or `drawn` by the seed."""
+    steps: Annotated[int, Parameter(validator=Number(gte=STEPS_MIN))] = STEPS_MIN
+    """Steps of each schedule."""
+    profile: Annotated[
+        str | None,
+        Parameter(choices=MODEL_PROFILES, show_default="drawn by the seed, or what --revive needs"),
+    ] = None
+    """Model."""
+    faults: Annotated[
+        str | None,
+        Parameter(choices=FAULT_PROFILES, show_default="mixed, or what --revive needs"),
+    ] = None
+    """Mixture of faults and pressure."""
+    depth: Annotated[
+        int | None, Parameter(validator=Number(gte=0, lte=1), show_default="both in turn")
+    ] = None
+    """Pipeline depth, 0 or 1."""
+    l1: Annotated[
+        str | None, Parameter(choices=L1_CHOICES, show_default="both, or what --revive needs")
+    ] = None
+    """Who owns the device pages: replica, engine, or both in turn, by the seed."""
+    revive: Annotated[
+        str | None, Parameter(metavar="BUG", show_default="none", validator=_check_bug)
+    ] = None
+    """Put an old bug back, and stop at the first schedule that finds it: A to E, or a name that
+    `--revive list` tells. Exits with 1 if it is found and with 4 if not."""
+
+    def __post_init__(self) -> None:
+        if self.pd is not None and self.ranks is not None:
+            raise ConfigError("--pd says how many ranks there are; leave out --ranks")
+
+    def with_what_its_bug_needs(self) -> "Exploration":
+        """Return it with seeds, model, faults and owner of L1 as the bug needs them, unless given."""
+        if self.revive is None:
+            return self
+        bug = find_bug(self.revive)
+        return replace(
+            self,
+            seeds=self.seeds or REVIVED_SEEDS,
+            profile=self.profile or bug.profile,
+            faults=self.faults or bug.faults,
+            l1=self.l1 or bug.l1,
+            revive=bug.name,
+        )
+
+
+def explore(exploration: Exploration, *, processes: int = 2) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
 
-    With `pd`, a schedule is of two groups, of which one hands requests over to the other: `drawn`, or
-    their TP sizes as `PAIRS` has them, which then stand in the place of `ranks`.
-
-    With a bug to `revive`, stop at the first seed, in their order, whose schedule has a violation. A
-    depth of None takes both pipeline depths in turn, by the seed. The seed also draws the model and the
-    owner of the device pages, unless `profile` and `l1` name them. Raises `ValueError` for sizes and
-    names that are not possible. A violation does not raise: it is in the report.
+    With a bug to revive, stop at the first seed, in their order, whose schedule has a violation. A
+    violation does not raise: it is in the report. Raises `ValueError` for sizes and names that are not
+    possible.
     """
     began = time.perf_counter()
-    run = partial(
-        _run,
-        ranks=ranks,
-        steps=steps,
-        profile=profile,
-        faults=faults,
-        depth=depth,
-        l1=l1,
-        revive=revive,
-        pd=pd,
+    whole = exploration.with_what_its_bug_needs()
+    results = run_all(
+        partial(_run, whole),
+        whole.seeds or _SEEDS,
+        processes,
+        until_found=whole.revive is not None,
     )
-    results = list(run_all(run, seeds, processes, until_found=revive is not None))
-    elapsed_s = time.perf_counter() - began
-    return _report(results, elapsed_s, revive)
+    return _report(list(results), time.perf_counter() - began, whole.revive)
 
 
 def print_report(report: ExplorationReport) -> None:
@@ -162,29 +246,21 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _run(
-    seed: int,
-    *,
-    ranks: int,
-    steps: int,
-    profile: str | None,
-    faults: str,
-    depth: int | None,
-    l1: str,
-    revive: str | None,
-    pd: str | None,
-) -> ScheduleResult:
-    build = SOUND_BUILD if revive is None else find_bug(revive).build()
-    run = partial(run_schedule, ranks=ranks) if pd is None else partial(run_pair, pd=pd)
+def _run(exploration: Exploration, seed: int) -> ScheduleResult:
+    bug, depth = exploration.revive, exploration.depth
+    if exploration.pd is None:
+        run = partial(run_schedule, ranks=exploration.ranks or 2)
+    else:
+        run = partial(run_pair, pd=exploration.pd)
     with quiet_log():
         return run(
             seed,
-            steps=steps,
-            profile=profile,
-            faults=faults,
+            steps=exploration.steps,
+            profile=exploration.profile,
+            faults=exploration.faults or "mixed",
             depth=seed % 2 if depth is None else depth,
-            l1=l1,
-            build=build,
+            l1=exploration.l1 or BOTH,
+            build=SOUND_BUILD if bug is None else find_bug(bug).build(),
         )
 
 

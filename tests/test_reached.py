@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from tests.kit.source_tree import ROOT, Module, neighbours, read_library
 
-NAME = re.compile(r"(?:lockstep)?\.([a-z_0-9.]*[a-z_0-9])")
+NAME = re.compile(r"(?:lockstep)?\.([a-z_0-9.]*[a-z_0-9])(?::[a-z_]+)?")
 LOADED_BY_NAME = {
     "__init__.py": "public names",
     "integrations/vllm/__init__.py": "kv_connector_module_path of vLLM",
@@ -29,7 +29,7 @@ def entry_points() -> set[str]:
 
 
 def named(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[PurePosixPath]:
-    """The modules that this one names in a text: a store of a URI, or a program for `python -m`."""
+    """The modules that this one names in a text: a store, a command, or a program for `python -m`."""
     for node in ast.walk(module.parse()):
         text = node.value if isinstance(node, ast.Constant) else None
         match = NAME.fullmatch(text) if isinstance(text, str) else None

@@ -1,37 +1,38 @@
 """What the benchmark of handoffs measures, checked when it is made, and what a turn of it took."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ...errors import ConfigError
 from ...page_format.object_shape import PART_BYTES_MAX
 from ...ranks.protocol.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
 from ..bare_calls import require_memory_twice
+from ..byte_sizes import BYTES
 
-ROUNDS_MAX = 1000
 
-
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
-    """Says what is measured."""
+    """Says what is measured: the options of `lockstep bench handoff`."""
 
-    page_bytes: int
-    total_bytes: int = 256 << 20
-    rounds: int = 9
-    transfer: str = TCP
-    """What moves the pages: the connection by which they are asked for, or a transfer engine."""
+    page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
+    """Bytes of a page, such as 262144 or 1MiB."""
+    total_bytes: Annotated[
+        int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
+    ] = 256 << 20
+    """Bytes of all pages of a round."""
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
+    """How often everything is measured in turns."""
+    transfer: Annotated[str, Parameter(choices=TRANSFERS)] = TCP
+    """What moves pages from host memory to host memory: tcp, or mooncake for Mooncake's transfer
+    engine, over TCP as well."""
 
     def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--page-bytes", self.page_bytes, 1, PART_BYTES_MAX),
-            ("--bytes", self.total_bytes, self.page_bytes, 1 << 50),
-            ("--rounds", self.rounds, 1, ROUNDS_MAX),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
-        if self.transfer not in TRANSFERS:
-            raise ConfigError(
-                f"--transfer is {self.transfer!r}, must be one of: {', '.join(TRANSFERS)}"
-            )
+        if self.total_bytes < self.page_bytes:
+            raise ConfigError(f"--bytes is {self.total_bytes}, must be {self.page_bytes} or more")
         require_memory_twice(self.total_bytes)
 
     @property

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
@@ -10,7 +13,8 @@ from ...storage_backends.file.backend import THREADS
 from ...storage_backends.three_fs.backend import RINGS
 from ...storage_backends.three_fs.sizes import SLOT_BYTES, sizes_of
 from ...storage_backends.uri import StoreUri, parse_uri
-from ..agreement_settings import RANKS_MAX
+from ..agreement_settings import Ranks
+from ..byte_sizes import BYTES
 from ..storage import IN_DIRECTORIES, limit_directory
 from .bare_files import is_in_memory
 
@@ -22,40 +26,36 @@ LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
 """Keys and values of one head of one layer, in bfloat16."""
-_PAGE_BYTES_MAX: Final = 1 << 28
-_RANK_BYTES_MAX: Final = 1 << 40
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", RINGS)}
 """The option of a scheme that says how many threads a store has, and what it has without."""
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathSettings:
-    """One group of ranks, its store, and how much it moves."""
+    """One group of ranks, its store, and how much it moves: the options of `lockstep bench path`."""
 
-    store: str
-    page_bytes: int
-    """The bytes of one rank's part of a page, which is one object."""
-    ranks: int = 1
-    rank_bytes: int = 1536 << 20
-    """The bytes of all pages of one rank."""
+    store: Annotated[str, Parameter(metavar="URI")]
+    """The store, as a URI; what is written there is removed again."""
+    page_bytes: Annotated[
+        int, BYTES, Parameter(validator=Number(gte=1, lte=1 << 28, modulo=_UNIT_BYTES))
+    ]
+    """Bytes of a rank's part of a page, which is one object, such as 262144 or 1MiB."""
+    ranks: Ranks = 1
+    """Ranks, one process each."""
+    rank_bytes: Annotated[
+        int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 40), show_default="1.5GiB")
+    ] = 1536 << 20
+    """Bytes of all pages of one rank."""
     cold: bool = False
-    """Whether the kernel is asked to forget the files before each turn."""
-    model: str = "bench-path"
+    """Have the kernel forget the files before they are read."""
+    model: Annotated[str, Parameter(parse=False)] = "bench-path"
     """Keeps what is written apart from all else in the store."""
 
     def __post_init__(self) -> None:
-        if self.page_bytes % _UNIT_BYTES:
-            raise ConfigError(
-                f"--page-bytes is {self.page_bytes}, must be a multiple of {_UNIT_BYTES}: the keys and"
-                f" values of {PAGE_TOKENS} tokens, for one head of one layer"
-            )
-        for option, value, least, most in (
-            ("--page-bytes", self.page_bytes, _UNIT_BYTES, _PAGE_BYTES_MAX),
-            ("--ranks", self.ranks, 1, RANKS_MAX),
-            ("--bytes", self.rank_bytes, TURNS * PROMPTS * self.page_bytes, _RANK_BYTES_MAX),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
+        least = TURNS * PROMPTS * self.page_bytes
+        if self.rank_bytes < least:
+            raise ConfigError(f"--bytes is {self.rank_bytes}, must be {least} or more")
         if self.cold and not self.in_directory:
             raise ConfigError(
                 f"--cold: only the files of file:// and 3fs:// can be forgotten, not {self.uri.text!r}"

@@ -2,32 +2,24 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from ...errors import ConfigError
 from ...storage_backends.uri import without_secrets
 
-_AMOUNT: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
+_AGE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_BYTES: Final = {"B": 1} | {
-    f"{letter}{end}": base ** (power + 1)
-    for power, letter in enumerate("KMGTP")
-    for end, base in (("iB", 1024), ("B", 1000))
-}
 _SHOWN_MAX: Final = 200
 LINE_MAX: Final = 10_000
 """Characters of what is shown whole: a path, or what went wrong."""
 
 
-def parse_age(text: str, option: str) -> float:
-    """Return seconds, for a text such as 90s, 15m, 12h, 7d or 2w."""
-    return _parse(text, option, _SECONDS, "a number with s, m, h, d or w, for example 7d")
-
-
-def parse_bytes(text: str, option: str) -> int:
-    """Return bytes, for a text such as 100GiB, 512MiB or 2TB."""
-    units = _BYTES
-    return int(_parse(text, option, units, "a number with B, KiB, MiB, GiB or TiB, such as 100GiB"))
+def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
+    """Return the seconds of an option such as 90s, 15m, 12h, 7d or 2w."""
+    text = str(tokens[0].value)
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no number with s, m, h, d or w, for example 7d")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def bytes_in_words(nbytes: float) -> str:
@@ -78,11 +70,3 @@ def well_formed(value: object) -> object:
 def shown_store(uri: str) -> str:
     """Return a store's URI as it may be shown on a terminal."""
     return printable(without_secrets(uri))
-
-
-def _parse(text: str, option: str, units: dict[str, int], remedy: str) -> float:
-    match = _AMOUNT.fullmatch(text.strip())
-    unit = match[2] if match is not None else ""
-    if match is None or unit not in units:
-        raise ConfigError(f"{option} is {text!r}, must be {remedy}")
-    return float(match[1]) * units[unit]

@@ -3,7 +3,7 @@
 import sys
 
 from ...errors import ConfigError, LockstepError, UsageError
-from .option_values import option
+from .options import option
 
 EXIT_FAULT = 1
 """The replay ran and showed a fault, or the program has one."""

@@ -1,10 +1,14 @@
 """The settings of a replay, validated once, and carried to the ranks as JSON."""
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from math import inf
-from typing import cast
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ...coordinator.bootstrap import Scalar, flatten
 from ...coordinator.collective import Transport
@@ -13,6 +17,7 @@ from ...errors import ConfigError
 from ...ranks.protocol.agreed_pools import shard_layouts
 from ...ranks.protocol.config import (
     PAGES_MAX,
+    RANKS_MAX,
     TIMEOUT_S_MAX,
     CacheConfig,
     Eviction,
@@ -21,14 +26,12 @@ from ...ranks.protocol.config import (
     WritePolicy,
 )
 from ...ranks.protocol.outside import Control
-from ...small_engine.profile import STATES_PER_CHECKPOINT
-from ...small_engine.profiles import find_profile
+from ...small_engine.profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
+from ...small_engine.profiles import PROFILES, find_profile
+from ...small_engine.workload import REQUESTS_DEFAULT
 from ...storage_backends.uri import parse_uri
-from .option_values import check_choice, check_number, check_store, option
+from .options import ABSOLUTE, AT_LEAST_0, AT_LEAST_1, OF_A_GROUP, check_store, option
 
-DEVICES = ("cpu", "cuda")
-
-SEED_MAX = (1 << 63) - 1
 COMPONENT_POOLS = (
     "window_device_pages",
     "window_host_pages",
@@ -41,97 +44,128 @@ _MAY_DIFFER = frozenset(
 )
 """Settings that ranks may differ in: the smallest pool counts, and only rank 0 reports."""
 
-RANKS_MAX = 1024
 _PORT_MAX = 65535
-_PAGE_TOKENS_MAX = 1 << 16
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
 """With more, a pool that is derived from this one would have more than `PAGES_MAX`."""
-_BOUNDS: Mapping[str, tuple[int, float]] = {
-    "ranks": (1, RANKS_MAX),
-    "requests": (1, inf),
-    "concurrency": (1, inf),
-    "namespaces": (0, inf),
-    "quota_pages": (1, _POOL_PAGES_MAX),
-    "page_tokens": (1, _PAGE_TOKENS_MAX),
-    "device_pages": (1, _POOL_PAGES_MAX),
-    "host_pages": (1, _POOL_PAGES_MAX),
-    "prefill_tokens": (1, inf),
-    "output_tokens_max": (0, inf),
-    "seed": (0, SEED_MAX),
-    "depth": (0, 1),
-    "metrics_port": (1, _PORT_MAX - RANKS_MAX),
-}
-_CHOICES: Mapping[str, Collection[str]] = {
-    "stop_policy": [each.value for each in StopRule],
-    "write_policy": [each.value for each in WritePolicy],
-    "eviction": [each.value for each in Eviction],
-    "transport": [each.value for each in Transport],
-    "device": DEVICES,
-}
 
 
+def _values(names: type[StrEnum]) -> list[str]:
+    return [each.value for each in names]
+
+
+_PAGES = Parameter(validator=Number(gte=1, lte=_POOL_PAGES_MAX))
+_STATES = Parameter(
+    show_default=f"{STATES_PER_CHECKPOINT} for each checkpoint that the KV pages cover"
+)
+
+Trace = Annotated[
+    str | None,
+    ABSOLUTE,
+    Parameter(
+        help="Trace to replay, JSONL or that in gzip; without it the built-in workload.",
+        metavar="TRACE",
+    ),
+]
+Requests = Annotated[int | None, AT_LEAST_1]
+Ranks = Annotated[int, OF_A_GROUP]
+
+
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """Says what to replay, on how many ranks, with which cache. Sizes in units of their names."""
+    """Says what to replay, on how many ranks, with which cache: the options of `lockstep replay`."""
 
-    trace: str | None = None
+    trace: Annotated[str | None, Parameter(parse=False)] = None
     """The trace's path, or None for the built-in workload."""
-    ranks: int = 2
-    requests: int | None = None
-    """How many requests to take; None stands for all."""
-    concurrency: int = 8
-    """Requests in the system at a time."""
-    namespaces: int = 1
-    """How many namespaces, as tenants or salts have them, requests are spread over in turn; 0 gives
-    each request one of its own."""
-    quota_pages: int | None = None
-    """Pages that each namespace may keep on the device and in host memory; None stands for no limit."""
-    profile: str = "llama"
-    page_tokens: int = 64
-    device_pages: int = 8192
-    host_pages: int = 65536
-    window_device_pages: int | None = None
-    """The size of the sliding-window pool; None derives it from `device_pages`, as the next three."""
-    window_host_pages: int | None = None
-    state_device_pages: int | None = None
-    state_host_pages: int | None = None
-    store: str | None = field(default=None, repr=False)
-    stop_policy: str = StopRule.TIMEOUT.value
-    write_policy: str = WritePolicy.WRITE_THROUGH.value
-    eviction: str = Eviction.LRU.value
-    verify: bool = True
-    seed: int = 0
-    depth: int = 1
-    transport: str = Transport.AUTO.value
-    output_tokens_max: int = 16
-    """Most output tokens of a request; 0 stands for as many as the trace says."""
-    prefill_tokens: int = 8192
+    ranks: Annotated[Ranks, Parameter(show_default="2; under torchrun as many as it started")] = 2
+    """Number of ranks."""
+    requests: Annotated[
+        Requests,
+        Parameter(show_default=f"the whole trace; {REQUESTS_DEFAULT} of the built-in workload"),
+    ] = None
+    """Take only the first so many requests."""
+    concurrency: Annotated[int, AT_LEAST_1] = 8
+    """Requests in the system at a time: the next one enters when one has left, whatever the trace's
+    timestamps say."""
+    namespaces: Annotated[int, AT_LEAST_0] = 1
+    """Namespaces, as tenants or salts have them, that requests are spread over in turn; 0: each request
+    has one of its own."""
+    quota_pages: Annotated[int | None, _PAGES, Parameter(show_default="no limit")] = None
+    """Pages that each namespace may keep in L1, and in L2."""
+    profile: Annotated[str, Parameter(choices=PROFILES)] = "llama"
+    """Model geometry, scaled down."""
+    page_tokens: Annotated[int, Parameter(validator=Number(gte=1, lte=1 << 16))] = 64
+    """Tokens of a page."""
+    device_pages: Annotated[int, _PAGES] = 8192
+    """Pages of each rank's device pool (L1)."""
+    host_pages: Annotated[int, _PAGES] = 65536
+    """Pages of each rank's host pool (L2)."""
+    window_device_pages: Annotated[
+        int | None, Parameter(show_default=f"--device-pages / {KV_PAGES_PER_WINDOW_PAGE}")
+    ] = None
+    """L1 pages of the sliding-window pool, where the profile has one."""
+    window_host_pages: Annotated[
+        int | None, Parameter(show_default=f"--host-pages / {KV_PAGES_PER_WINDOW_PAGE}")
+    ] = None
+    """L2 pages of the sliding-window pool."""
+    state_device_pages: Annotated[int | None, _STATES] = None
+    """L1 slots for recurrent states, where the profile has them."""
+    state_host_pages: Annotated[int | None, _STATES] = None
+    """L2 slots for recurrent states."""
+    store: Annotated[str | None, Parameter(metavar="URI", show_default="no store")] = field(
+        default=None, repr=False
+    )
+    """Store (L3), for example file:///var/kv; files are written with durability=none unless the URI
+    says otherwise."""
+    stop_policy: Annotated[str, Parameter(choices=_values(StopRule))] = StopRule.TIMEOUT.value
+    """When a prefetch ends."""
+    write_policy: Annotated[str, Parameter(choices=_values(WritePolicy))] = (
+        WritePolicy.WRITE_THROUGH.value
+    )
+    """When a computed page is copied down."""
+    eviction: Annotated[str, Parameter(choices=_values(Eviction))] = Eviction.LRU.value
+    """Which page leaves a full pool first."""
+    verify: Annotated[bool, Parameter(negative="--no-verify")] = True
+    """Compare every page that comes from the cache byte by byte."""
+    seed: Annotated[int, Parameter(validator=Number(gte=0, lte=sys.maxsize))] = 0
+    """Seed of the built-in workload."""
+    report: Annotated[str | None, ABSOLUTE, Parameter(metavar="FILE.json", show_default="none")] = (
+        None
+    )
+    """Write the report here as JSON."""
+    timeline: Annotated[
+        str | None, ABSOLUTE, Parameter(metavar="FILE.json", show_default="none")
+    ] = None
+    """Write what every rank did when here, as trace events for https://ui.perfetto.dev."""
+    metrics_port: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=1, lte=_PORT_MAX - RANKS_MAX), metavar="PORT", show_default="none"
+        ),
+    ] = None
+    """Serve metrics on loopback, rank 0's at this port and each other rank's at the next; for
+    Prometheus and `lockstep top`."""
+    control: Annotated[str | None, ABSOLUTE, Parameter(metavar="SOCKET", show_default="none")] = (
+        None
+    )
+    """Take requests of `lockstep ctl` at this Unix socket, which is for its user alone."""
+    depth: Annotated[int, Parameter(validator=Number(gte=0, lte=1))] = 1
+    """1: a step applies the round before. 0: it waits for its own."""
+    transport: Annotated[str, Parameter(choices=_values(Transport))] = Transport.AUTO.value
+    """What carries the rounds; auto picks by the hosts of the ranks."""
+    output_tokens_max: Annotated[int, AT_LEAST_0] = 16
+    """Most output tokens of a request, since decode steps only repeat rounds; 0: as many as the trace
+    says."""
+    prefill_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Prompt tokens that a step computes at most."""
-    device: str = "cpu"
-    round_timeout_s: float = 60.0
-    metrics_port: int | None = None
-    """The port of rank 0's metrics on loopback; each rank's is its own number beyond it."""
-    control: str | None = None
-    """The Unix socket at which rank 0 takes requests of an operator, for its own user alone."""
-    report: str | None = None
-    """The file that rank 0 writes the report to."""
-    timeline: str | None = None
-    """The file that rank 0 writes the timelines of all ranks to; a rank keeps its own if it has one."""
-    table: bool = True
+    device: Annotated[str, Parameter(choices=("cpu", "cuda"))] = "cpu"
+    """Where L1 is."""
+    round_timeout_s: Annotated[float, Parameter(validator=Number(gt=0, lte=TIMEOUT_S_MAX))] = 60.0
+    """Seconds after which a round without an answer ends the group."""
+    table: Annotated[bool, Parameter(parse=False)] = True
     """Whether rank 0 prints the report as a table."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None:
-                check_number(name, value, least, most)
-        for name, known in _CHOICES.items():
-            check_choice(name, getattr(self, name), known)
-        if not 0 < self.round_timeout_s <= TIMEOUT_S_MAX:
-            raise ConfigError(
-                f"--round-timeout-s is {self.round_timeout_s}, must be more than 0 and at most"
-                f" {TIMEOUT_S_MAX:.0f}"
-            )
         if self.store is not None:
             check_store(self.store)
         if self.timeline is not None and self.timeline == self.report:
@@ -216,7 +250,10 @@ class ReplaySettings:
                     f"{option(name)} is {pages}, and profile {self.profile!r} has no"
                     f" {name.partition('_')[0]} pool; leave it out"
                 )
-            check_number(name, pages, least[name], _POOL_PAGES_MAX)
+            if not least[name] <= pages <= _POOL_PAGES_MAX:
+                raise ConfigError(
+                    f"{option(name)} is {pages}, must be from {least[name]} to {_POOL_PAGES_MAX}"
+                )
 
     def to_json(self) -> str:
         """Return the settings as one JSON object."""
@@ -226,13 +263,9 @@ class ReplaySettings:
     def from_json(cls, text: str) -> "ReplaySettings":
         """Return the settings that `to_json` wrote. Raises `ConfigError` for anything else."""
         try:
-            record: object = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"settings are not JSON: {error}") from error
-        known = {each.name for each in fields(cls)}
-        if not isinstance(record, dict) or not known.issuperset(cast("dict[str, object]", record)):
-            raise ConfigError(f"settings must be a JSON object with fields of {sorted(known)}")
-        return cls(**cast("dict[str, object]", record))  # type: ignore[arg-type]
+            return cls(**json.loads(text))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ConfigError(f"these are no settings of a replay: {error}") from error
 
 
 def with_replay_durability(uri: str) -> str:

@@ -7,44 +7,45 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
 
-import typer
+from cyclopts import Parameter
+from rich.console import Console
 
 from ...version import VERSION
 from ..cli.amounts import LINE_MAX, count, printable, well_formed
-from ..cli.option_values import check_number, check_store
-from ..cli.settings import RANKS_MAX
+from ..cli.options import OF_A_GROUP, Json, check_store, command_line
 from .finding import Finding, Status, exit_status, well
 
 WIDTH: Final = 100
 _STATUS: Final = 8
 _NAME: Final = 16
 
-EXIT_STATUSES = (
+EXIT_STATUSES: Final = (
     "Exit status: 0, all is well, or there is advice; 1, there is a problem; 2, the options are"
     " wrong."
 )
 
 
-def doctor(
+doctor = command_line("doctor", help_epilogue=EXIT_STATUSES)
+
+
+@doctor.default
+def _doctor(
     *,
     store: Annotated[
         str | None,
-        typer.Option(
+        Parameter(
             help="A store to try, for example file:///var/kv; what is written there is removed again.",
             show_default="none",
             metavar="URI",
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Ranks that are to run on this machine.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-) -> None:
+    ranks: Annotated[int, OF_A_GROUP, Parameter(help="Ranks that are to run on this machine.")] = 2,
+    as_json: Json = False,
+) -> int:
     """Look whether this machine has what a group of ranks needs.
 
     Each finding says what was seen and what to do. Nothing is changed, and what is tried is removed.
     """
-    from rich.console import Console
-
-    check_number("ranks", ranks, 1, RANKS_MAX)
     if store is not None:
         check_store(store)
     with Console(stderr=True).status("looking") as status:
@@ -58,7 +59,7 @@ def doctor(
         print(json.dumps(well_formed(record), indent=2))
     else:
         print("\n".join(lines_of(findings)))
-    raise typer.Exit(exit_status(findings))
+    return exit_status(findings)
 
 
 def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterator[Finding]:

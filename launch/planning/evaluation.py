@@ -5,7 +5,6 @@ from functools import lru_cache
 from math import isinf
 
 from ...errors import ConfigError
-from ...ranks.protocol.eviction_policies import known_policies
 from ...ranks.protocol.orders import KV_POOL
 from ...simulation.planning.group import InstantGroup, Served
 from ...simulation.planning.key_store import KeyStore
@@ -15,15 +14,7 @@ from ...small_engine.request import WorkloadRequest
 from ...small_engine.workload import requests_of
 from .pools import GIB, ModelPools
 from .published import find_model
-from .settings import ByTier, MovedGib, PlanSettings, Point, Size
-
-FIFO = "fifo"
-"""Not a policy of the replica's: an oracle with all the memory in one tier, to compare with others."""
-
-
-def policies() -> list[str]:
-    """Return the names of the policies that can be planned with."""
-    return [*known_policies(), FIFO]
+from .settings import FIFO, ByTier, MovedGib, PlanSettings, Point, Size
 
 
 class Evaluation:

@@ -1,23 +1,23 @@
-"""A plan from the command line: the points of a sweep or the answer to a goal, as a table and JSON."""
+"""`lockstep plan`: the points of a sweep or the answer to a goal, as a table and JSON."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, replace
+from typing import Final
 
-from ...errors import ConfigError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from ..cli.amounts import count
-from ..cli.option_values import check_choice, check_number
+from ..cli.options import ReportFile, command_line
 from ..cli.progress import Progress, progress_bar
-from ..replay.report import write_report
-from .evaluation import Evaluation, policies
+from ..cli.report_files import write_report
+from ..cli.settings import Trace
+from .evaluation import Evaluation
 from .goal import Goal, reach
-from .settings import PlanSettings, Point, Size
+from .settings import PlanSettings, Point, Size, Sweep
 from .workers import Workers
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 EXIT_NOT_TO_BE_HAD: Final = 1
 _BAR: Final = 40
@@ -27,25 +27,30 @@ _LEGEND: Final = (
 )
 
 
-def run_plan(
-    settings: PlanSettings, sizes: Sequence[Size], goal: float | None, report: Path | None
+plan = command_line(
+    "plan",
+    help_epilogue="Exit status: 0, also where little is hit; 1: the --goal is not to be had; 2: wrong"
+    " input.",
+)
+_USUAL: Final = PlanSettings()
+_USUAL_SWEEP: Final = Sweep()
+
+
+@plan.default
+def _plan(
+    trace: Trace = None,
+    /,
+    *,
+    settings: PlanSettings = _USUAL,
+    sweep: Sweep = _USUAL_SWEEP,
+    report: ReportFile = None,
 ) -> int:
     """Try all sizes, or look for one; print what came out and write the report; return the status."""
-    from rich.console import Console
-
-    if settings.requests is not None:
-        check_number("requests", settings.requests, 1)
-    check_number("tp", settings.tp, 1)
-    for size in sizes:
-        check_choice("policy", size.policy, policies())
+    settings, sizes, goal = replace(settings, trace=trace), sweep.sizes(), sweep.goal
     evaluation = Evaluation(settings)
     console = Console(highlight=False, emoji=False)
     for size in sizes:
         evaluation.require(size)
-        if goal is not None and len(sizes) > 1:
-            raise ConfigError(
-                "--goal looks for the host memory beside one of each of the other sizes; give no lists"
-            )
     _tell_what(evaluation, settings, console)
     found: dict[str, object] = {"settings": asdict(settings)}
     found |= {"requests": len(evaluation.requests), "tokens": evaluation.tokens}
@@ -62,8 +67,7 @@ def run_plan(
             found["goal"] = answer
             status = 0 if points else EXIT_NOT_TO_BE_HAD
     found["points"] = points
-    if report is not None:
-        write_report(str(report), found)
+    write_report(report, found)
     return status
 
 
@@ -79,7 +83,7 @@ def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[Point]:
         return workers.evaluate(sizes, note)
 
 
-def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: "Console") -> None:
+def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console) -> None:
     ranks = count(settings.tp, "rank")
     console.print(
         f"{count(len(evaluation.requests), 'request')}, {evaluation.tokens:,} tokens of prompts;"
@@ -90,11 +94,8 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: "Console
     )
 
 
-def print_points(points: Sequence[Point], console: "Console") -> None:
+def print_points(points: Sequence[Point], console: Console) -> None:
     """Print the table, and a plot of what each size hits beside what could be hit."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("device", "host", "store", "page"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -143,7 +144,7 @@ def _bar(hit: float, best: float, ideal: float) -> str:
     return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))
 
 
-def print_goal(goal: Goal, console: "Console") -> None:
+def print_goal(goal: Goal, console: Console) -> None:
     """Print how much memory it takes, or that no memory is enough."""
     point = goal["point"]
     if point is None:

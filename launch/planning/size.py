@@ -1,36 +1,25 @@
 """What a model keeps for each token by pool, what fits on each tier, and which page size to take."""
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import asdict
+from math import ceil
+from typing import Final, TypedDict
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from ...errors import ConfigError
 from ...ranks.protocol.config import PAGES_MAX
 from ...ranks.protocol.orders import KV_POOL
 from ..cli.amounts import bytes_in_words, count
-from ..cli.option_values import check_number
-from ..replay.report import write_report
+from ..cli.options import ReportFile
+from ..cli.report_files import write_report
 from .page_size import OBJECT_BYTES_GOOD, PageSize, advised, page_sizes
 from .pools import GIB, ModelPools
 from .published import find_model
+from .settings import SizeSettings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeSettings:
-    """What is asked."""
-
-    model: str
-    tp: int
-    dtype: str
-    tokens: int
-    page_tokens: int | None
-    device_gib: float
-    host_gib: float
-    storage_gib: float
+_USUAL: Final = SizeSettings()
 
 
 class PoolSize(TypedDict):
@@ -56,19 +45,14 @@ class TierSize(TypedDict):
     wanted_gib: float
 
 
-def run_size(settings: SizeSettings, report: Path | None) -> None:
+def size(*, settings: SizeSettings = _USUAL, report: ReportFile = None) -> None:
     """Print what a model takes and write the report."""
-    from rich.console import Console
-
-    check_number("tp", settings.tp, 1)
     model = find_model(settings.model, settings.dtype)
     sizes = page_sizes(model.profile, settings.tp)
     best = advised(sizes)
-    page_tokens = best.page_tokens if settings.page_tokens is None else settings.page_tokens
-    if page_tokens < 1 or page_tokens > 1 << 20:
-        raise ConfigError(f"--page-tokens is {page_tokens}, must be from 1 to {1 << 20}")
+    page_tokens = settings.page_tokens or best.page_tokens
     if settings.tokens // page_tokens > PAGES_MAX:
-        raise ConfigError(f"--tokens is {settings.tokens}, must be {PAGES_MAX} pages at most")
+        raise ConfigError(f"--tokens is {settings.tokens:g}, must be {PAGES_MAX} pages at most")
     pools = ModelPools(model.profile, settings.tp, page_tokens)
     by_pool, tiers = _pools(pools), _tiers(pools, settings)
     console = Console(highlight=False, emoji=False)
@@ -80,10 +64,9 @@ def run_size(settings: SizeSettings, report: Path | None) -> None:
     _print_pools(by_pool, console)
     _print_tiers(tiers, settings, console)
     _print_page_sizes(sizes, best, console)
-    if report is not None:
-        advice = {"page_tokens": best.page_tokens, "sizes": [each._asdict() for each in sizes]}
-        found = {"settings": asdict(settings), "pools": by_pool, "tiers": tiers, "pages": advice}
-        write_report(str(report), found)
+    advice = {"page_tokens": best.page_tokens, "sizes": [each._asdict() for each in sizes]}
+    found = {"settings": asdict(settings), "pools": by_pool, "tiers": tiers, "pages": advice}
+    write_report(report, found)
 
 
 def _pools(pools: ModelPools) -> list[PoolSize]:
@@ -113,7 +96,7 @@ def _pools(pools: ModelPools) -> list[PoolSize]:
 
 def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
     unit = pools.page_tokens
-    wanted = -(-settings.tokens // unit)
+    wanted = ceil(settings.tokens / unit)
     tiers = [
         TierSize(
             tier=f"{label} {tier}",
@@ -140,10 +123,7 @@ def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
     return tiers
 
 
-def _table(*titles: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
+def _table(*titles: str) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     for title in titles:
         is_text = title in {"pool", "columns", "kept for", "tier", ""}
@@ -151,7 +131,7 @@ def _table(*titles: str) -> "Table":
     return table
 
 
-def _print_pools(by_pool: list[PoolSize], console: "Console") -> None:
+def _print_pools(by_pool: list[PoolSize], console: Console) -> None:
     table = _table("pool", "kept for", "layers", "bytes", "of a rank", "columns")
     for each in by_pool:
         table.add_row(
@@ -165,8 +145,8 @@ def _print_pools(by_pool: list[PoolSize], console: "Console") -> None:
     console.print(table)
 
 
-def _print_tiers(tiers: list[TierSize], settings: SizeSettings, console: "Console") -> None:
-    table = _table("tier", "GiB", "holds tokens", f"{settings.tokens:,} tokens take GiB")
+def _print_tiers(tiers: list[TierSize], settings: SizeSettings, console: Console) -> None:
+    table = _table("tier", "GiB", "holds tokens", f"{settings.tokens:,.0f} tokens take GiB")
     for each in tiers:
         table.add_row(
             each["tier"], f"{each['gib']:,g}", f"{each['tokens']:,}", f"{each['wanted_gib']:,.1f}"
@@ -177,7 +157,7 @@ def _print_tiers(tiers: list[TierSize], settings: SizeSettings, console: "Consol
     )
 
 
-def _print_page_sizes(sizes: list[PageSize], best: PageSize, console: "Console") -> None:
+def _print_page_sizes(sizes: list[PageSize], best: PageSize, console: Console) -> None:
     table = _table("page", "object of a rank", "header", "computed again", "")
     for each in sizes:
         table.add_row(

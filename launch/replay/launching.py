@@ -1,10 +1,10 @@
-"""Starting the ranks of a replay, by the launcher that was chosen."""
+"""Starting the ranks of a replay, by the launcher that was chosen: `lockstep replay`."""
 
 from ...small_engine.workload import count_requests
+from ..cli.report_files import check_that_writable
 from ..cli.settings import ReplaySettings
-from .options import LaunchChoice
+from .options import LaunchChoice, replay_command
 from .pool_memory import check_pool_memory
-from .report import check_that_writable
 
 
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
@@ -23,3 +23,6 @@ def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
     from .torch_launcher import launch_with_torch
 
     return launch_with_torch(settings)
+
+
+replay = replay_command(launch)

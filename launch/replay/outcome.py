@@ -10,7 +10,8 @@ from ...small_engine.profiles import find_profile
 from ..cli.amounts import bytes_in_words, count
 from ..cli.exits import EXIT_FAULT, say
 from ..cli.interruption import EXIT_INTERRUPTED
-from .report import Report, faults_of, write_report
+from ..cli.report_files import write_report
+from .report import Report, faults_of
 
 Row = tuple[str, str, bool]
 """A row of a table: label, value, and whether a section ends there."""

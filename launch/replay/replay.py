@@ -1,7 +1,7 @@
 """A rank of a replay: `torchrun --nproc-per-node N -m lockstep.launch.replay.replay [TRACE] [options]`.
 
 Takes the options of `lockstep replay`. torch's launcher, when Lockstep uses it itself, starts the
-same module with `--settings JSON` in place of options.
+same module with `--launched-by` in place of options.
 """
 
 import os
@@ -25,8 +25,9 @@ if __name__ == "__main__":
 from ...errors import LockstepError
 from ..cli.environment import RankEnvironment, read_rank_environment, take_settings
 from ..cli.exits import exit_code, say
+from ..cli.options import run_command
 from ..cli.settings import ReplaySettings
-from .options import EXIT_STATUSES, LaunchChoice, replay_command
+from .options import replay_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ def main() -> None:
         if started:
             rank.run(ReplaySettings.from_json(take_settings()))
         else:
-            rank.run_with_options()
+            sys.exit(rank.run_with_options())
     except LockstepError as error:
         ignore_signals()
         rank.fail(error)
@@ -72,19 +73,14 @@ class _Rank:
         self._store: Store | None = None
         self._interrupted: Callable[[], bool] = lambda: False
 
-    def run_with_options(self) -> None:
+    def run_with_options(self) -> int:
         """Take the settings from the command line."""
-        import typer
+        arguments = sys.argv[1:]
+        if not any(each.partition("=")[0] == "--ranks" for each in arguments):
+            arguments = ["--ranks", str(self._environment.world_size), *arguments]
+        return run_command(replay_command(lambda settings, _choice: self.run(settings)), arguments)
 
-        def run(settings: ReplaySettings, _choice: LaunchChoice) -> None:
-            self.run(settings)
-
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        ranks = self._environment.world_size
-        app.command(epilog=EXIT_STATUSES)(replay_command(run, ranks_default=lambda: ranks))
-        app()
-
-    def run(self, settings: ReplaySettings) -> None:
+    def run(self, settings: ReplaySettings) -> int:
         """Meet the other ranks, replay, and report if this is rank 0."""
         from ..cli.meeting import JOIN_TIMEOUT_S, meet
         from ..cli.progress import progress_bar
@@ -108,6 +104,7 @@ class _Rank:
             if settings.timeline is not None:
                 write_timeline(settings.timeline, replayed.timelines, told=settings.table)
             leave(status)
+        return 0
 
     def _stop_on_signals(self) -> None:
         self._interrupted = note_signals(patience_s=PATIENCE_S)

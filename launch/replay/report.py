@@ -5,8 +5,7 @@ alike (tokens, steps) is taken from rank 0; bytes, pages and corrupt pages are s
 """
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict, cast
@@ -14,7 +13,6 @@ from typing import TypedDict, cast
 import msgpack
 import numpy as np
 
-from ...errors import ConfigError
 from ...small_engine.counts import PoolCounts, ReplayCounts
 from ...storage_backends.uri import without_secrets
 from ..cli.settings import ReplaySettings
@@ -280,56 +278,6 @@ def faults_of(report: Report) -> list[str]:
     if len(set(report["digests"])) > 1:
         faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")
     return faults
-
-
-def check_that_writable(path: str, what: str = "report") -> None:
-    """Raise `ConfigError` if no report can be written at `path`, or `what` else it is."""
-    target = Path(path)
-    if target.is_dir():
-        raise ConfigError(f"cannot write the {what} {path}: it is a directory")
-    if not target.parent.is_dir():
-        raise ConfigError(f"cannot write the {what} {path}: there is no directory {target.parent}")
-    if _is_written_through(target):
-        return
-    trial = _beside(target)
-    try:
-        trial.touch()
-    except OSError as error:
-        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
-    finally:
-        trial.unlink(missing_ok=True)
-
-
-def write_report(path: str, report: Mapping[str, object]) -> None:
-    """Write the report as `write_text` does."""
-    write_text(path, f"{json.dumps(report, indent=2)}\n")
-
-
-def write_text(path: str, text: str, what: str = "report") -> None:
-    """Write a file whole or not at all: to a temporary one that is then renamed.
-
-    What is no plain file, as a pipe or a device, stays what it is, and is written to as it stands.
-    """
-    target = Path(path)
-    temporary = _beside(target)
-    try:
-        if _is_written_through(target):
-            target.write_text(text, encoding="utf-8")
-            return
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _is_written_through(target: Path) -> bool:
-    return target.is_symlink() or (target.exists() and not target.is_file())
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def read_report(path: str | Path) -> Report:

@@ -3,25 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from ...errors import ConfigError
+from ..cli.report_files import check_that_writable, write_text
+from .reading import page_of
 
 
 def report(
     run: Annotated[
-        Path,
-        typer.Argument(
-            help="A report, as --report of replay, demo or bench writes it.",
-            metavar="RUN.json",
-        ),
+        Path, Parameter(help="A report, as --report of replay, demo or bench writes it.")
     ],
+    /,
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
+        Parameter(
+            alias="-o",
             help="Write the page here.",
             show_default="RUN.html beside the report",
             metavar="FILE.html",
@@ -36,13 +34,10 @@ def report(
     if target == run:
         raise ConfigError(f"{target} is the report itself; give another file with --output")
     write_page(run, target)
-    typer.echo(f"wrote {target}")
+    print(f"wrote {target}")
 
 
 def write_page(run: Path, target: Path) -> None:
     """Write the page that shows the report in `run`. Raises `ConfigError` for what cannot be."""
-    from .reading import page_of
-    from .report import check_that_writable, write_text
-
-    check_that_writable(str(target))
-    write_text(str(target), page_of(run))
+    check_that_writable(target)
+    write_text(target, page_of(run))

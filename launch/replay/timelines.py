@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ...telemetry.chrome_trace import trace_text
 from ...telemetry.kept_events import RankEvents
-from .report import write_text
+from ..cli.report_files import write_text
 
 VIEWER = "https://ui.perfetto.dev"
 

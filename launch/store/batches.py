@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import StoredObject
@@ -17,7 +16,6 @@ BATCH_OBJECTS: Final = 256
 OBJECT_BYTES_MAX: Final = 1 << 30
 """A page is some megabytes. What claims to be larger than this is not read, since nobody has said
 that there is memory for it."""
-_JOBS_MAX: Final = 64
 ANY_BYTES: Final = 1 << 62
 """The bound of a batch whose objects are only named, and not read."""
 
@@ -64,12 +62,6 @@ class Scratch:
             buffers.append(self._memory[at : at + size])
             at += size
         return buffers
-
-
-def check_jobs(jobs: int) -> None:
-    """Raise `ConfigError` for a number of jobs that nobody can want."""
-    if not 1 <= jobs <= _JOBS_MAX:
-        raise ConfigError(f"--jobs is {jobs}, must be from 1 to {_JOBS_MAX}")
 
 
 async def in_batches(objects: AsyncIterator[StoredObject], nbytes_max: int) -> AsyncIterator[Batch]:

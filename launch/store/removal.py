@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count as numbers
-from typing import Final
+from typing import Annotated, Final
 
-import typer
+from cyclopts import Parameter
 
+from ...benchmarks.byte_sizes import BYTES
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ...storage_backends.base import StoredObject
@@ -20,10 +21,12 @@ from ...storage_backends.records.catalogue import (
     manifest_bytes,
     stored_bytes,
 )
-from ..cli.amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
+from ..cli.amounts import bytes_in_words, count, parse_age, shown_store
+from ..cli.options import AT_LEAST_0
 from .batches import ANY_BYTES, Batch, Defects, Scratch, for_each_batch, only, these
 from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
 from .opening import call_deadline
+from .options import Digest, DryRun, Rank, Uri, of_rank
 from .survey import extent_of, find_models, find_namespace, survey, told
 from .tables import print_found, say
 
@@ -105,22 +108,55 @@ class _Oldest:
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
-def run_gc(
-    uri: str, *, older_than: str | None, to_bytes: str | None, model: str | None, dry_run: bool
+def gc(
+    uri: Uri,
+    /,
+    *,
+    older_than: Annotated[
+        float | None,
+        Parameter(
+            help="Remove pages not written or used for so long: 90s, 15m, 12h, 7d, 2w.",
+            converter=parse_age,
+            metavar="AGE",
+            show_default="none",
+        ),
+    ] = None,
+    to_bytes: Annotated[
+        int | None,
+        BYTES,
+        AT_LEAST_0,
+        Parameter(
+            help="Remove the least recently used pages until the rest is no larger: 100GiB.",
+            show_default="none",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        Parameter(help="Only pages of this model, with any weights.", show_default="all"),
+    ] = None,
+    rank: Rank = None,
+    dry_run: DryRun = False,
 ) -> int:
-    """Remove the pages that are older than some age, or the oldest ones down to some size."""
+    """Remove the pages that nobody has used for long.
+
+    An engine that wants one of them has a miss. Manifests and marks stay.
+    """
+    uri = of_rank(uri, rank)
     if older_than is not None and to_bytes is not None:
         raise ConfigError("give only one of --older-than and --to-bytes")
     if older_than is None and to_bytes is None:
         raise ConfigError(
             "give either --older-than AGE or --to-bytes SIZE, for example 7d or 100GiB"
         )
-    age_s = parse_age(older_than, "--older-than") if older_than is not None else None
-    size = parse_bytes(to_bytes, "--to-bytes") if to_bytes is not None else 0
     removed = Removal()
     tell = partial(_tell_removed, uri, removed, "would free" if dry_run else "freed")
     collect = partial(
-        _collect, age_s=age_s, size=size, model=model, removed=removed, dry_run=dry_run
+        _collect,
+        age_s=older_than,
+        size=to_bytes or 0,
+        model=model,
+        removed=removed,
+        dry_run=dry_run,
     )
 
     def tell_so_far() -> None:
@@ -176,18 +212,68 @@ def _is_older(age_s: float, stored: StoredObject) -> bool:
     return stored.age_s is not None and stored.age_s >= age_s
 
 
-def run_rm(
-    uri: str,
+def rm(
+    uri: Uri,
+    /,
     *,
+    model: Annotated[str | None, Parameter(help="Remove this model.", show_default="none")] = None,
+    weights_version: Annotated[
+        str | None,
+        Parameter(help="Only the model with these weights.", show_default="all weights"),
+    ] = None,
+    namespace: Annotated[
+        Digest,
+        Parameter(
+            help="Remove this namespace: its digest, or the beginning of it.", show_default="none"
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, Parameter("--all", help="Remove every object of Lockstep in the store.")
+    ] = False,
+    rank: Rank = None,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, Parameter(help="Do not ask.")] = False,
+) -> int:
+    """Remove a model, a namespace or everything.
+
+    It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
+    """
+    uri = of_rank(uri, rank)
+    selection, catalogue = _selected(uri, model, weights_version, namespace, everything=everything)
+    shown = shown_store(uri)
+    objects, nbytes = selected_extent(catalogue, selection)
+    if not objects:
+        print(f"{shown}: there is nothing to remove")
+        return 0
+    what = f"remove {count(objects, 'object')}, {bytes_in_words(nbytes)}"
+    if dry_run:
+        print(f"{shown}: would {what}")
+        return 0
+    if not yes and not _agreed(what, shown):
+        print("nothing was removed")
+        return 0
+    removed = Removal()
+    tell = partial(_tell_removed, uri, removed, "removed")
+
+    async def remove(store: OpenedStore) -> None:
+        store.progress.begin("removing", objects, nbytes)
+        await remove_selected(store, selection, removed)
+
+    with telling_so_far(lambda: tell(", so far")):
+        run_on_store(uri, remove)
+    return tell("")
+
+
+def _selected(
+    uri: str,
     model: str | None,
     weights_version: str | None,
     namespace: str | None,
-    everything_there: bool,
-    dry_run: bool,
-    yes: bool,
-) -> int:
-    """Remove a model, a namespace or everything, after asking; with `dry_run` only say how much."""
-    given = (model is not None) + (namespace is not None) + everything_there
+    *,
+    everything: bool,
+) -> tuple[Selection, Catalogue]:
+    """Return what the options of `rm` select, and what is in the store."""
+    given = (model is not None) + (namespace is not None) + everything
     if given > 1:
         raise ConfigError("give only one of --model, --namespace and --all")
     if not given:
@@ -205,27 +291,7 @@ def run_rm(
         selection = Selection(frozenset([find_namespace(catalogue, namespace, shown)]))
     else:
         selection = Selection(None, manifests=frozenset(catalogue.manifests))
-    objects, nbytes = selected_extent(catalogue, selection)
-    if not objects:
-        typer.echo(f"{shown}: there is nothing to remove")
-        return 0
-    what = f"remove {count(objects, 'object')}, {bytes_in_words(nbytes)}"
-    if dry_run:
-        typer.echo(f"{shown}: would {what}")
-        return 0
-    if not yes and not _agreed(what, shown):
-        typer.echo("nothing was removed")
-        return 0
-    removed = Removal()
-    tell = partial(_tell_removed, uri, removed, "removed")
-
-    async def remove(store: OpenedStore) -> None:
-        store.progress.begin("removing", objects, nbytes)
-        await remove_selected(store, selection, removed)
-
-    with telling_so_far(lambda: tell(", so far")):
-        run_on_store(uri, remove)
-    return tell("")
+    return selection, catalogue
 
 
 def _agreed(what: str, shown: str) -> bool:
@@ -233,10 +299,8 @@ def _agreed(what: str, shown: str) -> bool:
         raise ConfigError(
             f"store {shown!r}: there is nobody to ask whether to {what}; say --yes to do it"
         )
-    try:
-        return typer.confirm(f"{shown}: {what}?", default=False, err=True)
-    except typer.Abort:
-        return False
+    print(f"{shown}: {what}? [y/N]: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:

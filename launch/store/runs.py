@@ -1,9 +1,12 @@
-"""The runs behind `lockstep store ls` and `stat`: what they do, print and exit with."""
+"""`lockstep store ls` and `stat`: what is in a store, and what it can do."""
 
 import os
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from ...errors import LockstepError
 from ...storage_backends.base import Capabilities
@@ -12,7 +15,9 @@ from ...storage_backends.file.sweep import limits_of
 from ...storage_backends.records.catalogue import Catalogue
 from ...storage_backends.uri import parse_uri, without_secrets
 from ..cli.amounts import age_in_words, bytes_in_words, count, shown_store
+from ..cli.options import Json
 from .opened_store import OpenedStore, run_on_store
+from .options import Rank, Uri, of_rank
 from .survey import survey
 from .tables import (
     Record,
@@ -25,18 +30,30 @@ from .tables import (
 )
 
 
-def run_ls(uri: str, *, objects: bool, as_json: bool) -> int:
-    """Print what is in a store, by model or object by object."""
+def ls(
+    uri: Uri,
+    /,
+    *,
+    objects: Annotated[
+        bool, Parameter(help="One line for each object; with --json, one record.")
+    ] = False,
+    rank: Rank = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a store, by model and shard.
+
+    Models come with their weights version; below them namespaces, pools and shards.
+    """
+    uri = of_rank(uri, rank)
     if objects:
         run_on_store(uri, partial(_print_objects, as_json=as_json), looking=True)
-        return 0
+        return
     catalogue = run_on_store(uri, survey, looking=True).catalogue
     shown = shown_store(uri)
     if as_json:
         print_json(contents_record(shown, catalogue))
     else:
         print_contents(shown, catalogue)
-    return 0
 
 
 async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
@@ -53,8 +70,9 @@ async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
             raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 
-def run_stat(uri: str, *, as_json: bool) -> int:
-    """Print how much is in a store, and what the store can do."""
+def stat(uri: Uri, /, *, rank: Rank = None, as_json: Json = False) -> None:
+    """Show how much is in a store, and what it can do."""
+    uri = of_rank(uri, rank)
 
     async def look(store: OpenedStore) -> tuple[Catalogue, Capabilities]:
         return (await survey(store)).catalogue, store.backend.capabilities
@@ -65,7 +83,6 @@ def run_stat(uri: str, *, as_json: bool) -> int:
         print_json(record)
     else:
         print_facts(_stat_facts(record))
-    return 0
 
 
 def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> Record:

@@ -2,26 +2,30 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from ...errors import ConfigError
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
 from ...storage_backends.uri import parse_uri
 from ..cli.amounts import bytes_in_words, count, shown_store
+from ..cli.options import Json
 from .batches import (
     OBJECT_BYTES_MAX,
     Batch,
     Defects,
     Scratch,
-    check_jobs,
     for_each_batch,
     only,
     these,
 )
 from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
 from .opening import call_deadline, can_only_look, failures_named
+from .options import Digest, Rank, Uri, of_rank
 from .survey import SAMPLE_MAX, StoreSample, extent_of, find_namespace, survey
 from .tables import Record, found_record, print_found, print_json, say
 
@@ -59,20 +63,48 @@ class Verification:
                 self.unread.add(stored.name, outcome.name.lower().replace("_", " "))
 
 
-def run_verify(
-    uri: str, *, namespace: str | None, sample: int | None, jobs: int, fix: bool, as_json: bool
+def verify(
+    uri: Uri,
+    /,
+    *,
+    namespace: Annotated[
+        Digest,
+        Parameter(
+            help="Only this namespace: its digest, or the beginning of it.", show_default="all"
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        Parameter(
+            help="Only so many objects, drawn at random.",
+            show_default="all",
+            validator=Number(gte=1, lte=SAMPLE_MAX),
+        ),
+    ] = None,
+    jobs: Annotated[
+        int,
+        Parameter(
+            help="Batches at a time; each takes 16 MiB of memory, or one larger object.",
+            validator=Number(gte=1, lte=64),
+        ),
+    ] = 4,
+    fix: Annotated[
+        bool, Parameter(help="Let the store take what is corrupt out of the way.")
+    ] = False,
+    rank: Rank = None,
+    as_json: Json = False,
 ) -> int:
-    """Read every object of a store, or some, and say how many are what their names say.
+    """Read every object whole and check it.
 
-    With `fix` the store takes out of the way what is not.
+    Exits with 1 if something is corrupt, with 3 if something could not be read. In file://, 3fs://
+    and s3:// nothing is changed without --fix; other stores take what is corrupt out of the way when
+    anybody reads it.
     """
-    check_jobs(jobs)
-    if sample is not None and not 1 <= sample <= SAMPLE_MAX:
-        raise ConfigError(f"--sample is {sample}, must be from 1 to {SAMPLE_MAX:,}")
+    uri = of_rank(uri, rank)
     verified = Verification()
     taken = fix or not can_only_look(parse_uri(uri))
 
-    async def verify(store: OpenedStore) -> None:
+    async def read(store: OpenedStore) -> None:
         await _verify(store, verified, namespace=namespace, sample_size=sample, jobs=jobs)
 
     def tell(*, so_far: bool = False) -> int:
@@ -87,7 +119,7 @@ def run_verify(
             tell(so_far=True)
 
     with failures_named(uri), telling_so_far(tell_so_far):
-        run_on_store(uri, verify, looking=not fix)
+        run_on_store(uri, read, looking=not fix)
     return tell()
 
 

@@ -5,7 +5,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+from rich.live import Live
 
 from ...errors import ConfigError
 from .screen import screen
@@ -14,7 +17,6 @@ from .window import Window
 
 RECENT_S = 30.0
 LONGER_S = 300.0
-EVERY_MIN_S = 0.2
 
 
 class Sightings:
@@ -41,26 +43,22 @@ class Sightings:
 
 
 def top(
-    *,
-    address: Annotated[
-        list[str],
-        typer.Argument(
+    *address: Annotated[
+        str,
+        Parameter(
             help="Where rank 0 serves its metrics, as --metrics-port had it: PORT or HOST:PORT. The"
             " other ranks are looked for at the next ports, unless each is named.",
-            metavar="ADDRESS...",
+            required=True,
         ),
     ],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    every: Annotated[
+        float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2))
+    ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Look twice, --every seconds apart, print, and end.")
+        bool, Parameter(help="Look twice, --every seconds apart, print, and end.")
     ] = False,
 ) -> None:
     """Watch a running group: what it hits, and why no more."""
-    if every < EVERY_MIN_S:
-        raise ConfigError(f"--every is {every:g}, must be {EVERY_MIN_S:g} or more")
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(highlight=False, emoji=False)
     sightings = Sightings()
     if once or not console.is_terminal:

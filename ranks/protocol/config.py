@@ -17,6 +17,8 @@ from .outside import Control, Peers
 
 PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
+RANKS_MAX = 1024
+"""The most ranks of a group."""
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
 """Names that stand in place of a pool's for objects that describe others: the manifests of models, and

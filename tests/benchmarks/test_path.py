@@ -131,10 +131,10 @@ def test_a_measurement_that_is_interrupted_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--page-bytes", "4096"], "--page-bytes is 4096, must be a multiple of 8192"),
-        (["--page-bytes", "0"], "--page-bytes is 0, must be 8192 to 268435456"),
-        (["--ranks", "0"], "--ranks is 0, must be 1 to 256"),
-        (["--bytes", "8192"], "--bytes is 8192, must be 196608 to"),
+        (["--page-bytes", "4096"], "--page-bytes. Must be a multiple of 8192"),
+        (["--page-bytes", "0"], "--page-bytes. Must be >= 1"),
+        (["--ranks", "0"], "--ranks. Must be >= 1"),
+        (["--bytes", "8192"], "--bytes is 8192, must be 196608 or more"),
         (["--bytes", "1TiB", "--ranks", "256"], "takes 786432.0 GiB of memory, and "),
         (["--store", "memory://", "--cold"], "--cold: only the files of file:// and 3fs:// can be"),
         (

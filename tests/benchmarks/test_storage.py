@@ -186,33 +186,33 @@ def test_the_report_names_the_store_without_its_secrets(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--store", "memory://", "--page-bytes", "0"], "--page-bytes is 0, must be 1 or more"),
+        (["--store", "memory://", "--page-bytes", "0"], "--page-bytes. Must be >= 1"),
         (
             ["--store", "memory://", "--page-bytes", "9", "--bytes", "8"],
             "--bytes is 8, must be 9 or more",
         ),
-        (["--store", "memory://", *SMALL, "--threads", "0"], "--threads is 0, must be 1 or more"),
+        (["--store", "memory://", *SMALL, "--threads", "0"], "--threads. Must be >= 1"),
         (["--store", "no://", *SMALL], "unknown scheme 'no'"),
         (["--store", "file:///x?threads=3", *SMALL], "--threads is 1, but store"),
         (
             ["--store", "memory://", *SMALL, "--report", "/nowhere/report.json"],
             "there is no directory /nowhere",
         ),
-        (["--store", "memory://", "--page-bytes", "8kB"], "--page-bytes is '8kB', must be"),
-        (["--store", "memory://", "--page-bytes", "-1"], "--page-bytes is -1, must be 1 or more"),
+        (["--store", "memory://", "--page-bytes", "8kB"], "--page-bytes: '8kB' is no number with"),
+        (["--store", "memory://", "--page-bytes", "-1"], "--page-bytes. Must be >= 1"),
         (
             ["--store", "memory://", "--page-bytes", "5000000000", "--bytes", "5000000000"],
-            "--page-bytes is 5000000000, must be 4294967295 or less",
+            "--page-bytes. Must be <= 4294967295",
         ),
         (
             ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(10**20)],
-            "--bytes is 100000000000000000000, must be 1125899906842624 or less",
+            "--bytes. Must be <= 1125899906842624",
         ),
         (
             ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(1 << 50)],
             "which are in memory twice",
         ),
-        (["--store", "memory://", *SMALL, "--threads", "257"], "--threads is 257, must be 256 or"),
+        (["--store", "memory://", *SMALL, "--threads", "257"], "--threads. Must be <= 256"),
         (["--store", "no uri", *SMALL], "is not a URI"),
         (["--store", "file:///proc/nowhere/kv", *SMALL], "cannot be used: No such file"),
         (["--store", "3fs:///nowhere", *SMALL], "has no index; add ?index="),

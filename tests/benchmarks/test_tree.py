@@ -54,11 +54,11 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--nodes", "5"], "--nodes is 5, must be 128 or more"),
-        (["--page-tokens", "0"], "--page-tokens is 0, must be 1 or more"),
+        (["--nodes", "5"], "--nodes. Must be >= 128"),
+        (["--page-tokens", "0"], "--page-tokens. Must be >= 1"),
         (["--tokens", "64"], "--tokens is 64, must be two pages of 64 or more"),
-        (["--components", "mamba"], "--components is 'mamba', must be one of: full, full+window"),
-        (["--repetitions", "0"], "--repetitions is 0, must be 1 or more"),
+        (["--components", "mamba"], '--components. Choose from: "full", "full+window"'),
+        (["--repetitions", "0"], "--repetitions. Must be >= 1"),
         (["--report", "/nowhere/tree.json"], "there is no directory /nowhere"),
     ],
 )

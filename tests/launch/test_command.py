@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lockstep import __version__
 from lockstep.errors import ConfigError
-from lockstep.launch import command
 from lockstep.launch.cli.environment import read_rank_environment
 from lockstep.launch.cli.settings import ReplaySettings, with_replay_durability
 from tests.kit.launch.in_process import Run, refusal
@@ -28,19 +26,28 @@ def trace(folder: Path, *lines: object) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--ranks", "0"], "--ranks is 0, must be from 1 to 1024"),
+        (["--ranks", "0"], 'Invalid value "0" for --ranks. Must be >= 1.'),
         (["--ranks", "3"], "--ranks is 3: column 'k' has 8 KV heads, which 3 ranks cannot divide"),
-        (["--profile", "deepseek", "--ranks", "9999"], "--ranks is 9999, must be from 1 to 1024"),
-        (["--requests", "-1"], "--requests is -1, must be 1 or more"),
-        (["--concurrency", "0"], "--concurrency is 0"),
-        (["--page-tokens", "-64"], "--page-tokens is -64"),
-        (["--device-pages", "0"], "--device-pages is 0"),
-        (["--host-pages", "-1"], "--host-pages is -1"),
-        (["--prefill-tokens", "0"], "--prefill-tokens is 0"),
-        (["--output-tokens-max", "-1"], "--output-tokens-max is -1"),
-        (["--round-timeout-s", "0"], "--round-timeout-s is 0"),
-        (["--depth", "2"], "--depth is 2, must be from 0 to 1"),
-        (["--profile", "gpt"], "--profile is 'gpt', must be one of: llama, gemma, "),
+        (["--profile", "deepseek", "--ranks", "9999"], '"9999" for --ranks. Must be <= 1024'),
+        (["--requests", "-1"], "--requests"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--page-tokens", "-64"], "--page-tokens"),
+        (["--page-tokens", str(10**21)], "--page-tokens. Must be <= 65536"),
+        (["--device-pages", "0"], "--device-pages"),
+        (["--host-pages", "0"], "--host-pages"),
+        (["--host-pages", str(1 << 40)], "--host-pages. Must be <= 1073741823"),
+        (["--prefill-tokens", "0"], "--prefill-tokens"),
+        (["--output-tokens-max", "-1"], "--output-tokens-max"),
+        (["--round-timeout-s", "0"], "--round-timeout-s. Must be > 0"),
+        (["--round-timeout-s", "nan"], "--round-timeout-s"),
+        (["--round-timeout-s", "inf"], "--round-timeout-s"),
+        (["--seed", str(10**23)], "--seed"),
+        (["--depth", "2"], "--depth. Must be <= 1"),
+        (["--profile", "gpt"], '"gpt" for --profile. Choose from: "llama", "gemma", '),
+        (["--stop-policy", "soon"], '--stop-policy. Choose from: "best_effort", "wait_complete"'),
+        (["--write-policy", "never"], "--write-policy"),
+        (["--device", "tpu"], "--device"),
+        (["--launcher", "ssh"], "--launcher"),
         (["--profile", "qwen-next", "--ranks", "4"], "--ranks is 4: column 'k' has 2 KV heads"),
         (["--window-host-pages", "9"], "is 9, and profile 'llama' has no window pool"),
         (["--state-host-pages", "9"], "is 9, and profile 'llama' has no state pool"),
@@ -53,10 +60,6 @@ def trace(folder: Path, *lines: object) -> Path:
             ["--profile", "gemma", "--window-host-pages", "999999999"],
             "--window-host-pages is 999999999: the pools of 2 rank(s) on this host need ",
         ),
-        (["--stop-policy", "soon"], "--stop-policy is 'soon'"),
-        (["--write-policy", "never"], "--write-policy is 'never'"),
-        (["--device", "tpu"], "--device is 'tpu'"),
-        (["--launcher", "ssh"], "--launcher is 'ssh'"),
         (["--ray-address", "host:1"], "--ray-address needs --launcher ray"),
         (["--launcher", "ray", "--ray-address", "host"], "--ray-address is 'host', must be HOST"),
         (["--store", "ftp://host/kv"], "--store: store 'ftp://host/kv': unknown scheme 'ftp'"),
@@ -66,15 +69,6 @@ def trace(folder: Path, *lines: object) -> Path:
         ),
         (["--store", ""], "--store is empty; give a URI"),
         (["--store", "file:///d/{rnak}"], "'file:///d/{rnak}' has '{rnak}' in it; known: {rank}"),
-        (["--host-pages", "0"], "--host-pages is 0, must be from 1 to"),
-        (["--page-tokens", str(10**21)], "--page-tokens is 1000000000000000000000, must be from"),
-        (
-            ["--host-pages", str(1 << 40)],
-            "--host-pages is 1099511627776, must be from 1 to 1073741823",
-        ),
-        (["--round-timeout-s", "nan"], "--round-timeout-s is nan, must be more than 0"),
-        (["--round-timeout-s", "inf"], "--round-timeout-s is inf, must be more than 0"),
-        (["--seed", str(10**23)], "--seed is"),
         (["/nowhere/trace.jsonl"], "cannot read the trace /nowhere/trace.jsonl"),
         (["/"], "cannot read the trace /: Is a directory"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
@@ -94,10 +88,8 @@ def test_bad_input_gets_one_line_and_status_2(
     assert complaint in refusal(lockstep, "replay", *arguments)
 
 
-def test_the_command_tells_its_version() -> None:
-    told = CliRunner().invoke(command.app, ["--version"])
-
-    assert (told.exit_code, told.output) == (0, f"lockstep {__version__}\n")
+def test_the_command_tells_its_version(lockstep: Run) -> None:
+    assert lockstep("--version") == (0, f"lockstep {__version__}\n", "")
 
 
 def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_path: Path) -> None:
@@ -111,16 +103,17 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--seeds", "5"], "--seeds is '5', must be A:B with whole numbers"),
+        (["--seeds", "5"], "--seeds: must be A:B with whole numbers, for example 0:100"),
         (["--seeds", "5:"], "must be A:B with whole numbers"),
         (["--seeds", "5:5"], "must be A:B with A less than B"),
-        (["--seeds", f"0:{10**30}"], "must be A:B with B at most"),
-        (["--depth", "7"], "--depth is 7, must be from 0 to 1"),
-        (["--ranks", "0"], "--ranks is 0, must be from 1 to 1024"),
-        (["--steps", "5"], "--steps is 5, must be 100 or more"),
-        (["--profile", "sunny"], "--profile is 'sunny', must be one of: llama, "),
-        (["--faults", "many"], "--faults is 'many', must be one of: mixed, "),
-        (["--l1", "me"], "--l1 is 'me', must be one of: replica, engine, both"),
+        (["--seeds", f"0:{10**30}"], "must be A:B with A less than B, and B at most"),
+        (["--depth", "7"], '"7" for --depth. Must be <= 1'),
+        (["--ranks", "0"], '"0" for --ranks. Must be >= 1'),
+        (["--steps", "5"], '"5" for --steps. Must be >= 100'),
+        (["--profile", "sunny"], '--profile. Choose from: "llama", '),
+        (["--faults", "many"], '--faults. Choose from: "mixed", '),
+        (["--l1", "me"], '--l1. Choose from: "replica", "engine", "both"'),
+        (["--pd", "3x1"], "--pd"),
         (["--pd", "2x1", "--ranks", "4"], "--pd says how many ranks there are; leave out --ranks"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
     ],
@@ -162,7 +155,7 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
         (["--store", f"file://{__file__}"], f"--store: {__file__} is not a directory"),
         (["--store", "ftp://host/kv"], "--store: store 'ftp://host/kv': unknown scheme 'ftp'"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
-        (["--ranks", "0"], "--ranks is 0, must be from 1 to 1024"),
+        (["--ranks", "0"], "--ranks. Must be >= 1"),
     ],
 )
 def test_a_demo_that_cannot_be_is_refused_before_it_runs(

@@ -14,7 +14,7 @@ from lockstep.ranks.replica.attaching import Attaching
 from lockstep.ranks.replica.operations.persisting import Persisting
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
-from lockstep.simulation.explore import ExplorationReport, explore
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore
 from lockstep.simulation.findings.finding import Finding
 from lockstep.simulation.rank.epoch import Build
 from lockstep.simulation.rank.executor import SimulatedExecutor
@@ -26,7 +26,10 @@ from tests.kit.planted_bugs import assert_found, making, violations
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
 def report(request: pytest.FixtureRequest) -> ExplorationReport:
     depth = request.param
-    return explore(range(380, 385), ranks=2, steps=100, faults="crash", depth=depth, processes=1)
+    return explore(
+        Exploration(seeds=range(380, 385), ranks=2, steps=100, faults="crash", depth=depth),
+        processes=1,
+    )
 
 
 def test_no_schedule_in_which_stores_come_and_go_has_a_violation(report: ExplorationReport) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.simulation.explore import explore, print_report
+from lockstep.simulation.explore import Exploration, explore, print_report
 from lockstep.simulation.world.world import ENGINE, REPLICA
 
 
@@ -16,7 +16,7 @@ from lockstep.simulation.world.world import ENGINE, REPLICA
 def test_what_an_operator_asks_for_breaks_nothing_whoever_owns_the_device(
     l1: str, asked: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = explore(range(5), steps=150, faults="controls", l1=l1, processes=1)
+    report = explore(Exploration(seeds=range(5), steps=150, faults="controls", l1=l1), processes=1)
     print_report(report)
 
     assert report["violations"] == []

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.coordinator.operation import Outcome
 from lockstep.ranks.protocol.agreed_pools import pool_layouts
-from lockstep.simulation.explore import ExplorationReport, explore, print_report
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore, print_report
 from lockstep.simulation.pair import DRAWN, PAIRS, PairSchedule, PairWorld, draw_pair
 from lockstep.simulation.rank.peers import PAGES_GONE, PAGES_READ, Peers
 from lockstep.simulation.result import ScheduleResult
@@ -30,7 +30,8 @@ def found(results: list[ScheduleResult]) -> list[str]:
 
 
 def explored(seeds: range, **options: str) -> ExplorationReport:
-    return explore(seeds, processes=1, **{"pd": DRAWN, **options})  # type: ignore[arg-type]
+    whole = {"seeds": seeds, "pd": DRAWN, **options}
+    return explore(Exploration(**whole), processes=1)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_every_model_and_each_owner_of_the_device_pages_hands_over(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("pd", PAIRS)
 def test_more_schedules_of_each_pair_have_no_violation(pd: str) -> None:
-    report = explore(range(1_000, 1_025), pd=pd)
+    report = explore(Exploration(seeds=range(1_000, 1_025), pd=pd))
     assert [each["replay"] for each in report["violations"]] == []
 
 

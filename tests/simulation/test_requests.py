@@ -6,7 +6,7 @@ from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.member.request_log import Backlog
 from lockstep.ranks.protocol.effects import Effects
-from lockstep.simulation.explore import ExplorationReport, explore
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore
 from lockstep.simulation.rank.epoch import Build
 from tests.kit.planted_bugs import assert_found, violations
 
@@ -14,7 +14,10 @@ from tests.kit.planted_bugs import assert_found, violations
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
 def report(request: pytest.FixtureRequest) -> ExplorationReport:
     depth = request.param
-    return explore(range(700, 706), ranks=3, steps=100, faults="mixed", depth=depth, processes=1)
+    return explore(
+        Exploration(seeds=range(700, 706), ranks=3, steps=100, faults="mixed", depth=depth),
+        processes=1,
+    )
 
 
 def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_at_once(

@@ -2,14 +2,16 @@
 
 import pytest
 
-from lockstep.simulation.explore import ExplorationReport, explore, print_report
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore, print_report
 from lockstep.simulation.world.world import REPLICA
 
 RESUMED = "retract resumed"
 
 
 def retracting(seeds: range, steps: int) -> ExplorationReport:
-    return explore(seeds, steps=steps, faults="retracts", l1=REPLICA, processes=1)
+    return explore(
+        Exploration(seeds=seeds, steps=steps, faults="retracts", l1=REPLICA), processes=1
+    )
 
 
 def test_requests_come_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.launch import command, simulate
 from lockstep.simulation import explore as exploring
-from lockstep.simulation.explore import ReportedViolation, explore
+from lockstep.simulation.explore import Exploration, ReportedViolation, explore
 from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 
 Run = Callable[..., tuple[int, str]]
@@ -49,11 +49,13 @@ def finding(name: str) -> ReportedViolation:
     """Return what the first schedule that finds a revived bug says."""
     bug = REVIVED_BUGS[name]
     report = explore(
-        range(FIRST.get(name, 0), SEEDS_MAX),
-        profile=bug.profile,
-        faults=bug.faults,
-        l1=bug.l1,
-        revive=name,
+        Exploration(
+            seeds=range(FIRST.get(name, 0), SEEDS_MAX),
+            profile=bug.profile,
+            faults=bug.faults,
+            l1=bug.l1,
+            revive=name,
+        ),
         processes=1,
     )
     assert report["violations"], f"not found in {SEEDS_MAX} schedules"
@@ -100,11 +102,13 @@ def test_the_schedule_that_finds_a_bug_has_no_violation_without_it(name: str) ->
     seed = finding(name)["seed"]
 
     report = explore(
-        range(seed, seed + 1),
-        profile=options["--profile"],
-        faults=options["--faults"],
-        depth=int(options["--depth"]),
-        l1=options["--l1"],
+        Exploration(
+            seeds=range(seed, seed + 1),
+            profile=options["--profile"],
+            faults=options["--faults"],
+            depth=int(options["--depth"]),
+            l1=options["--l1"],
+        ),
         processes=1,
     )
 
@@ -136,25 +140,12 @@ def test_the_name_of_a_bug_is_all_that_has_to_be_said(lockstep: Run, tmp_path: P
 
 
 def test_a_revived_bug_brings_its_model_and_2000_seeds_unless_told_otherwise() -> None:
-    choose = simulate.choose_exploration
-
-    usual = choose(
-        seeds=None, ranks=2, steps=100, profile=None, faults=None, depth=None, l1=None, revive="D"
-    )
-    told = choose(
-        seeds="5:6",
-        ranks=2,
-        steps=100,
-        profile="gemma",
-        faults="calm",
-        depth=1,
-        l1="both",
-        revive="D",
-    )
+    usual = Exploration(revive="d").with_what_its_bug_needs()
+    told = Exploration(seeds=range(5, 6), profile="gemma", faults="calm", l1="both", revive="D")
 
     assert (usual.seeds, usual.profile, usual.faults) == (range(2000), "hybrid-all", "pressure")
-    assert (told.seeds, told.profile, told.faults) == (range(5, 6), "gemma", "calm")
-    assert (usual.l1, told.l1) == ("replica", "both")
+    assert (usual.l1, usual.revive) == ("replica", "D")
+    assert told.with_what_its_bug_needs() == told
 
 
 def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
@@ -212,7 +203,8 @@ def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() ->
     seeds = range(14, 60)
     alone, together = (
         explore(
-            seeds, profile=bug.profile, faults=bug.faults, l1=bug.l1, revive="C", processes=count
+            Exploration(seeds=seeds, profile=bug.profile, faults=bug.faults, l1=bug.l1, revive="C"),
+            processes=count,
         )
         for count in (1, 2)
     )

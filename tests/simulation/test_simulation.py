@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
-from lockstep.simulation.explore import ExplorationReport, explore, print_report
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore, print_report
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world.faults import FAULT_PROFILES, Mishap
 from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
@@ -33,13 +33,16 @@ FEW_HYBRID = {"gemma": range(1, 4), "qwen-next": range(111, 114), "hybrid-all": 
 )
 def report(request: pytest.FixtureRequest) -> ExplorationReport:
     depth, seeds = request.param
-    return explore(seeds, ranks=2, steps=100, profile=LLAMA, depth=depth, l1=REPLICA, processes=1)
+    return explore(
+        Exploration(seeds=seeds, ranks=2, steps=100, profile=LLAMA, depth=depth, l1=REPLICA),
+        processes=1,
+    )
 
 
 @pytest.fixture(scope="module")
 def lent() -> ExplorationReport:
     """Schedules of an engine that owns the device pages, of both depths in turn and all models."""
-    return explore(FEW_LENT, ranks=2, steps=100, l1=ENGINE, processes=1)
+    return explore(Exploration(seeds=FEW_LENT, ranks=2, steps=100, l1=ENGINE), processes=1)
 
 
 @pytest.fixture(
@@ -49,7 +52,9 @@ def lent() -> ExplorationReport:
 def hybrid(request: pytest.FixtureRequest) -> ExplorationReport:
     """Schedules of a model that has more than full attention, of both depths in turn."""
     profile, seeds = request.param
-    return explore(seeds, ranks=2, steps=100, profile=profile, l1=REPLICA, processes=1)
+    return explore(
+        Exploration(seeds=seeds, ranks=2, steps=100, profile=profile, l1=REPLICA), processes=1
+    )
 
 
 def assert_no_violation(report: ExplorationReport) -> None:
@@ -139,7 +144,10 @@ def test_a_model_meets_what_only_its_components_have(hybrid: ExplorationReport) 
 
 
 def test_ranks_that_can_restore_different_lengths_find_a_common_one() -> None:
-    report = explore(range(102, 103), ranks=4, profile="qwen-next", faults="storage", processes=1)
+    report = explore(
+        Exploration(seeds=range(102, 103), ranks=4, profile="qwen-next", faults="storage"),
+        processes=1,
+    )
     assert_no_violation(report)
     assert report["coverage"].get("steps in which ranks look for a common length")
 
@@ -257,7 +265,9 @@ def test_an_engine_may_own_the_device_pages_of_every_model() -> None:
 @pytest.mark.parametrize("faults", sorted(FAULT_PROFILES))
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_other_faults_and_group_sizes_pass_too(faults: str, ranks: int) -> None:
-    assert_no_violation(explore(range(2), ranks=ranks, faults=faults, processes=1))
+    assert_no_violation(
+        explore(Exploration(seeds=range(2), ranks=ranks, faults=faults), processes=1)
+    )
 
 
 @pytest.mark.parametrize(("profile", "l1"), list(product((LLAMA, "hybrid-all"), (REPLICA, ENGINE))))
@@ -295,7 +305,7 @@ def test_another_seed_is_another_schedule() -> None:
 
 
 def test_a_calm_schedule_never_fails_what_it_moves() -> None:
-    report = explore(range(15, 20), faults="calm", l1=REPLICA, processes=1)
+    report = explore(Exploration(seeds=range(15, 20), faults="calm", l1=REPLICA), processes=1)
     assert_no_violation(report)
     assert set(report["faults"]) <= {Mishap.RESTART.value}
     assert report["coverage"]["tokens from storage"] > 0
@@ -304,7 +314,7 @@ def test_a_calm_schedule_never_fails_what_it_moves() -> None:
 
 
 def test_a_calm_schedule_fails_no_load_into_the_pages_of_an_engine() -> None:
-    report = explore(range(6, 9), faults="calm", l1=ENGINE, processes=1)
+    report = explore(Exploration(seeds=range(6, 9), faults="calm", l1=ENGINE), processes=1)
     assert_no_violation(report)
     assert report["coverage"]["tokens from host"] > 0
     assert report["outcomes"]["prefetch complete"] > 0
@@ -312,7 +322,7 @@ def test_a_calm_schedule_fails_no_load_into_the_pages_of_an_engine() -> None:
 
 
 def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(explore(range(2), processes=1))
+    print_report(explore(Exploration(seeds=range(2)), processes=1))
     printed = capsys.readouterr().out
     assert "2 schedules, 200 steps" in printed
     assert "no violation" in printed
@@ -352,7 +362,7 @@ def test_what_cannot_be_simulated_is_refused_by_name(
 
 
 def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
-    report = explore(range(22, 23), profile=LLAMA, l1=REPLICA, processes=1)
+    report = explore(Exploration(seeds=range(22, 23), profile=LLAMA, l1=REPLICA), processes=1)
     assert_no_violation(report)
     assert report["outcomes"].get("prefetch expired")
 
@@ -365,4 +375,6 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
     profile: str, l1: str
 ) -> None:
     seeds = range(20_000, 20_250)
-    assert_no_violation(explore(seeds, ranks=4, steps=150, profile=profile, l1=l1))
+    assert_no_violation(
+        explore(Exploration(seeds=seeds, ranks=4, steps=150, profile=profile, l1=l1))
+    )

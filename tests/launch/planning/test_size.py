@@ -73,11 +73,11 @@ def test_where_no_page_comes_to_that_the_largest_is_advised(lockstep: Run) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--tokens", "-1"], "--tokens is -1.0, must be 0 or more"),
-        (["--tokens", "nan"], "--tokens is nan"),
+        (["--tokens", "-1"], "--tokens. Must be >= 0"),
+        (["--tokens", "nan"], "--tokens"),
         (["--tokens", "1e30"], "pages at most"),
-        (["--device-gib", "inf"], "--device-gib is inf"),
-        (["--page-tokens", "0"], "--page-tokens is 0, must be from 1"),
+        (["--device-gib", "inf"], "--device-gib. Must be < inf"),
+        (["--page-tokens", "0"], "--page-tokens. Must be >= 1"),
         (["--tp", "16"], "8 KV heads, which 16 ranks cannot divide evenly"),
         (["--model", "/"], "cannot read /config.json"),
     ],

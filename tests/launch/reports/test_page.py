@@ -10,11 +10,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lockstep.launch.cli.report_files import write_report
 from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.replay.meanings import OF_A_REPLAY, meaning_of
 from lockstep.launch.replay.outcome import rows_of
 from lockstep.launch.replay.reading import page_of
-from lockstep.launch.replay.report import make_report, write_report
+from lockstep.launch.replay.report import make_report
 from lockstep.launch.replay.samples import Samples
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal
 from tests.kit.launch.rank_results import result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.replay.report import check_that_writable, write_text
+from lockstep.launch.cli.report_files import check_that_writable, write_text
 
 
 def test_what_is_no_plain_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:

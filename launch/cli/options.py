@@ -1,0 +1,121 @@
+"""What the options of all subcommands have in common: types, checks, and the parsing of a line.
+
+An option is a parameter of a command's function, or a field of a dataclass that is such a parameter.
+Its type, default, bounds and help stand there and nowhere else; cyclopts reads them.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+
+from ...errors import ConfigError
+from ...ranks.protocol.config import RANKS_MAX
+from ...storage_backends.base import Capabilities
+from ...storage_backends.registry import make_backend
+from ...storage_backends.uri import RANK, without_secrets
+from ...version import VERSION
+from .report_files import check_that_writable
+
+AT_LEAST_1: Final = Parameter(validator=Number(gte=1))
+AT_LEAST_0: Final = Parameter(validator=Number(gte=0))
+OF_A_GROUP: Final = Parameter(validator=Number(gte=1, lte=RANKS_MAX))
+"""The bounds of a number of ranks."""
+
+
+def _check_report(_kind: object, path: Path | None) -> None:
+    if path is not None:
+        check_that_writable(path)
+
+
+ReportFile = Annotated[
+    Path | None,
+    Parameter(
+        help="Write the report here as JSON.",
+        metavar="FILE.json",
+        show_default="none",
+        validator=_check_report,
+    ),
+]
+Json = Annotated[bool, Parameter("--json", help="Print JSON, for machines.")]
+
+
+def _absolute(_kind: object, tokens: Sequence[Any]) -> str:
+    return str(Path(tokens[0].value).resolve())
+
+
+ABSOLUTE: Final = Parameter(converter=_absolute)
+"""A path as an absolute one: ranks may run elsewhere."""
+
+
+def command_line(name: str, **settings: Any) -> App:
+    """Return a command, or a group of them, with what all of Lockstep's have in common."""
+    return App(
+        name=name,
+        version=f"lockstep {VERSION}",
+        help_flags="--help",
+        # Docstrings are folded, and as plain text they would stay so.
+        help_format="markdown",
+        group_parameters="Options",
+        default_parameter=Parameter(
+            negative=(),
+            allow_repeating=True,
+            show_default=lambda value: None if value is False or value == "" else value,
+        ),
+        **settings,
+    )
+
+
+def run_command(app: App, arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name; return its status.
+
+    Raises `ConfigError` for arguments that are wrong. A group without a command shows its help, and
+    that is a wrong usage too.
+    """
+    command: Callable[..., int | None]
+    try:
+        command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        path = " ".join((*app.name, *(error.command_chain or ())))
+        raise ConfigError(f"{error} (see `{path} --help`)") from error
+    if command == app.help_print and "--help" not in arguments:
+        app.help_print(arguments, console=Console(stderr=True))
+        return 2
+    return command(*bound.args, **bound.kwargs) or 0
+
+
+def option(name: str) -> str:
+    """Return the command's option for a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_not_a_path(uri: str) -> None:
+    """Raise `ConfigError` if --store is a bare path, and say what to write for it."""
+    if not uri:
+        raise ConfigError("--store is empty; give a URI, for example file:///var/kv")
+    if ":" not in uri:
+        raise ConfigError(
+            f"--store is {without_secrets(uri)!r}, which is not a URI; for a directory write"
+            f" {Path(uri).absolute().as_uri()}"
+        )
+
+
+def check_store(uri: str) -> Capabilities:
+    """Return what the store that --store names can do; raise `ConfigError` if it names none."""
+    check_not_a_path(uri)
+    try:
+        # Each rank opens its own; what is wrong with one is wrong with all.
+        capabilities = make_backend(uri.replace(RANK, "0")).capabilities
+    except ConfigError as error:
+        raise ConfigError(f"--store: {error}") from error
+    if not capabilities.writes:
+        raise ConfigError(
+            f"--store is {without_secrets(uri)!r}, which takes no pages: it is what another group"
+            " serves"
+        )
+    return capabilities

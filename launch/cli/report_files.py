@@ -1,0 +1,59 @@
+"""Writing the file of a report: whole or not at all."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...errors import ConfigError
+
+
+def check_that_writable(path: str | Path, what: str = "report") -> None:
+    """Raise `ConfigError` if no report can be written at `path`, or `what` else it is."""
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"cannot write the {what} {path}: it is a directory")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot write the {what} {path}: there is no directory {target.parent}")
+    if _is_written_through(target):
+        return
+    trial = _beside(target)
+    try:
+        trial.touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
+    finally:
+        trial.unlink(missing_ok=True)
+
+
+def write_report(path: str | Path | None, report: Mapping[str, object]) -> None:
+    """Write the report as `write_text` does, if it is to be written."""
+    if path is not None:
+        write_text(path, f"{json.dumps(report, indent=2)}\n")
+
+
+def write_text(path: str | Path, text: str, what: str = "report") -> None:
+    """Write a file whole or not at all: to a temporary one that is then renamed.
+
+    What is no plain file, as a pipe or a device, stays what it is, and is written to as it stands.
+    """
+    target = Path(path)
+    temporary = _beside(target)
+    try:
+        if _is_written_through(target):
+            target.write_text(text, encoding="utf-8")
+            return
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_written_through(target: Path) -> bool:
+    return target.is_symlink() or (target.exists() and not target.is_file())
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -1,0 +1,41 @@
+"""The arguments that the commands of `lockstep store` share."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ...errors import ConfigError
+from ...storage_backends.uri import RANK
+from ..cli.amounts import shown_store
+from ..cli.options import AT_LEAST_0
+
+Uri = Annotated[
+    str,
+    Parameter(help="Store, for example file:///var/kv; with {rank} in it, give --rank too."),
+]
+Rank = Annotated[
+    int | None,
+    AT_LEAST_0,
+    Parameter(help="The rank whose store is meant by {rank} in a URI.", show_default="none"),
+]
+Digest = Annotated[str | None, Parameter(metavar="DIGEST")]
+DryRun = Annotated[bool, Parameter(help="Only say what would go.")]
+
+
+def of_rank(uri: str, rank: int | None) -> str:
+    """Return the URI of one rank's store, where each rank has one of its own.
+
+    Raises `ConfigError` where it is not said whose, or where it is and the store is one for all.
+    """
+    if RANK in uri and rank is not None:
+        return uri.replace(RANK, str(rank))
+    if RANK in uri:
+        raise ConfigError(
+            f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
+            f"add --rank N, which stands in the place of {RANK}"
+        )
+    if rank is not None:
+        raise ConfigError(
+            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
+        )
+    return uri

@@ -157,6 +157,8 @@ class Needs:
             if each.per_page and each.span is not None
         )
         """The components that need a part of the path: their bit on the device, and how many pages."""
+        self.is_plain = len(components) == 1
+        """Whether a match may end wherever full attention is."""
         self.within_nodes = all(each.per_page for each in components)
         """Whether a match may end inside a node; a recurrent state is at its end only."""
 

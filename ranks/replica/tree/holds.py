@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ....errors import InternalError
-from .node import Node
+from .node import Node, not_held
 
 
 class Receipt(NamedTuple):
@@ -46,6 +46,7 @@ class Holds:
         `changed` gets the nodes at which something held has ended or begun.
         """
         self._released = released
+        self._not_held = not_held(components)
         self._changed = changed
         self.kept_pages: tuple[list[int], list[int]] = ([0] * components, [0] * components)
         """By tier and component: pages of nodes in the tree that are locked (device) or pinned."""
@@ -95,7 +96,8 @@ class Holds:
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
         node.ends -= 1
-        self._changed[node] = None
+        if not node.ends and len(node.children) == 1:
+            self._changed[node] = None
         if not component:
             self._let_base_go(tier, node)
             return
@@ -125,7 +127,13 @@ class Holds:
 
     def _hold(self, node: Node, tier: int, component: int) -> bool:
         """Count one hold more of a node; say whether it is the first."""
-        if node.hold(tier, component) > 1:
+        if not node.hold_count:
+            device, host = node.held
+            node.held = [*device], [*host]
+        node.hold_count += 1
+        counts = node.held[tier]
+        counts[component] = held = counts[component] + 1
+        if held > 1:
             return False
         run = node.values[tier][component]
         if run is not None:
@@ -134,7 +142,14 @@ class Holds:
 
     def _let_go(self, node: Node, tier: int, component: int) -> bool:
         """Count one hold less of a node; say whether it was the last."""
-        if node.let_go(tier, component):
+        counts = node.held[tier]
+        counts[component] = left = counts[component] - 1
+        if left < 0:
+            raise InternalError(f"node {node.id} was released more often than it was held")
+        node.hold_count = in_all = node.hold_count - 1
+        if not in_all:
+            node.held = self._not_held
+        if left:
             return False
         run = node.values[tier][component]
         if run is not None:

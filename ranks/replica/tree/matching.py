@@ -42,6 +42,8 @@ def reach(
         return 0, 0, 0
     last = path[-1]
     end = last.start + pages
+    if needs.is_plain and last.there & needs.every:
+        return end, end, end if last.there & needs.host else _last_host(needs.host, path, end)
     device = _deepest(needs, path, pages, partial is not None, 0)
     # What is whole on the device alone up to the end cannot be more on both tiers.
     best = device

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple, Protocol
 
-from ....errors import InternalError
 from ..core.pages import PageRun
 from .components import Component
 
@@ -59,7 +58,7 @@ UNMARKED: frozenset[Mark] = frozenset()
 
 
 @cache
-def _not_held(components: int) -> tuple[list[int], list[int]]:
+def not_held(components: int) -> tuple[list[int], list[int]]:
     """Return the counts of all nodes that nothing holds, which is nearly every node."""
     return [0] * components, [0] * components
 
@@ -123,7 +122,7 @@ class Node:
             [None] * components,
         )
         """By tier and component: the pages that hold the content, or None (a tombstone)."""
-        self.held = _not_held(components)
+        self.held = not_held(components)
         """By tier and component: device locks and host pins, as `holds.Holds` counts them."""
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
@@ -186,27 +185,6 @@ class Node:
         """Say whether anything locks (device) or pins (host) the node."""
         # Whoever holds any component holds full attention.
         return self.held[tier][0] > 0
-
-    def hold(self, tier: int, component: int) -> int:
-        """Count one lock or pin more, and return how many there are."""
-        if not self.hold_count:
-            self.held = [0] * len(self.held[DEVICE]), [0] * len(self.held[HOST])
-        self.hold_count += 1
-        counts = self.held[tier]
-        counts[component] += 1
-        return counts[component]
-
-    def let_go(self, tier: int, component: int) -> int:
-        """Count one lock or pin less, and return how many are left."""
-        counts = self.held[tier]
-        left = counts[component] - 1
-        if left < 0:
-            raise InternalError(f"node {self.id} was released more often than it was held")
-        counts[component] = left
-        self.hold_count -= 1
-        if not self.hold_count:
-            self.held = _not_held(len(counts))
-        return left
 
     def path(self) -> Iterator["Node"]:
         """Yield this node and its ancestors below the root, deepest first."""

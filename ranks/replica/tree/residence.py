@@ -95,8 +95,8 @@ class Residence:
         """Called with each node that gets pages of a component in host memory."""
         count = len(self.components)
         on_tier = (1 << count) - 1
-        self._others = (on_tier - 1) * (1 | 1 << count)
-        """The bits of `Node.there` of all components but full attention."""
+        self._bits = 1, 1 << count
+        """By tier: the bit of `Node.there` of full attention."""
         self._off_tier = (~on_tier, ~(on_tier << count))
         """By tier: the bits of `Node.there` of everything but that tier."""
         self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
@@ -267,34 +267,36 @@ class Residence:
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
     def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
-        """Mark the path to `node` as used now, from the root down."""
+        """Mark the path to `node` as used now."""
         uses, time_ms, changed = clock.uses, clock.agreed_ms, self.changed
-        limited = self.limits.are_set
-        on_device, on_host = (queues[0] for queues in self.queues)
-        device_bit, host_bit = 1, 1 << len(self.components)
-        before = None
-        for each in node.path_down():
-            was_saved = each.saved_at == each.last_access
-            history = each.last_access, each.used_ms, was_saved, each.hits, each.priority
-            if history != before:
+        on_device, on_host = self.queues[DEVICE][0], self.queues[HOST][0]
+        device_bit, host_bit = self._bits
+        each, above = node, node.parent
+        while above is not None:
+            if len(above.children) == 1 and not _used_alike(above, each):
                 # What was used alike until now is as near to being one node as it was.
                 changed[each] = None
-                before = history
-            each.last_access, each.used_ms = uses, time_ms
-            each.hits += hits
-            each.priority = max(each.priority, priority)
-            # Of full attention only the leaves of a tier are in its queue.
+            each.last_access = uses
+            each.used_ms = time_ms
+            if hits:
+                each.hits += hits
+            if priority:
+                each.priority = max(each.priority, priority)
+            # Of full attention only the leaf of a tier is in its queue.
             there, below = each.there, each.occupied_children
             if there & device_bit and not below[DEVICE]:
                 on_device.used(each)
             if there & host_bit and not below[HOST]:
                 on_host.used(each)
-            if there & self._others:
+            each, above = above, above.parent
+        if self._where_others:
+            # Of the others every node is, and the one that is used last leaves last.
+            for each in node.path_down():
                 for tier, component in self._where_others:
                     if each.values[tier][component] is not None:
                         self.queues[tier][component].used(each)
-            if limited and self.limits.used(each):
-                changed[each] = None
+        if self.limits.are_set:
+            changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
         """Let nothing of the path to `node` leave a tier for its namespace's limits for now."""
@@ -356,10 +358,9 @@ class Residence:
 
     def prune(self, node: Node) -> None:
         """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
-        while node.parent is not None and not node.hold_count:
+        while not (node.there or node.children or node.hold_count or node.parent is None):
             parent = node.parent
-            if not self.remove_if_dead(node):
-                return
+            self.remove_if_dead(node)
             node = parent
 
     def cascade(self, node: Node, leaving: Leaving) -> None:
@@ -383,8 +384,11 @@ class Residence:
 
     def _was_let_go(self, node: Node, tier: int, component: int) -> None:
         """Let a node leave in its turn, which nothing holds any more."""
-        if not component and self.limits.are_set and self.limits.stay(node, tier):
-            self.changed[node] = None
+        if not component:
+            if self.limits.are_set and self.limits.stay(node, tier):
+                self.changed[node] = None
+            if node.occupied_children[tier]:
+                return
         self._try_enter(node, tier, component)
 
     def _try_enter(self, node: Node, tier: int, component: int) -> None:
@@ -392,6 +396,17 @@ class Residence:
             self.queues[tier][component].try_enter(node)
             if not component and self.limits.are_set:
                 self.limits.try_enter(node, tier)
+
+
+def _used_alike(one: Node, other: Node) -> bool:
+    """Say whether two nodes have been used at the same times, as often and by the same priority."""
+    return (
+        one.last_access == other.last_access
+        and one.used_ms == other.used_ms
+        and one.hits == other.hits
+        and one.priority == other.priority
+        and one.is_saved == other.is_saved
+    )
 
 
 def _pool_name(tier: int, pool: str, index: int) -> str:

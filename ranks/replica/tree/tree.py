@@ -72,23 +72,27 @@ class Tree:
         As `walk`, for callers that cannot spend the time to make a `Walk`.
         """
         step = self.page_bytes
-        children = root.children
-        if bytes(tokens[:step]) not in children:
-            return [], None, 0
-        view = memoryview(tokens)
-        stop = len(view) - len(view) % step
-        at = 0
         nodes: list[Node] = []
+        children = root.children
+        if not children:
+            return nodes, None, 0
+        stop = len(tokens) - len(tokens) % step
+        at = 0
         if stop <= COPIED_BYTES:
             # So little is cheaper to copy once than to look at through a view for each node.
-            data = view.tobytes()
+            tokens = bytes(tokens)
+        if isinstance(tokens, bytes):
             while at < stop:
-                child = children.get(data[at : at + step])
-                if child is None or not data.startswith(child.tokens, at):
+                child = children.get(tokens[at : at + step])
+                if child is None:
+                    return nodes, None, 0
+                run = child.tokens
+                if not tokens.startswith(run, at):
                     break
                 nodes.append(child)
-                at += len(child.tokens)
+                at += len(run)
                 children = child.children
+        view = memoryview(tokens)
         while at < stop:
             child = children.get(view[at : at + step].tobytes())
             if child is None:

@@ -222,8 +222,8 @@ def _owners(
     for operation in replica.agenda.in_flight.values():
         yield operation.owned_pages(tier, index), "operation", operation.id
     for request in replica.requests:
-        own = request.own if tier == DEVICE else request.saved
-        yield (() if own is None else own[index]), "request", request.id
+        own = request.device_pages if tier == DEVICE else request.saved
+        yield (own[index] if own else ()), "request", request.id
 
 
 def _check_ownership(replica: Replica, nodes: list[Node]) -> None:

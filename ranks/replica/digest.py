@@ -7,6 +7,7 @@ slow witness that it stands for the state. Simulation and tests compare both ove
 import xxhash
 
 from .operations.kinds import Prefetch
+from .operations.requests import LentRequest, OwnedRequest
 from .replica import Replica
 from .tree.node import Node
 from .tree.residence import TIERS
@@ -53,10 +54,12 @@ def state_digest(replica: Replica) -> int:
         add(queue, line)
     for request in requests:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
-        add(request.prefix, request.saved_from, *(run.tobytes() for run in request.own))
+        add(request.prefix, request.fetched, *(run.tobytes() for run in request.device_pages))
         add([run.tobytes() for run in request.saved or ()], request.computed)
-        add(sorted(request.ends))
-        add(sorted(request.checkpoints), request.priority, request.fetched, sorted(request.copies))
+        if isinstance(request, OwnedRequest):
+            add(sorted(request.ends), sorted(request.checkpoints), request.priority)
+        elif isinstance(request, LentRequest):
+            add(request.saved_from, sorted(request.copies))
     return digest.intdigest() >> 1
 
 

@@ -28,11 +28,13 @@ from .device.owned import OwnedDevice
 from .hearing import Hearing
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
-from .operations.requests import LoadState, Request
+from .operations.requests import LentRequest, LoadState, OwnedRequest, Request
 from .parts import SOUND, Parts
-from .too_long import require_possible, require_resumable
 from .tree.backlog import Undone
 from .tree.matching import Match, match
+
+_LENT = "the engine owns the device's pages, and names those it lends"
+_OWNED = "the cache owns the device's pages; an engine lends none"
 
 
 class Replica:
@@ -50,7 +52,9 @@ class Replica:
         journal, outbox = basis.journal, basis.outbox
         self.prefixes = prefixes = parts.prefixes(basis, residence=parts.residence, room=parts.room)
         self.agenda = agenda = parts.agenda(basis, prefixes.residence)
-        self.requests = requests = parts.requests(prefixes, journal)
+        owned = bool(config.device_pages)
+        asks = OwnedRequest if owned else LentRequest
+        self.requests = requests = parts.requests(prefixes, journal, asks)
         self.store = store = parts.store(basis)
         self.persisting = persisting = parts.persisting(basis, prefixes, agenda, store, requests)
         self.backing_up = backing_up = parts.backing_up(
@@ -60,8 +64,7 @@ class Replica:
         self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
         self.prefetching = prefetching = parts.prefetching(basis, prefixes, agenda, store, requests)
         self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
-        kind = parts.owned if config.device_pages else parts.lent
-        self.device: Device = kind(
+        self.device: Device = (parts.owned if owned else parts.lent)(
             basis, prefixes, agenda, requests, loading_back, backing_up, saving
         )
         self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
@@ -96,12 +99,12 @@ class Replica:
     @property
     def leaving(self) -> list[str]:
         """The released requests whose lent pages are not free yet, and perhaps never will be."""
-        return list(self._lent.copies.leaving)
+        return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
         """Whether lent pages of released requests are not free yet, and will be by a verdict."""
-        return self._lent.copies.waits
+        return self._lent.waits
 
     def seats(self) -> SeatTable:
         """Return the table of the seats of the next ballot; the same one while nothing changes."""
@@ -132,7 +135,7 @@ class Replica:
 
     def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
         """Return the request's device pages of one pool in token order. Reads only."""
-        return self._owned.page_table(self.requests.known(name), pool)
+        return self._owned.page_table(self._owned_request(name), pool)
 
     def awaits_room(self, name: str) -> bool:
         """Say whether not all could be copied that a request has lent last. Reads only."""
@@ -156,7 +159,7 @@ class Replica:
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
-        return self._lent.copies.touching(name, awaited=awaited)
+        return self._lent.touching(name, awaited=awaited)
 
     @command
     def witness(self, *facts: object) -> None:
@@ -190,36 +193,35 @@ class Replica:
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
-        owned, place = self._owned, self.requests.place(namespace)
-        require_possible(self.prefixes, name, place, tokens, reserve_tokens)
-        request = self._enter(name, namespace)
+        owned, requests = self._owned, self.requests
+        owned.require_possible(name, requests.place(namespace), tokens, reserve_tokens)
+        request = requests.enter(name, namespace)
+        assert isinstance(request, OwnedRequest)
         if request.admitted:
             raise UsageError(f"request {request.id!r} is admitted already; release it first")
-        self.requests.witness_tokens("load back", name, tokens)
+        requests.witness_tokens("load back", name, tokens)
         self.prefetching.stop(request)
         return owned.admit(request, tokens, reserve_tokens, priority)
 
     @command
     def extend(self, name: str, total_tokens: int) -> bool:
         """Reserve pages until the request has room for `total_tokens` tokens; False if it cannot."""
-        return self._owned.extend(self.requests.known(name), total_tokens)
+        return self._owned.extend(self._owned_request(name), total_tokens)
 
     @command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
         """Publish what a request has computed; return how many of its tokens are shared now."""
-        return self._owned.insert(self.requests.known(name), tokens, final=final)
+        return self._owned.insert(self._owned_request(name), tokens, final=final)
 
     @command
     def retract(self, name: str, tokens: bytes) -> bool:
         """Move a request off the device; False if host memory has no room for it."""
-        return self._owned.retract(self.requests.known(name), tokens)
+        return self._owned.retract(self._owned_request(name), tokens)
 
     @command
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
-        request = self.requests.known(name)
-        require_resumable(self.prefixes, name, request.prefix, reserve_tokens)
-        return self._owned.resume(request, reserve_tokens)
+        return self._owned.resume(self._owned_request(name), reserve_tokens)
 
     @command
     def release(self, name: str) -> bool:
@@ -251,15 +253,17 @@ class Replica:
     @command
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`."""
+        lent = self._lent
         request = self._enter(name, namespace)
+        assert isinstance(request, LentRequest)
         # What the engine has itself must be the same on every rank, or their batches differ.
         self.journal.record("hit", name, device_tokens)
-        return self._lent.hit(request, tokens, device_tokens)
+        return lent.hit(request, tokens, device_tokens)
 
     @command
     def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
-        request = self.requests.known(name)
+        request = self._lent_request(name)
         # A call that is refused must change nothing, so it is refused before the prefetch ends.
         self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
@@ -268,13 +272,16 @@ class Replica:
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
         """Copy what of `tokens` is not on the host from device pages that the engine lends."""
-        self._lent.require_lent(name, tokens, runs)
-        return self._lent.back_up(self._enter(name, namespace), tokens, runs)
+        lent = self._lent
+        lent.require_lent(name, tokens, runs)
+        request = self._enter(name, namespace)
+        assert isinstance(request, LentRequest)
+        return lent.back_up(request, tokens, runs)
 
     @command
     def fence(self, name: str) -> None:
         """Let the engine overwrite the pages that it lends for a request."""
-        request = self.requests.known(name)
+        request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
             # It leaves the place from before a reset, to which its prefetch still brings pages.
@@ -284,12 +291,12 @@ class Replica:
     @command
     def retract_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> bool:
         """Copy all that a request has from device pages that the engine lends; False for no room."""
-        return self._lent.retract(self.requests.known(name), tokens, runs)
+        return self._lent.retract(self._lent_request(name), tokens, runs)
 
     @command
     def resume_lent(self, name: str, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
         """Bring a retracted request back to device pages that the engine lends."""
-        request = self.requests.known(name)
+        request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
             # It begins anew, perhaps in another place than that which its prefetch brings pages to.
@@ -344,17 +351,29 @@ class Replica:
     @property
     def _owned(self) -> OwnedDevice:
         if not isinstance(self.device, OwnedDevice):
-            raise UsageError("the engine owns the device's pages, and names those it lends")
+            raise UsageError(_LENT)
         return self.device
 
     @property
     def _lent(self) -> LentDevice:
         if not isinstance(self.device, LentDevice):
-            raise UsageError("the cache owns the device's pages; an engine lends none")
+            raise UsageError(_OWNED)
         return self.device
 
+    def _owned_request(self, name: str) -> OwnedRequest:
+        request = self.requests.known(name)
+        if not isinstance(request, OwnedRequest):
+            raise UsageError(_LENT)
+        return request
+
+    def _lent_request(self, name: str) -> LentRequest:
+        request = self.requests.known(name)
+        if not isinstance(request, LentRequest):
+            raise UsageError(_OWNED)
+        return request
+
     def _enter(self, name: str, namespace: str) -> Request:
-        if isinstance(self.device, LentDevice) and self.device.copies.is_leaving(name):
+        if isinstance(self.device, LentDevice) and self.device.is_leaving(name):
             raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
         return self.requests.enter(name, namespace)
 

@@ -12,7 +12,7 @@ from ...ranks.replica.device.lent_device import LentDevice
 from ...ranks.replica.device.owned import OwnedDevice
 from ...ranks.replica.operations.lent import Lent
 from ...ranks.replica.operations.loading_back import LoadingBack
-from ...ranks.replica.operations.requests import Request
+from ...ranks.replica.operations.requests import LentRequest, OwnedRequest
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.tree.components import Component
@@ -32,8 +32,8 @@ def backups_of_unfilled_pages() -> Build:
 
 
 class _TakesAllForFilled(LentDevice):
-    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        request.unfilled = []
+    def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+        request.unfilled = ()
         return super()._lent(request, tokens, end, runs)
 
 
@@ -132,7 +132,7 @@ def retract_the_kv_alone() -> Build:
 
 
 class _SavesTheKvAlone(OwnedDevice):
-    def _tail(self, request: Request, computed_bytes: int) -> list[PageRun]:
+    def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
         kv, *others = super()._tail(request, computed_bytes)
         return [kv, *(run[:0] for run in others)]
 

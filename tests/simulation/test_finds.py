@@ -25,7 +25,7 @@ from lockstep.ranks.replica.device.owned import OwnedDevice
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
 from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
-from lockstep.ranks.replica.operations.requests import Request, Requests
+from lockstep.ranks.replica.operations.requests import OwnedRequest, Requests
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.ranks.replica.tree import prefixes as prefixes_module
@@ -244,7 +244,7 @@ class _ForgetsOperations(Prefixes):
 
 
 class _LosesAPage(OwnedDevice):
-    def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
+    def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
         pool = self._residence.pools[DEVICE][0]
         free = pool.free
         shared = super().insert(request, tokens, final=final)

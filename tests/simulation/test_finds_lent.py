@@ -10,7 +10,13 @@ from lockstep.ranks.replica.device.lent_device import LentDevice
 from lockstep.ranks.replica.operations.kinds import LoadBack, Resume
 from lockstep.ranks.replica.operations.lent import Lent
 from lockstep.ranks.replica.operations.loading_back import LoadingBack
-from lockstep.ranks.replica.operations.requests import Event, LoadState, Request, Requests
+from lockstep.ranks.replica.operations.requests import (
+    Event,
+    LentRequest,
+    LoadState,
+    Request,
+    Requests,
+)
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.tree.components import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
@@ -32,16 +38,16 @@ TOUCHED = "transfer touches"
 class _FreesAtOnce(LentDevice):
     def release(self, request: Request) -> bool:
         super().release(request)
-        self.copies.leaving.pop(request.id, None)
+        self.leaving.pop(request.id, None)
         return True
 
 
 class _FreesWhatIsStopped(LentDevice):
     def after_verdict(self) -> None:
         table = self._agenda.in_flight
-        for name, copies in list(self.copies.leaving.items()):
+        for name, copies in list(self.leaving.items()):
             if all(each not in table or table[each].ending is not None for each in copies):
-                del self.copies.leaving[name]
+                del self.leaving[name]
                 self._outbox.freed.append(name)
 
 
@@ -55,7 +61,7 @@ class _TellsOfFailuresAtOnce(LentDevice):
 
 
 class _FencesNothing(LentDevice):
-    def fence(self, request: Request) -> None:
+    def fence(self, request: LentRequest) -> None:
         super().fence(request)
         orders = self._outbox.orders
         orders[:] = [order for order in orders if not isinstance(order, Fence)]
@@ -80,13 +86,13 @@ class _LeavesAWindowOut(LentDevice):
 class _LendsAStateOfABegunPage(LentDevice):
     """Takes the state after all tokens for that after their last whole page."""
 
-    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+    def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         del tokens
         return Lent(request.id, 0, end, runs)
 
 
 class _LoadsAgain(LentDevice):
-    def _restorable(self, request: Request, tokens: bytes) -> int:
+    def _restorable(self, request: LentRequest, tokens: bytes) -> int:
         return match(self._prefixes, request.place, tokens).host_tokens
 
 

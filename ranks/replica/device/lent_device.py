@@ -13,7 +13,7 @@ since they may differ between ranks, and the digest must not.
 
 from collections.abc import Sequence
 
-from ....coordinator.operation import Kind, Outcome
+from ....coordinator.operation import Kind, Outcome, Phase
 from ....errors import UsageError
 from ...protocol.answers import Wait
 from ...protocol.notices import Hit
@@ -28,10 +28,19 @@ from ..operations.lent import (
     lent_for_all,
     require_all,
     require_prefix,
+    unfilled_after,
     without_unfilled,
 )
 from ..operations.loading_back import LoadingBack, TailPages
-from ..operations.requests import Event, LoadState, Request, Requests, Stage
+from ..operations.requests import (
+    Event,
+    LentRequest,
+    LoadState,
+    Request,
+    Requests,
+    Stage,
+    require_name,
+)
 from ..operations.saving import Saving
 from ..tree.components import Component
 from ..tree.matching import Missing, lacking, match
@@ -39,7 +48,6 @@ from ..tree.node import DEVICE, HOST, Node, covered
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .device import Follows
-from .lent_copies import LentCopies
 
 _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
 
@@ -68,7 +76,9 @@ class LentDevice:
         self._saving = saving
         self._journal = basis.journal
         self._outbox = basis.outbox
-        self.copies = LentCopies(basis, prefixes.components, agenda, requests)
+        self._operations = agenda.in_flight
+        self.leaving: dict[str, frozenset[int]] = {}
+        """Requests that were released, and the copies that still touch their device pages."""
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
@@ -83,12 +93,13 @@ class LentDevice:
 
         A load that failed is told of only once no rank's copy touches the lent pages any more.
         """
-        if request.stage is Stage.SAVED and self.copies.are_awaited(request):
+        assert isinstance(request, LentRequest)
+        if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
             # A backup that it had begun before still reads its pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
-    def hit(self, request: Request, tokens: bytes, device_tokens: int) -> int:
+    def hit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`.
 
         Nothing for a request whose load failed once: it computes, and does not loop.
@@ -98,7 +109,7 @@ class LentDevice:
         return max(0, self._restorable(request, tokens) - device_tokens)
 
     def require_loadable(
-        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
+        self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
         """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
         self.require_no_copy(request)
@@ -119,7 +130,7 @@ class LentDevice:
         Lent(request.id, first, last, runs).require(self._components, starts)
 
     def load(
-        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
+        self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
         """Copy the whole pages of `tokens` from `start_tokens` on to the device pages that are lent."""
         self._requests.witness_tokens("load", request.id, tokens)
@@ -137,7 +148,7 @@ class LentDevice:
         missing = self._lacking(self._components, node, starts)
         pages = lent.pages_for(missing, self._components)
         self._loading_back.begin(request, node, missing, pages, lent=True)
-        self.copies.load_began(request, first, starts)
+        self._load_began(request, first, starts)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0])) * unit
         self._tell(request, tokens, node.end * unit - start_tokens - stored, stored)
 
@@ -145,7 +156,7 @@ class LentDevice:
         """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
         require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
-    def back_up(self, request: Request, tokens: bytes, runs: Sequence[PageRun]) -> int:
+    def back_up(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> int:
         """Copy to the host what of `tokens` is not there; return how many tokens will be then.
 
         `runs` are the device pages of the whole prefix, which belong to the request until its
@@ -161,20 +172,20 @@ class LentDevice:
         node = self._publish(request, tokens)
         lent = self._lent(request, tokens, node.end, runs)
         for number in self._backing_up.back_up_lent(node, lent):
-            self.copies.began(request, number)
+            self._began(request, number)
         last = covered(node)
         self._prefixes.residence.prune(node)
         return last * self._config.page_tokens
 
-    def fence(self, request: Request) -> None:
+    def fence(self, request: LentRequest) -> None:
         """Let the engine overwrite the request's pages: its copies end here or vote failed.
 
         The request goes on as one that has computed nothing.
         """
         self.require_no_copy(request)
         self._backing_up.lender_gave_up(request.id)
-        copies = self.copies.of(request)
-        request.copies.clear()
+        copies = self._copies_of(request)
+        request.copies = frozenset()
         self._requests.move(request, Event.FENCE)
         self._journal.record("fence", request.id, len(copies))
         if copies:
@@ -182,7 +193,7 @@ class LentDevice:
             self._outbox.orders.append(Fence(tuple(sorted(copies)), timeout_s))
         self._requests.renew(request)
 
-    def retract(self, request: Request, tokens: bytes, runs: Sequence[PageRun]) -> bool:
+    def retract(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> bool:
         """Copy all that a request has to host memory; False, and it goes on, if there is no room.
 
         `runs` are its device pages, by component: of every page of `tokens`, also of one that is not
@@ -210,14 +221,16 @@ class LentDevice:
         if pins is None:
             self._prefixes.residence.prune(node)
             return False
-        self.copies.began(request, request.waits_for)
+        self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
         # It follows from which pages the engine still has, which must be the same on every rank.
         self._journal.record("saved from", request.id, starts)
         return True
 
-    def resume(self, request: Request, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
+    def resume(
+        self, request: LentRequest, runs: Sequence[PageRun], device_tokens: int
+    ) -> Wait | None:
         """Bring a retracted request back to device pages that are lent; None once that has begun.
 
         `runs` are by component the pages of the positions from `device_tokens` on, up to what it had
@@ -236,9 +249,14 @@ class LentDevice:
 
     def release(self, request: Request) -> bool:
         """See `Device`."""
+        assert isinstance(request, LentRequest)
         self._saving.let_go(request)
         self._backing_up.lender_gave_up(request.id)
-        return self.copies.leave(request)
+        copies = self._copies_of(request)
+        self._requests.leave(request)
+        if copies:
+            self.leaving[request.id] = copies
+        return not copies
 
     def quarantined(self, operation: Copy) -> None:
         """See `Device`: a copy to host memory only reads what is lent, and fills what nobody finds."""
@@ -247,20 +265,80 @@ class LentDevice:
 
     def after_verdict(self) -> None:
         """See `Device`."""
-        self.copies.after_verdict()
+        for name in [name for name, each in self.leaving.items() if not self._in_flight(each)]:
+            del self.leaving[name]
+            self._outbox.freed.append(name)
 
-    def _tell(self, request: Request, tokens: bytes, host_tokens: int, storage_tokens: int) -> None:
+    def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only.
+
+        Only those that are waited for, with `awaited`.
+        """
+        if awaited:
+            return tuple(each for each in self.touching(name) if not self._hangs(each))
+        if name is None:
+            return tuple(n for n, each in self._operations.items() if isinstance(each, Copy))
+        request = self._requests.get(name)
+        if isinstance(request, LentRequest):
+            return tuple(sorted(self._copies_of(request)))
+        return tuple(sorted(self._in_flight(self.leaving.get(name, frozenset()))))
+
+    def is_leaving(self, name: str) -> bool:
+        """Say whether a request was released and still lends pages."""
+        require_name("request", name)
+        return name in self.leaving
+
+    @property
+    def waits(self) -> bool:
+        """Whether some released request's device pages are not free yet, and will be.
+
+        Those of a copy that is quarantined may never be.
+        """
+        return any(not any(map(self._hangs, each)) for each in self.leaving.values())
+
+    def _copies_of(self, request: LentRequest) -> frozenset[int]:
+        """Return the copies in flight that touch what a request lends."""
+        return self._in_flight(request.copies)
+
+    def _in_flight(self, copies: frozenset[int]) -> frozenset[int]:
+        return frozenset(number for number in copies if number in self._operations)
+
+    def _hangs(self, copy: int) -> bool:
+        """Say whether a copy is quarantined, which is waited for no longer."""
+        operation = self._operations.get(copy)
+        return operation is not None and operation.phase is Phase.QUARANTINED
+
+    def _began(self, request: LentRequest, copy: int | None) -> None:
+        """Take note of a copy of what a request lends, if there is one."""
+        if copy is not None:
+            request.copies = self._copies_of(request) | {copy}
+
+    def _load_began(self, request: LentRequest, first: int, starts: Sequence[int]) -> None:
+        """Take note of the load that a request waits for, and of lent pages that it does not fill.
+
+        It fills those of each component from `starts` on, of the pages that are lent from `first` on.
+        """
+        load, before = request.waits_for, request.unfilled
+        assert load is not None
+        self._began(request, load)
+        request.unfilled = unfilled_after(load, self._components, first, starts, before)
+        # It follows from which pages the engine lends, which must be the same on every rank.
+        self._journal.record("unfilled", load, first, starts)
+
+    def _tell(
+        self, request: LentRequest, tokens: bytes, host_tokens: int, storage_tokens: int
+    ) -> None:
         """Put out a notice of what a request begins with, of what it last asked for."""
         asked, on_device = request.asked
         asked = asked or len(tokens) // TOKEN_BYTES
         told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
         self._outbox.notices.append(told)
 
-    def _restorable(self, request: Request, tokens: bytes) -> int:
+    def _restorable(self, request: LentRequest, tokens: bytes) -> int:
         return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
 
     def _bring_back(
-        self, request: Request, node: Node, lent: Lent, starts: Sequence[int]
+        self, request: LentRequest, node: Node, lent: Lent, starts: Sequence[int]
     ) -> Wait | None:
         """Load the prefix that ends at `node`, and what the request has saved; None once that began.
 
@@ -277,16 +355,16 @@ class LentDevice:
         tail = [run[len(run) - len(host) :] for run, host in zip(lent.runs, saved, strict=True)]
         self._clock.tick()
         prefixes.use(node)
-        pins, request.locks = request.locks, []
+        pins, request.locks = request.locks, ()
         request.saved, request.node, request.prefix = None, None, 0
         pages, brought = lent.pages_for(needed, self._components), TailPages(tail, saved)
         self._loading_back.begin(request, node, needed, pages, brought, lent=True)
-        request.unfilled = []
-        self.copies.load_began(request, lent.first, starts)
+        request.unfilled = ()
+        self._load_began(request, lent.first, starts)
         prefixes.residence.release(pins)
         return None
 
-    def _publish(self, request: Request, tokens: bytes) -> Node:
+    def _publish(self, request: LentRequest, tokens: bytes) -> Node:
         """Return the node for the whole pages of what was computed, used now.
 
         It is used now even if nothing follows, so that a full host does not evict what is in use.
@@ -300,7 +378,7 @@ class LentDevice:
         self._journal.record("lend", request.id, node.end)
         return node
 
-    def _lent(self, request: Request, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+    def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         """Return what is lent of use: a state only where the tokens end with a whole page."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
@@ -338,7 +416,7 @@ class LentDevice:
 
     def _stop(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
-        if request is not None:
+        if isinstance(request, LentRequest):
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
             # What it has not brought is computed now.
@@ -355,7 +433,7 @@ class LentDevice:
             self._requests.move(request, Event.QUIET)
             request.waits_for = None
 
-    def require_no_copy(self, request: Request) -> None:
+    def require_no_copy(self, request: LentRequest) -> None:
         """Raise `UsageError` for a request of which a copy is under way, or that is retracted."""
         if request.stage in _COPYING:
             raise UsageError(f"request {request.id!r} has a copy in flight; wait for it")

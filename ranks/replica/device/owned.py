@@ -2,12 +2,21 @@
 
 A request is admitted by `load_back`: its device prefix is locked, what host memory has beyond it is
 on its way, and the pages that it will compute into are reserved. All of it happens or nothing does.
+What it has computed becomes the tree's by `insert`: shared from then on, backed up under the write
+policy, and locked for the request.
+
+A request works on a recurrent state in a slot of its own, and changes it in place. The tree keeps
+copies of it at checkpoints. They are made where an insert ends at one, and copied again for each
+request that goes on from there.
 """
+
+from collections.abc import Sequence
 
 from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
 from ...protocol.answers import Admission, Wait
-from ...protocol.notices import Hit
+from ...protocol.notices import Cause, Hit
+from ...protocol.orders import Fork
 from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
@@ -15,16 +24,17 @@ from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Resume, Retract
 from ..operations.lent import NO_PAGE
 from ..operations.loading_back import LoadingBack, TailPages
-from ..operations.requests import Event, LoadState, Request, Requests, Stage
+from ..operations.requests import Event, LoadState, OwnedRequest, Request, Requests, Stage
 from ..operations.saving import Saving
+from ..tree.components import RecurrentComponent
 from ..tree.holds import Receipt
-from ..tree.matching import Missing, lacking, reach
-from ..tree.node import DEVICE, HOST, Node
+from ..tree.matching import Missing, lacking, match, reach
+from ..tree.node import DEVICE, HOST, Node, Place
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
-from .checkpoints import Checkpoints
 from .device import Follows
-from .publishing import Publishing
+
+_READY = Stage.READY
 
 
 class OwnedDevice:
@@ -43,8 +53,13 @@ class OwnedDevice:
         self._page_tokens = basis.config.page_tokens
         self._clock = basis.clock
         self._prefixes = prefixes
-        self._residence = prefixes.residence
+        self._tree = prefixes.tree
+        self._residence, self._room = prefixes.residence, prefixes.room
         self._components = prefixes.components
+        self._paged = [each for each in prefixes.components if each.per_page]
+        self._states = [
+            each for each in prefixes.components if isinstance(each, RecurrentComponent)
+        ]
         self._agenda = agenda
         self._requests = requests
         self._loading_back = loading_back
@@ -52,8 +67,10 @@ class OwnedDevice:
         self._saving = saving
         self._journal = basis.journal
         self._outbox = basis.outbox
-        self._checkpoints = Checkpoints(basis.config, prefixes, basis.outbox)
-        self._publishing = Publishing(basis, prefixes, requests, self._checkpoints, backing_up)
+        self._least_pages = min(
+            self._residence.pools[DEVICE][each.index].capacity for each in self._paged
+        )
+        """The pages of the smallest pool that has one for each page of tokens."""
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
@@ -83,45 +100,55 @@ class OwnedDevice:
         self._requests.leave(request)
         return True
 
+    def require_possible(self, name: str, place: Place, tokens: bytes, reserve_tokens: int) -> None:
+        """Raise `UsageError` for a request that even an empty device has no room for. Reads only.
+
+        It would be told for ever to wait. What it needs beside full attention depends on what of it is
+        cached now.
+        """
+        reserved = -(-reserve_tokens // self._page_tokens)
+        if max(len(tokens) // self._tree.page_bytes, reserved) > self._least_pages:
+            found = match(self._prefixes, place, tokens).host_tokens // self._page_tokens
+            self._require_room_for(name, found, reserved)
+
     def admit(
-        self, request: Request, tokens: bytes, reserve_tokens: int, priority: int = 0
+        self, request: OwnedRequest, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Lock, load back and reserve for a request, or say why that has to wait."""
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
-        on_device, best_end = self._reach(nodes)
-        best = next((node for node in nodes if node.end == best_end), root)
+        on_device, end = self._reach(nodes)
+        best = root if not end else next(node for node in reversed(nodes) if node.end == end)
         prefixes.cut_for(best)
         # Where the device has the whole length as it lies, nothing is to be looked for.
-        missing = [] if on_device == best.end else lacking(self._components, best, DEVICE)
+        missing = [] if on_device == end else lacking(self._components, best, DEVICE)
         for node, index in missing:
             if node.is_to_have(DEVICE, index):
                 return Wait.LOADING
-        reserved = max(0, -(-reserve_tokens // self._page_tokens) - best.end)
-        room = [reserved if each.per_page else 1 for each in self._components]
-        pages = self._take(best, missing, room)
+        reserved = max(0, -(-reserve_tokens // self._page_tokens) - end)
+        pages = self._take(best, missing, self._room_of(reserved))
         if pages is None:
             return Wait.NO_ROOM
-        loading, own, locks = pages
+        loading, request.own, request.locks = pages
         self._requests.move(request, Event.ADMIT)
-        request.prefix, request.node, request.own, request.locks = best.end, best, own, locks
-        request.checkpoints = self._checkpoints.wanted(nodes, best, tokens)
-        request.ends = self._publishing.ends_of(nodes, tokens)
-        request.priority = priority
+        request.prefix, request.node, request.priority = end, best, priority
+        request.checkpoints = request.ends = frozenset()
+        if len(self._components) > 1:
+            self._note_stops(request, nodes[-1].end if nodes else 0, tokens)
         self._clock.tick()
         prefixes.use(best, hits=1, priority=priority)
-        self._journal.record("admit", request.id, on_device, best.end, reserve_tokens, priority)
+        self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
             # Making room may have cut nodes, which divides what is missing and changes no order.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
-        else:
-            self._checkpoints.fork(request)
+        elif self._states:
+            self._fork(request)
         self._backing_up.was_hit(best)
-        return self._admission(request, on_device, best.end, tokens)
+        return self._admission(request, on_device, tokens)
 
-    def extend(self, request: Request, total_tokens: int) -> bool:
+    def extend(self, request: OwnedRequest, total_tokens: int) -> bool:
         """Reserve device pages until the request has room for `total_tokens` tokens."""
         self._require_ready(request)
         total = -(-total_tokens // self._page_tokens)
@@ -130,19 +157,51 @@ class OwnedDevice:
         if missing <= 0:
             return True
         counts = [missing if component.per_page else 0 for component in self._components]
-        taken = self._prefixes.room.take(DEVICE, counts)
+        taken = self._room.take(DEVICE, counts)
         if taken is None:
             return False
         for own, pages in zip(request.own, taken, strict=True):
             own.extend(pages)
         return True
 
-    def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
+    def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
         """Publish the whole pages of `tokens`; return how many tokens the tree now shares."""
         self._require_ready(request)
-        return self._publishing.insert(request, tokens, final=final)
+        prefixes, page_bytes, prefix = self._prefixes, self._tree.page_bytes, request.prefix
+        pages = len(tokens) // page_bytes
+        self._require_pages(request, pages)
+        if pages < prefix:
+            raise UsageError(
+                f"request {request.id!r} inserts {pages} pages and shares {prefix} already"
+            )
+        root = prefixes.root(request.place)
+        found = self._tree.follow(root, tokens)
+        if prefix and request.node not in found[0]:
+            raise UsageError(
+                f"request {request.id!r} inserts other tokens than those that it was admitted with"
+            )
+        self._requests.witness_tokens("insert", request.id, tokens, int(final))
+        self._clock.tick()
+        nodes = prefixes.cut_to(*found)
+        node = nodes[-1] if nodes else root
+        if node.end > prefix:
+            for each in nodes:
+                if each.end > prefix:
+                    self._publish(request, each)
+        if node.end < pages:
+            node = prefixes.add(node, tokens[node.end * page_bytes : pages * page_bytes])
+            self._publish(request, node)
+        self._extend_lock(request, node)
+        prefixes.use(node, priority=request.priority)
+        if node.parent is not None:
+            if len(self._paged) > 1:
+                self._note_ends(request, node, final=final)
+            if self._states and len(tokens) == pages * page_bytes:
+                self._keep_state(request, node)
+            self._backing_up.was_computed(node)
+        return pages * self._page_tokens
 
-    def page_table(self, request: Request, pool: str) -> PageRun:
+    def page_table(self, request: OwnedRequest, pool: str) -> PageRun:
         """Return the device pages of a request that is ready, in token order; see `Cache`."""
         self._require_ready(request)
         component = next((c for c in self._components if c.pool == pool), None)
@@ -160,15 +219,15 @@ class OwnedDevice:
         table.extend(request.own[component.index])
         return table
 
-    def retract(self, request: Request, tokens: bytes) -> bool:
+    def retract(self, request: OwnedRequest, tokens: bytes) -> bool:
         """Copy all that a request holds to host memory; its device pages are free once that is done.
 
         `tokens` are all that it has computed; their whole pages are published. False, and it goes on,
         if host memory has no room for it.
         """
         self._require_ready(request)
-        self._publishing.require_room(request, len(tokens))
-        self._publishing.insert(request, tokens, final=False)
+        self._require_pages(request, -(-len(tokens) // self._tree.page_bytes))
+        self.insert(request, tokens, final=False)
         node = request.node
         assert node is not None
         tail = self._tail(request, len(tokens))
@@ -181,8 +240,9 @@ class OwnedDevice:
         request.locks, request.node, request.prefix = pins, node, node.end
         return True
 
-    def resume(self, request: Request, reserve_tokens: int) -> Admission | Wait:
+    def resume(self, request: OwnedRequest, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back to the device, or say why that has to wait."""
+        self._require_room_for(request.id, request.prefix, -(-reserve_tokens // self._page_tokens))
         if request.stage is not Stage.SAVED or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         wait = self._bring_back(request, request.node, reserve_tokens)
@@ -198,7 +258,7 @@ class OwnedDevice:
             operation=request.waits_for,
         )
 
-    def _bring_back(self, request: Request, node: Node, reserve_tokens: int) -> Wait | None:
+    def _bring_back(self, request: OwnedRequest, node: Node, reserve_tokens: int) -> Wait | None:
         """Load the prefix that ends at `node`, and what the request has saved; None once that began."""
         assert request.saved is not None
         saved = request.saved
@@ -235,28 +295,34 @@ class OwnedDevice:
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
 
+    def _room_of(self, pages: int) -> list[int]:
+        """Return by component how many pages of its own a request computes so many pages into."""
+        room = [pages] * len(self._components)
+        for each in self._states:
+            room[each.index] = 1
+        return room
+
     def _take(
         self, best: Node, missing: list[Missing], room: list[int]
-    ) -> tuple[list[PageRun], list[PageRun], list[Receipt]] | None:
+    ) -> tuple[Sequence[PageRun], list[PageRun], list[Receipt]] | None:
         """Take the pages to load into and a request's own (`room`), and lock what it will use.
 
         What it will use is locked and what is to be loaded is pinned before pages are taken, so that
         taking them cannot evict it.
         """
         residence = self._residence
+        locks = residence.hold(DEVICE, best, requested=True)
         if not (missing or any(room)):
-            nothing = [page_run() for _ in self._components]
-            return nothing, nothing.copy(), residence.hold(DEVICE, best, requested=True)
-        loading = [0] * len(self._components)
+            return (), [page_run() for _ in room], locks
+        loading = [0] * len(room)
         for node, index in missing:
             loading[index] += self._components[index].pages_of(node.width)
         counts = [load + own for load, own in zip(loading, room, strict=True)]
-        locks = residence.hold(DEVICE, best, requested=True)
-        if self._prefixes.room.has_free(DEVICE, counts):
-            taken = self._prefixes.room.take(DEVICE, counts)
+        if self._room.has_free(DEVICE, counts):
+            taken = self._room.take(DEVICE, counts)
         else:
             guards = residence.hold(DEVICE, best) + residence.hold(HOST, best)
-            taken = self._prefixes.room.take(DEVICE, counts)
+            taken = self._room.take(DEVICE, counts)
             residence.release(guards)
         if taken is None:
             residence.release(locks)
@@ -264,52 +330,124 @@ class OwnedDevice:
         parts = list(zip(taken, loading, strict=True))
         return [run[:count] for run, count in parts], [run[count:] for run, count in parts], locks
 
+    def _admission(self, request: OwnedRequest, device: int, tokens: bytes) -> Admission:
+        """Return the admission of a request that has `device` pages of its prefix on the device."""
+        unit, best, (start, stop) = self._page_tokens, request.prefix, request.fetched
+        fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
+        on_device, from_host = device * unit, (best - device - fetched) * unit
+        told = Hit(request.id, len(tokens) // TOKEN_BYTES, on_device, from_host, fetched * unit)
+        self._outbox.notices.append(told)
+        stops = self._stops(request, tokens) if self._states else ()
+        return Admission(on_device, from_host, fetched * unit, request.waits_for, stops)
+
+    def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
+        """Note where a request keeps a state, and where other requests' matches may end.
+
+        `branch` is where its tokens part from what is in the tree.
+        """
+        positions = frozenset((branch, len(tokens) // self._tree.page_bytes))
+        if self._states:
+            request.checkpoints = frozenset(each for each in positions if each > request.prefix)
+        if len(self._paged) > 1:
+            request.ends = positions - {0}
+
+    def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
+        """Return the tokens after which a state can be kept, beyond the cached prefix."""
+        best, last = request.prefix, len(tokens) // self._tree.page_bytes
+        positions = set(request.checkpoints)
+        for component in self._states:
+            every = component.checkpoint_pages
+            positions |= set(range(best - best % every + every, last + 1, every))
+        return tuple(position * self._page_tokens for position in sorted(positions))
+
+    def _keep_state(self, request: OwnedRequest, node: Node) -> None:
+        """Copy the state that the request works on to the tree, where a checkpoint is kept.
+
+        If no slot is to be had there is no checkpoint: it costs a later hit and nothing else.
+        """
+        for component in self._states:
+            index = component.index
+            regular = not node.end % component.checkpoint_pages
+            if node.values[DEVICE][index] is not None or not (
+                regular or node.end in request.checkpoints
+            ):
+                continue
+            slot = self._room.take_one(DEVICE, index, 1)
+            if slot is not None:
+                self._residence.attach(node, DEVICE, index, slot, Cause.COMPUTED)
+                self._outbox.orders.append(Fork(component.pool, request.own[index][0], slot[0]))
+
+    def _fork(self, request: OwnedRequest) -> None:
+        """Copy the state at the end of the cached prefix to the slot that the request works on."""
+        node = request.node
+        if node is None or node.parent is None:
+            return
+        for component in self._states:
+            source = node.values[DEVICE][component.index]
+            assert source is not None
+            working = request.own[component.index][0]
+            self._outbox.orders.append(Fork(component.pool, source[0], working))
+
+    def _note_ends(self, request: OwnedRequest, node: Node, *, final: bool) -> None:
+        """Remember where matches may end on the path that was inserted."""
+        passed = [position for position in request.ends if position <= node.end]
+        for position in sorted(passed):
+            self._prefixes.note_end(node, position)
+        request.ends -= frozenset(passed)
+        if final:
+            node.is_match_end = True
+
+    def _publish(self, request: OwnedRequest, node: Node) -> None:
+        """Give the request's own pages for `node` to it, or back if it has pages already."""
+        count = node.end - request.prefix
+        own = request.own = list(request.own)
+        for component in self._paged:
+            index = component.index
+            mine, own[index] = own[index][:count], own[index][count:]
+            if node.values[DEVICE][index] is None:
+                self._residence.attach(node, DEVICE, index, mine, Cause.COMPUTED)
+            else:
+                self._residence.pools[DEVICE][index].give_back(mine)
+        request.prefix = node.end
+
+    def _extend_lock(self, request: OwnedRequest, node: Node) -> None:
+        self._prefixes.cut_for(node)
+        if request.locks:
+            request.locks = self._residence.extend(request.locks, node)
+        else:
+            request.locks = self._residence.hold(DEVICE, node, requested=True)
+        request.node, request.prefix = node, node.end
+
     def _loaded(self, operation: LoadBack) -> None:
         request = self._loading_back.settle(operation)
-        if request is not None:
-            self._checkpoints.fork(request)
+        if isinstance(request, OwnedRequest):
+            self._fork(request)
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _resumed(self, operation: Resume) -> None:
         request = self._loading_back.settle(operation)
-        if request is not None:
-            for component in self._components:
-                index = component.index
-                request.own[index] = operation.disown(DEVICE, index) + request.own[index]
+        if isinstance(request, OwnedRequest):
+            own = enumerate(request.own)
+            request.own = [operation.disown(DEVICE, index) + run for index, run in own]
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
         """Let no request find the source of the copy again, and let this one compute anew."""
-        request = self._requests.waiting_for(operation.request, operation)
-        if request is not None:
-            self._saving.lose(request, Event.FAIL)
+        self._lose(operation)
         self._loading_back.failed(operation)
 
     def _save_failed(self, operation: Retract) -> None:
+        self._lose(operation)
+        self._agenda.stop(operation, Outcome.FAILED)
+
+    def _lose(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._saving.lose(request, Event.FAIL)
-        self._agenda.stop(operation, Outcome.FAILED)
 
-    def _admission(self, request: Request, device: int, best: int, tokens: bytes) -> Admission:
-        """Return the admission of a request with `best` pages cached."""
-        unit = self._page_tokens
-        start, stop = request.fetched
-        fetched = max(0, min(best, stop) - max(device, start))
-        parts = device * unit, (best - device - fetched) * unit, fetched * unit
-        told = Hit(request.id, len(tokens) // TOKEN_BYTES, *parts)
-        self._outbox.notices.append(told)
-        return Admission(
-            device_tokens=told.device_tokens,
-            host_tokens=told.host_tokens,
-            storage_tokens=told.storage_tokens,
-            operation=request.waits_for,
-            checkpoints=self._checkpoints.stops(request, best, tokens),
-        )
-
-    def _tail(self, request: Request, computed_bytes: int) -> list[PageRun]:
+    def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
         """Return what of a request's own pages, by component, holds something."""
-        begun_page = int(computed_bytes > request.prefix * self._prefixes.tree.page_bytes)
+        begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
         # Before the first token, the state is the engine's to begin with.
         has_state = int(computed_bytes > 0)
         return [
@@ -317,6 +455,25 @@ class OwnedDevice:
             for component in self._components
         ]
 
-    def _require_ready(self, request: Request) -> None:
-        if self.load_state(request) is not LoadState.READY:
+    def _require_ready(self, request: OwnedRequest) -> None:
+        if request.stage is not _READY and self.load_state(request) is not LoadState.READY:
             raise UsageError(f"request {request.id!r} is not ready; its load back has not settled")
+
+    def _require_pages(self, request: OwnedRequest, pages: int) -> None:
+        """Raise `UsageError` if a request has no room for so many pages of tokens."""
+        room = request.prefix + len(request.own[0])
+        if pages > room:
+            raise UsageError(f"request {request.id!r} has filled {pages} pages and has {room}")
+
+    def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
+        """Raise `UsageError` if an empty device has no room for a request with a cached prefix."""
+        for component in self._paged:
+            pool = self._residence.pools[DEVICE][component.index]
+            # It holds what a match needs of what is cached, and gets pages for what follows.
+            needed = max(cached, reserved) - component.needed_from(cached)
+            if needed > pool.capacity:
+                raise UsageError(
+                    f"request {name!r} needs {needed} {pool.name} pages of {self._page_tokens}"
+                    f" tokens, and there are {pool.capacity} in all: it can never be admitted; refuse"
+                    " it, reserve less at a time, or open the cache with more device pages"
+                )

@@ -34,7 +34,7 @@ from .kinds import Backup, Retract, Segment
 from .lent import Lent
 from .pauses import Pauses
 from .persisting import Persisting, hold_pieces
-from .requests import Requests
+from .requests import LentRequest, Requests
 
 _ENDS_MAX = 4
 """So many earlier ends of a path are looked at when it is backed up."""
@@ -532,7 +532,7 @@ class BackingUp:
     def _still_lends(self, operation: Backup | Retract) -> bool:
         """Say whether a request lends what an operation has copied, and has not fenced it since."""
         request = self._requests.get(operation.lender)
-        return request is not None and operation.id in request.copies
+        return isinstance(request, LentRequest) and operation.id in request.copies
 
     def _await(self, lender: str, cause: Undone, pages: int) -> None:
         paused = self._persisting.pauses.blocks or self._persisting.is_full

@@ -15,14 +15,14 @@ Lockstep's own.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
-from enum import Enum, StrEnum, auto
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum, auto
 from functools import lru_cache
 from hashlib import sha256
 
 from ....errors import InternalError, UsageError
 from ..core.journal import Journal
-from ..core.pages import PageRun, page_run
+from ..core.pages import PageRun
 from ..tree.holds import Receipt
 from ..tree.node import Node, Place
 from ..tree.prefixes import Prefixes
@@ -31,7 +31,7 @@ from .kinds import Operation
 from .lent import Unfilled
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """Where a request stands, on every rank alike; see the module."""
 
     KNOWN = auto()
@@ -44,7 +44,7 @@ class Stage(Enum):
     BARRED = auto()
 
 
-class Event(Enum):
+class Event(IntEnum):
     """The events that may move a request on."""
 
     ADMIT = auto()
@@ -131,15 +131,10 @@ _WAITING = (_KNOWN, _FAILED)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request: what it holds, and the operations that run for it.
-
-    `own` is used where the replica owns the device pages, and `copies` where the engine does.
-    """
+    """One request: what it holds, and the operations that run for it; whoever owns the device pages."""
 
     id: str
     place: Place
-    components: InitVar[int] = 1
-    """How many components the model has."""
     stage: Stage = Stage.KNOWN
     """Changed by `Requests.move` alone."""
     waits_for: int | None = None
@@ -148,39 +143,18 @@ class Request:
     """Its prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
     """Positions, in pages, that its prefetch brought from storage."""
-    asked: tuple[int, int] = (0, 0)
-    """Where the engine owns the device: how many tokens it last asked for, and had itself."""
     prefix: int = 0
     """Pages of its prefix that are in the tree, and locked for it."""
     node: Node | None = None
     """Where that prefix ends."""
-    locks: list[Receipt] = field(default_factory=list[Receipt])
+    locks: Sequence[Receipt] = ()
     """Locks on the device; pins on the host while it is retracted."""
-    own: list[PageRun] = field(init=False)
-    """By component: device pages of its own, which continue the prefix; or the one slot in which a
-    recurrent state is computed."""
-    priority: int = 0
-    """Pages that it has used are evicted after those that only requests of lower priority used."""
-    checkpoints: frozenset[int] = frozenset()
-    """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
-    ends: frozenset[int] = frozenset()
-    """Positions, in pages, at which other requests' matches may end: where its tokens part from what
-    was cached, and the end of its prompt. Kept for models with a window."""
     saved: list[PageRun] | None = None
     """By component, once it is retracted: host pages that hold what is its own."""
     served_to: int = 0
     """Up to which position of its prefix `serve` has last had it backed up."""
-    saved_from: Sequence[int] = ()
-    """By component: the first position of its prefix that it needs then, where an engine lends."""
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
-    unfilled: list[Unfilled] = field(default_factory=list[Unfilled])
-    """If an engine lends the pages: positions of its prefix that neither it nor a load has filled."""
-    copies: set[int] = field(default_factory=set[int])
-    """Copies to and from the device pages that the engine lends for it; some may have ended."""
-
-    def __post_init__(self, components: int) -> None:
-        self.own = [page_run() for _ in range(components)]
 
     @property
     def admitted(self) -> bool:
@@ -188,14 +162,65 @@ class Request:
         return self.stage not in _WAITING
 
     @property
-    def barred(self) -> bool:
-        """Whether a copy of its has failed, and nothing has been loaded for it since."""
-        return self.stage is _FAILED or self.stage is _BARRED
-
-    @property
     def load_state(self) -> LoadState | None:
         """How far its pages have come; None for one that was never admitted."""
         return _LOAD_STATES.get(self.stage)
+
+    @property
+    def device_pages(self) -> Sequence[PageRun]:
+        """By component the device pages that belong to it alone; empty if there are none."""
+        return ()
+
+    def drop_device_pages(self) -> None:
+        """Forget what it had on the device beside its locks."""
+
+
+@dataclass(slots=True, eq=False)
+class OwnedRequest(Request):
+    """A request where the replica owns the device pages."""
+
+    own: Sequence[PageRun] = ()
+    """By component: device pages of its own, which continue the prefix; or the one slot in which a
+    recurrent state is computed. Empty unless it is admitted."""
+    priority: int = 0
+    """Pages that it has used are evicted after those that only requests of lower priority used."""
+    checkpoints: frozenset[int] = frozenset()
+    """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
+    ends: frozenset[int] = frozenset()
+    """Positions, in pages, at which other requests' matches may end: where its tokens part from what
+    was cached, and the end of its prompt. Kept for models with a window."""
+
+    @property
+    def device_pages(self) -> Sequence[PageRun]:
+        """See `Request`."""
+        return self.own
+
+    def drop_device_pages(self) -> None:
+        """See `Request`."""
+        self.own = ()
+
+
+@dataclass(slots=True, eq=False)
+class LentRequest(Request):
+    """A request where the engine owns the device pages, and lends them for copies."""
+
+    asked: tuple[int, int] = (0, 0)
+    """How many tokens it last asked for, and had itself."""
+    saved_from: Sequence[int] = ()
+    """By component, once it is retracted: the first position of its prefix that it needs."""
+    unfilled: Sequence[Unfilled] = ()
+    """Positions of its prefix that neither it nor a load has filled."""
+    copies: frozenset[int] = frozenset()
+    """Copies to and from the device pages that are lent for it; some may have ended."""
+
+    def drop_device_pages(self) -> None:
+        """See `Request`."""
+        self.unfilled = ()
+
+    @property
+    def barred(self) -> bool:
+        """Whether a copy of its has failed, and nothing has been loaded for it since."""
+        return self.stage is _FAILED or self.stage is _BARRED
 
 
 def require_name(what: str, name: object) -> None:
@@ -213,14 +238,24 @@ def _shown(namespace: str) -> str:
 class Requests:
     """The requests by name, and the places that they use."""
 
-    def __init__(self, prefixes: Prefixes, journal: Journal) -> None:
+    def __init__(self, prefixes: Prefixes, journal: Journal, kind: type[Request]) -> None:
+        """`kind` is that of all requests: it says who owns the device pages."""
         self._prefixes = prefixes
         self._journal = journal
+        self._kind = kind
         self._known: dict[str, Request] = {}
-        self.generation = 0
+        self._place = Place("")
+        """The last that was asked for, of the time since the last reset: mostly there is one."""
+
+    @property
+    def generation(self) -> int:
         """How often everything was dropped by a reset."""
-        self.weights_version: str | None = None
+        return self._place.generation
+
+    @property
+    def weights_version(self) -> str | None:
         """The version of the weights that the last reset named."""
+        return self._place.weights_version
 
     def __contains__(self, name: str) -> bool:
         """Say whether a request is known."""
@@ -256,8 +291,7 @@ class Requests:
         request = self.get(name)
         if request is None:
             self._journal.record("request", name, _shown(namespace))
-            request = Request(name, self.place(namespace), len(self._prefixes.components))
-            self._known[name] = request
+            self._known[name] = request = self._kind(name, self.place(namespace))
             self._prefixes.join(request.place)
         elif request.place.namespace != namespace:
             # A tenant's salt is nobody else's business, so neither is told.
@@ -281,7 +315,10 @@ class Requests:
 
     def place(self, namespace: str) -> Place:
         """Return the place of a namespace since the last reset."""
-        return Place(namespace, self.generation, self.weights_version)
+        last = self._place
+        if namespace != last.namespace:
+            self._place = last = last._replace(namespace=namespace)
+        return last
 
     def is_current(self, place: Place) -> bool:
         """Say whether a place is of the time since the last reset."""
@@ -289,7 +326,8 @@ class Requests:
 
     def renew(self, request: Request) -> None:
         """Let a request that begins anew use its namespace's place since the last reset."""
-        before, request.unfilled = request.place, []
+        before = request.place
+        request.drop_device_pages()
         if not self.is_current(before):
             request.place, request.fetched = self.place(before.namespace), (0, 0)
             self._prefixes.join(request.place)
@@ -298,8 +336,7 @@ class Requests:
     def reset(self, weights_version: str | None) -> None:
         """Begin another generation, to which all requests go that are not admitted yet."""
         self._journal.record("reset", self.generation + 1, weights_version)
-        self.generation += 1
-        self.weights_version = weights_version
+        self._place = Place("", self.generation + 1, weights_version)
         for request in self._known.values():
             if not request.admitted:
                 self.renew(request)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...protocol.orders import CopyTransfer
 from ...protocol.replica_config import ReplicaConfig
-from ..core.pages import PageRun, page_run
+from ..core.pages import PageRun
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
@@ -114,14 +114,12 @@ class Saving:
         if request.node is not None:
             # What was evicted, or could not be copied, may have been kept for it as a tombstone.
             residence.prune(request.node)
-        for index, pages in enumerate(request.own):
-            if pages:
-                residence.pools[DEVICE][index].give_back(pages)
-                request.own[index] = page_run()
+        for index, pages in enumerate(request.device_pages):
+            residence.pools[DEVICE][index].give_back(pages)
         for index, pages in enumerate(request.saved or ()):
             residence.pools[HOST][index].give_back(pages)
-        request.saved = None
-        request.locks, request.node, request.prefix = [], None, 0
+        request.drop_device_pages()
+        request.saved, request.locks, request.node, request.prefix = None, (), None, 0
 
     def lose(self, request: Request, event: Event) -> None:
         """Give up all that a request holds: it goes on as one that is not admitted."""

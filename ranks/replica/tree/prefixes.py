@@ -1,10 +1,8 @@
 """The cached prefixes: a tree for each place, where its pages are, and when they were used."""
 
-from collections import Counter
-
 from ..core.basis import Basis
 from .components import Needs, components_of
-from .node import DEVICE, Node, Place
+from .node import Node, Place
 from .page_keys import namespace_seed, page_keys
 from .residence import Residence
 from .room import Room
@@ -28,13 +26,7 @@ class Prefixes:
         self.tree = Tree(config.page_tokens, self.components)
         self.residence = residence(basis, self.tree, emptied=self.drop_root_if_unused)
         self.room = room(self.residence, basis.journal, self.split)
-        self.device_least = min(
-            pages
-            for each, pages in zip(self.components, config.pool_pages(DEVICE), strict=True)
-            if each.per_page
-        )
-        """The pages of the smallest of the device's pools that have one for each page of tokens."""
-        self.users: Counter[Place] = Counter()
+        self.users: dict[Place, int] = {}
         """How many requests each place has; a place without any is not there."""
         self.begun = 0
         """How often a place was made that was not there."""
@@ -53,13 +45,15 @@ class Prefixes:
 
     def join(self, place: Place) -> None:
         """Note that a request has come to a place."""
-        self.users[place] += 1
+        self.users[place] = self.users.get(place, 0) + 1
 
     def leave(self, place: Place) -> None:
         """Note that a request has left a place."""
-        self.users[place] -= 1
-        if not self.users[place]:
-            del self.users[place]
+        left = self.users[place] - 1
+        if left:
+            self.users[place] = left
+            return
+        del self.users[place]
         root = self.tree.roots.get(place)
         if root is not None:
             self.drop_root_if_unused(root)
@@ -164,10 +158,9 @@ class Prefixes:
 
     def cut_for(self, node: Node) -> None:
         """Cut the path where the components' needs of a match that ends at `node` begin."""
-        for component in self.components:
-            start = component.needed_from(node.end)
-            if start and component.per_page:
-                self.cut(node, start)
+        for _, span in self.needs.windows:
+            if node.end > span:
+                self.cut(node, node.end - span)
 
     def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
         """Return the nodes that hold `tokens`, as far as they are in the tree, cut to fit."""

@@ -12,7 +12,7 @@ from lockstep.integrations.vllm.handing_over import HandingOver
 from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.ranks.protocol.outside import Peers
-from lockstep.ranks.replica.device.lent_copies import LentCopies
+from lockstep.ranks.replica.device.lent_device import LentDevice
 from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
@@ -304,10 +304,10 @@ def test_blocks_that_are_still_copied_are_waited_for_and_nobody_is_preempted_for
 def test_a_copy_that_hangs_keeps_no_engine_stepping(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs(_: LentCopies, copy: int) -> bool:
+    def hangs(_: LentDevice, copy: int) -> bool:
         return copy > 0
 
-    monkeypatch.setattr(LentCopies, "_hangs", hangs)
+    monkeypatch.setattr(LentDevice, "_hangs", hangs)
     ended_before_its_copies(prefill)
     for _ in range(4):
         prefill.side.end_pass(Scheduled())

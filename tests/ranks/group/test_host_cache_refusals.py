@@ -10,7 +10,7 @@ from lockstep.errors import UsageError
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.answers import Wait
 from lockstep.ranks.protocol.orders import CopyToHost, Fetch, LookUp
-from lockstep.ranks.replica.operations.requests import LoadState
+from lockstep.ranks.replica.operations.requests import LentRequest, LoadState
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
@@ -116,4 +116,6 @@ def test_copies_that_have_ended_are_remembered_no_more() -> None:
         cache.back_up("r", list(range(pages * PAGE_TOKENS)), range(pages))
         ranks.obey()
 
-    assert len(cache.inspection.requests.known("r").copies) <= 1
+    request = cache.inspection.requests.known("r")
+    assert isinstance(request, LentRequest)
+    assert len(request.copies) <= 1

@@ -64,7 +64,6 @@ def test_what_an_engine_is_told_follows_from_the_stage_alone(stage: Stage) -> No
     request.stage = stage
 
     assert (request.load_state is None) == (stage is Stage.KNOWN)
-    assert request.barred == (stage in {Stage.FAILED, Stage.BARRED})
     assert request.admitted == (stage not in {Stage.KNOWN, Stage.FAILED})
 
 

@@ -34,7 +34,7 @@ class _ReadsFirstPages(Prefetching):
         requests: Requests,
     ) -> None:
         super().__init__(basis, prefixes, agenda, store, requests)
-        self._lookups = _NamesFirstPages(basis.config, prefixes, store)
+        self._lookups = _NamesFirstPages(basis, prefixes, store)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from lockstep.integrations.items import (
     named_by_content,
 )
 from lockstep.integrations.namespaces import namespace_of_parts
-from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
+from lockstep.ranks.replica.tree.tokens import namespace_seed, page_keys
 
 PAIRS = 10_000
 PIXELS = torch.arange(6, dtype=torch.int32)

@@ -21,9 +21,9 @@ from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.tree.components import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
 from lockstep.ranks.replica.tree.node import Node, Place
-from lockstep.ranks.replica.tree.page_keys import namespace_seed
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
+from lockstep.ranks.replica.tree.tokens import namespace_seed
 from lockstep.simulation.rank.conditions import OrderWork
 from lockstep.simulation.rank.copies import Copies
 from lockstep.simulation.rank.epoch import Build, make_executor

@@ -6,89 +6,78 @@ on; of a component that a match needs only a part of, every object that some len
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from ...protocol.orders import Need
-from ...protocol.replica_config import ReplicaConfig
+from ..core.basis import Basis
 from ..operations.kinds import Prefetch
+from ..operations.requests import Request
 from ..operations.store import Store
 from ..tree.components import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach
-from ..tree.node import HOST, Node, Place
+from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
-
-
-@dataclass(frozen=True, slots=True)
-class LookupPlan:
-    """The objects that a prefetch is to ask for."""
-
-    anchor: Node
-    floor: int
-    tokens: bytes
-    """The tokens of the pages of full attention that are asked for."""
-    components: tuple[Component, ...]
-    needs: tuple[Need, ...]
-    """What is asked for of each of the components; of full attention first."""
-
-    def pin(self, prefixes: Prefixes) -> list[Receipt]:
-        """Pin what the plan counts on: the path to the anchor, and what the host has of the needs."""
-        if self.anchor.parent is None:
-            # There is nothing of a root that could leave.
-            return []
-        holds = prefixes.residence.holds
-        receipts = [holds.acquire(HOST, 0, self.anchor)]
-        for component, need in zip(self.components[1:], self.needs[1:], strict=True):
-            receipts.append(holds.acquire(HOST, component.index, self.anchor, need.first))
-        return receipts
+from ..tree.tokens import page_keys
 
 
 class Lookups:
     """Plans lookups, and what is read after them."""
 
-    def __init__(self, config: ReplicaConfig, prefixes: Prefixes, store: Store) -> None:
-        self._prefetch_pages_max = config.prefetch_pages_max
+    def __init__(self, basis: Basis, prefixes: Prefixes, store: Store) -> None:
+        self._config = basis.config
+        self._clock = basis.clock
         self._prefixes = prefixes
         self._store = store
 
     def plan(
-        self, place: Place, nodes: list[Node], tokens: bytes, *, heeds: bool = True
-    ) -> LookupPlan | None:
-        """Return what a prefetch of `tokens` asks for, or None if it could bring nothing.
+        self, request: Request, nodes: list[Node], tokens: bytes, source: str
+    ) -> Prefetch | None:
+        """Return a prefetch of what would lengthen the cached part of `tokens`, which `nodes` hold.
 
-        `nodes` hold what of them is in the tree. It `heeds` what is remembered as missing in the store.
+        What it counts on is pinned: the path to its anchor, and what the host has of its needs. None
+        if it could bring nothing. What is missing in the store is asked for only of a `source`.
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
-        step = tree.page_bytes
+        step, heeds = tree.page_bytes, not source
         _, best, last_host = reach(prefixes.needs, nodes)
-        root = prefixes.root(place)
+        root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
             # What lies beyond is on the device alone. Its backup is on its way, or had no room.
             return None
         wanted = tokens[anchor.end * step :]
-        last = anchor.end + tree.whole_pages(wanted)
-        pages = min(last - anchor.end, self._prefetch_pages_max)
+        pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
         # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
-        wanted = wanted[: pages * step]
-        before = tree.keys(anchor)[-1]
-        keys = prefixes.page_keys(before, wanted)
+        keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
+        components = prefixes.components
         if heeds:
-            keys = store.before_misses(prefixes.components[0].pool, keys)
-        end = anchor.end + len(keys)
-        components, floor = prefixes.components, best
-        if end <= floor:
+            keys = store.before_misses(components[0].pool, keys)
+        if anchor.end + len(keys) <= best:
             return None
         for component in components[1:]:
-            first = component.needed_from(floor + 1)
+            first = component.needed_from(best + 1)
             if 0 < first < anchor.end:
                 prefixes.cut(anchor, first)
         path = anchor.path_down()
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
-        needs += [self._need(each, path, keys, floor, heeds=heeds) for each in components[1:]]
-        asked = wanted[: len(keys) * step]
-        return LookupPlan(anchor, floor, asked, components, tuple(needs))
+        needs += [self._need(each, path, keys, best, heeds=heeds) for each in components[1:]]
+        receipts: list[Receipt] = []
+        # There is nothing of a root that could leave.
+        for component, need in zip(components, needs, strict=True) if path else ():
+            first = need.first if component.index else 0
+            receipts.append(prefixes.residence.holds.acquire(HOST, component.index, anchor, first))
+        return Prefetch(
+            request=request.id,
+            anchor=anchor,
+            floor=best,
+            tokens=wanted[: len(keys) * step],
+            components=components,
+            needs=tuple(needs),
+            source=source,
+            waits_since_ms=self._clock.agreed_ms,
+            receipts=receipts,
+        )
 
     def room_for(self, operation: Prefetch, length: int) -> int:
         """Return the longest length, up to `length`, that host memory has room for."""

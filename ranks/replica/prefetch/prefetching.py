@@ -4,10 +4,13 @@ WAITING    -> its turn comes ->  QUERY: how far can every rank's store restore i
 QUERY      -> all answered   ->  TRANSFER, or, where the ranks differ in it,
 RESTORABLE: each votes for the longest length it can restore that is not longer than the shortest
             that was voted for, until all vote for the same (rule R4), or for none
-TRANSFER   -> all landed, or nothing more can, or time is up ->  settle (`settling`): what has
-            landed on every rank goes to the tree; the rest waits in QUIESCE
+TRANSFER   -> all landed, or nothing more can, or time is up ->  settle: what has landed on every
+            rank goes to the tree; the rest waits in QUIESCE
 
 Full attention alone can be restored up to any length up to the longest, so there one vote is enough.
+It is inserted under the anchor as far as it has landed in a row, whatever became of the rest: a later
+prefetch goes on from there. What other components need for the end goes to the tree only once all of
+it has landed, and whether a match may then end there is for their validators to say.
 """
 
 from collections import deque
@@ -16,18 +19,19 @@ from collections.abc import Sequence
 from ....coordinator.operation import Outcome, Phase
 from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
-from ...protocol.notices import Lacking, Missed, Why
+from ....errors import InternalError
+from ...protocol.notices import Cause, Lacking, Missed, Why
 from ...protocol.orders import Fetch, LookUp, ObjectTransfer
 from ..core.basis import Basis
-from ..core.pages import PageRun
+from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
 from ..operations.requests import Request, Requests
 from ..operations.store import Store
-from ..tree.node import HOST
+from ..tree.components import Component
+from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
 from .lookups import Lookups
-from .settling import Settling
 
 _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
@@ -54,8 +58,7 @@ class Prefetching:
         self._store = store
         self._requests = requests
         self._outbox = basis.outbox
-        self._lookups = Lookups(basis.config, prefixes, store)
-        self._settling = Settling(prefixes, basis.clock, store)
+        self._lookups = Lookups(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.active: dict[int, Prefetch] = {}
         """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
@@ -70,21 +73,10 @@ class Prefetching:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        plan = self._lookups.plan(request.place, nodes, tokens, heeds=not source)
-        if plan is None:
+        operation = self._lookups.plan(request, nodes, tokens, source)
+        if operation is None:
             return False
-        operation = Prefetch(
-            request=request.id,
-            anchor=plan.anchor,
-            floor=plan.floor,
-            tokens=plan.tokens,
-            components=plan.components,
-            needs=plan.needs,
-            source=source,
-            waits_since_ms=self._clock.agreed_ms,
-            receipts=plan.pin(self._prefixes),
-        )
-        where = source, plan.anchor.end, plan.floor, operation.end
+        where = source, operation.anchor.end, operation.floor, operation.end
         self._agenda.begin(operation, request.id, *where)
         request.prefetch = operation.id
         # What it brings hangs under this root, which nothing else may hold by then.
@@ -257,7 +249,7 @@ class Prefetching:
 
         `why` says why that is not all, if it is not.
         """
-        reached = self._settling.settle(operation)
+        reached = self._give_landed(operation)
         request = self._requests.get(operation.request)
         is_for = request is not None and request.prefetch == operation.id
         if request is not None and is_for and reached > operation.floor:
@@ -272,6 +264,94 @@ class Prefetching:
         self._agenda.release_receipts(operation)
         outcome = Outcome.PARTIAL if operation.landed else Outcome.MISS
         self._agenda.stop(operation, outcome)
+
+    def _give_landed(self, operation: Prefetch) -> int:
+        """Insert what has landed; return the position that a match may reach because of it.
+
+        The operation keeps what has not landed, and nothing else.
+        """
+        anchor = operation.anchor
+        landed, wanted = operation.landed, operation.wanted
+        if wanted and not wanted[0].component:
+            full, others = wanted[0].pages[:landed], wanted[1:]
+        else:
+            full, others = page_run(), wanted
+        self._clock.tick()
+        node = self._insert(operation, anchor, full) if full else anchor
+        reached = anchor.end + len(full)
+        if landed >= operation.wanted_count:
+            reached = operation.goal
+            if node.end != reached:
+                node = self._node_at(node, reached)
+            for each in others:
+                pages = dict(zip(each.positions, each.pages, strict=True))
+                self._fill(operation, self._prefixes.components[each.component], node, pages)
+            operation.assign(())
+        else:
+            if len(operation.needs) > 1:
+                reached = operation.floor
+            operation.drop(len(full))
+        if not full:
+            self._prefixes.use(node)
+        return reached
+
+    def _node_at(self, node: Node, end: int) -> Node:
+        """Return the node of the path to `node` that ends at `end`, cut where it does not."""
+        self._prefixes.cut(node, end)
+        return next((each for each in node.path() if each.end == end), node)
+
+    def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
+        """Give pages of full attention to the path below `anchor`; return the node they lead to.
+
+        The path counts as used before the new node is added, so that the new node is evicted last.
+        """
+        prefixes, residence = self._prefixes, self._prefixes.residence
+        step = prefixes.tree.page_bytes
+        tokens = operation.tokens[: len(pages) * step]
+        node, at = anchor, 0
+        for existing in prefixes.walk_to(anchor, tokens):
+            self._give(operation, existing, 0, pages[at : at + existing.width])
+            at += existing.width
+            node = existing
+        prefixes.use(node)
+        if at < len(pages):
+            node = prefixes.add(node, tokens[at * step :])
+            node.keys = list(operation.keys[at : len(pages)])
+            self._is_stored(operation, node, 0)
+            residence.attach(node, HOST, 0, pages[at:], Cause.FETCHED)
+        return node
+
+    def _fill(
+        self, operation: Prefetch, component: Component, last: Node, pages: dict[int, int]
+    ) -> None:
+        """Give a component's pages, by position, to the nodes that need them and have none."""
+        if not pages:
+            return
+        if component.per_page:
+            self._prefixes.cut(last, component.needed_from(last.end))
+        start = component.needed_from(last.end)
+        for node in last.path_down():
+            if node.end <= start:
+                continue
+            positions = range(node.start, node.end) if component.per_page else (node.end - 1,)
+            mine = page_run(pages.pop(each) for each in positions if each in pages)
+            self._give(operation, node, component.index, mine)
+        if pages:
+            raise InternalError(f"pages of {component.pool} at {sorted(pages)} lie on no node")
+
+    def _give(self, operation: Prefetch, node: Node, index: int, pages: PageRun) -> None:
+        """Give a node its pages of a component, or the free list if it has some already."""
+        residence, component = self._prefixes.residence, self._prefixes.components[index]
+        if node.values[HOST][index] is None and len(pages) == component.pages_of(node.width):
+            residence.attach(node, HOST, index, pages, Cause.FETCHED)
+            self._is_stored(operation, node, index)
+        else:
+            residence.pools[HOST][index].give_back(pages)
+
+    def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
+        """Note that the store has a node's pages of a component, if that is where they came from."""
+        if not operation.source:
+            self._store.note_read(node, index)
 
     def _counts(self, operation: Prefetch, positions: Sequence[Sequence[int]]) -> list[int]:
         """Return by component how many pages are to be read."""

@@ -3,9 +3,9 @@
 from ..core.basis import Basis
 from .components import Needs, components_of
 from .node import Node, Place
-from .page_keys import namespace_seed, page_keys
 from .residence import Residence
 from .room import Room
+from .tokens import namespace_seed, page_keys
 from .tree import Tree
 
 
@@ -65,10 +65,6 @@ class Prefixes:
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]
 
-    def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
-        """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
-        return page_keys(seed, tokens, self._config.page_tokens)
-
     def last_key(self, place: Place, tokens: bytes) -> bytes:
         """Return the key of the last whole page of `tokens`. Reads only."""
         tree, root = self.tree, self.tree.roots.get(place)
@@ -79,7 +75,7 @@ class Prefixes:
                 last, done = tree.keys(partial)[pages - 1], partial.start + pages
             elif nodes:
                 last, done = tree.keys(nodes[-1])[-1], nodes[-1].end
-        rest = self.page_keys(last, tokens[done * tree.page_bytes :])
+        rest = page_keys(last, tokens[done * tree.page_bytes :], tree.page_tokens)
         return (rest or [last])[-1]
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:

@@ -7,31 +7,14 @@ refers to a node refers to the end of its run, before and after.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from ....errors import InternalError
 from .components import Component
 from .node import CHILDLESS, DEVICE, HOST, Node, Place, needed
-from .page_keys import page_keys
-from .tokens import TOKEN_BYTES
+from .tokens import TOKEN_BYTES, page_keys
 
 COPIED_BYTES = 64 << 10
 """Up to so many bytes of tokens are copied for a walk."""
-
-
-class Walk(NamedTuple):
-    """How far a token run is in the tree: whole nodes, then some pages of one more."""
-
-    root: Node
-    nodes: list[Node]
-    partial: Node | None
-    """A child of the last node whose first `partial_pages` pages match."""
-    partial_pages: int
-
-    @property
-    def last(self) -> Node:
-        """The last node that matches whole, or the root."""
-        return self.nodes[-1] if self.nodes else self.root
 
 
 class Tree:
@@ -62,14 +45,10 @@ class Tree:
         """Return how many whole pages `tokens` fill."""
         return len(tokens) // self.page_bytes
 
-    def walk(self, root: Node, tokens: bytes | memoryview) -> Walk:
-        """Follow the whole pages of `tokens` down from `root`. Does not change anything."""
-        return Walk(root, *self.follow(root, tokens))
-
     def follow(self, root: Node, tokens: bytes | memoryview) -> tuple[list[Node], Node | None, int]:
-        """Return the nodes that match whole, a child that matches in part, and how many pages of it.
+        """Follow the whole pages of `tokens` down from `root`. Does not change anything.
 
-        As `walk`, for callers that cannot spend the time to make a `Walk`.
+        Returns the nodes that match whole, a child that matches in part, and how many pages of it.
         """
         step = self.page_bytes
         nodes: list[Node] = []

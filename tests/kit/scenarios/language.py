@@ -31,8 +31,7 @@ from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaCon
 from lockstep.ranks.replica.core.pages import PageRun, page_run
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.tree.node import Place
-from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
-from lockstep.ranks.replica.tree.tokens import as_token_bytes
+from lockstep.ranks.replica.tree.tokens import as_token_bytes, namespace_seed, page_keys
 
 T = TypeVar("T")
 

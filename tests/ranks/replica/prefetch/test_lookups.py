@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import Need
 from lockstep.ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
+from lockstep.ranks.replica.core.basis import Basis
 from lockstep.ranks.replica.operations.kinds import Prefetch
 from lockstep.ranks.replica.prefetch.lookups import Lookups
 from lockstep.ranks.replica.replica import Replica
@@ -78,4 +79,7 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
         )
 
     expected = next(pages for pages in range(length, -1, -1) if not pages or fits(pages))
-    assert Lookups(replica.config, prefixes, replica.store).room_for(operation, length) == expected
+    assert (
+        Lookups(Basis(replica.config), prefixes, replica.store).room_for(operation, length)
+        == expected
+    )

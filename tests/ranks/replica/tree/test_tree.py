@@ -9,9 +9,8 @@ from lockstep.ranks.replica.core.pages import page_run
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.holds import Receipt
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, Place
-from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.tree.prefixes import Prefixes
-from lockstep.ranks.replica.tree.tokens import as_token_bytes
+from lockstep.ranks.replica.tree.tokens import as_token_bytes, namespace_seed, page_keys
 from tests.kit.ranks.in_turn import RanksInTurn
 
 PAGE_TOKENS = 2
@@ -55,8 +54,8 @@ def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
     for tokens in put_in:
         put(prefixes, tokens)
 
-    walk = prefixes.tree.walk(prefixes.root(Place("")), asked)
-    found = walk.last.end + walk.partial_pages
+    nodes, _, pages = prefixes.tree.follow(prefixes.root(Place("")), asked)
+    found = (nodes[-1].end if nodes else 0) + pages
 
     known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
     obvious = max(

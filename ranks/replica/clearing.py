@@ -75,7 +75,7 @@ class Clearing:
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:
         for tier in TIERS:
-            self._prefixes.room.evict_all(tier, nodes, cause)
+            self._prefixes.residence.evict_all(tier, nodes, cause)
 
 
 def _pages_of(nodes: Iterable[Node]) -> int:

@@ -18,7 +18,6 @@ from .pinning import Pinning
 from .prefetch.prefetching import Prefetching
 from .tree.prefixes import Prefixes
 from .tree.residence import Residence
-from .tree.room import Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,6 @@ class Parts:
     """One class for each part that decides something."""
 
     residence: type[Residence] = Residence
-    room: type[Room] = Room
     prefixes: type[Prefixes] = Prefixes
     requests: type[Requests] = Requests
     store: type[Store] = Store

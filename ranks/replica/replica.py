@@ -50,7 +50,7 @@ class Replica:
         basis = Basis(config)
         self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
         journal, outbox = basis.journal, basis.outbox
-        self.prefixes = prefixes = parts.prefixes(basis, residence=parts.residence, room=parts.room)
+        self.prefixes = prefixes = parts.prefixes(basis, parts.residence)
         self.agenda = agenda = parts.agenda(basis, prefixes.residence)
         owned = bool(config.device_pages)
         asks = OwnedRequest if owned else LentRequest
@@ -342,7 +342,7 @@ class Replica:
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.serving.look_after()
-        self.prefixes.room.enforce_limits(clock.agreed_ms)
+        self.prefixes.residence.enforce_limits(clock.agreed_ms)
         self.retrying.after_verdict()
         self.device.after_verdict()
         self.prefixes.mend()

@@ -33,7 +33,6 @@ from lockstep.ranks.replica.tree import tree as tree_module
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
-from lockstep.ranks.replica.tree.room import Room
 from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
 from lockstep.simulation.findings.group import InvariantBroken
 from lockstep.simulation.findings.pages import WrongOffer
@@ -254,14 +253,14 @@ class _LosesAPage(OwnedDevice):
         return shared
 
 
-class _KeepsNothing(Room):
+class _KeepsNothing(Residence):
     """Safe, and useless: nothing wrong is served, because nothing is."""
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
-        leaving = self._residence.leaving(Cause.RESET)
-        while (victim := self._residence.queues[tier][0].next_victim()) is not None:
+        leaving = self.leaving(Cause.RESET)
+        while (victim := self.queues[tier][0].next_victim()) is not None:
             self._evict(victim, tier, 0, leaving)
-        self._residence.give_back(leaving, tier)
+        self.give_back(leaving, tier)
         return super().take(tier, counts)
 
 
@@ -329,7 +328,7 @@ def test_a_leaked_page_is_found() -> None:
 
 
 def test_a_cache_that_never_hits_is_found() -> None:
-    found = violations(Build(parts=Parts(room=_KeepsNothing)))
+    found = violations(Build(parts=Parts(residence=_KeepsNothing)))
     assert_found(found, "never had to leave", "could be evicted")
 
 

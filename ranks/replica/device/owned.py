@@ -54,7 +54,7 @@ class OwnedDevice:
         self._clock = basis.clock
         self._prefixes = prefixes
         self._tree = prefixes.tree
-        self._residence, self._room = prefixes.residence, prefixes.room
+        self._residence = prefixes.residence
         self._components = prefixes.components
         self._paged = [each for each in prefixes.components if each.per_page]
         self._states = [
@@ -157,7 +157,7 @@ class OwnedDevice:
         if missing <= 0:
             return True
         counts = [missing if component.per_page else 0 for component in self._components]
-        taken = self._room.take(DEVICE, counts)
+        taken = self._residence.take(DEVICE, counts)
         if taken is None:
             return False
         for own, pages in zip(request.own, taken, strict=True):
@@ -318,11 +318,11 @@ class OwnedDevice:
         for node, index in missing:
             loading[index] += self._components[index].pages_of(node.width)
         counts = [load + own for load, own in zip(loading, room, strict=True)]
-        if self._room.has_free(DEVICE, counts):
-            taken = self._room.take(DEVICE, counts)
+        if self._residence.has_free(DEVICE, counts):
+            taken = self._residence.take(DEVICE, counts)
         else:
             guards = residence.hold(DEVICE, best) + residence.hold(HOST, best)
-            taken = self._room.take(DEVICE, counts)
+            taken = self._residence.take(DEVICE, counts)
             residence.release(guards)
         if taken is None:
             residence.release(locks)
@@ -372,7 +372,7 @@ class OwnedDevice:
                 regular or node.end in request.checkpoints
             ):
                 continue
-            slot = self._room.take_one(DEVICE, index, 1)
+            slot = self._residence.take_one(DEVICE, index, 1)
             if slot is not None:
                 self._residence.attach(node, DEVICE, index, slot, Cause.COMPUTED)
                 self._outbox.orders.append(Fork(component.pool, request.own[index][0], slot[0]))

@@ -64,7 +64,7 @@ class BackingUp:
         self.pauses = Pauses(basis.clock)
         """Between tries of copies that have failed."""
         if config.write_policy is WritePolicy.WRITE_BACK:
-            prefixes.room.saves = self._saves
+            prefixes.residence.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
         """Back up the path to `node`, which a request has published, if the policy is to do so."""
@@ -491,7 +491,7 @@ class BackingUp:
             most = min(residence.available(HOST, index), max(1, pages // _PASSING_SHARE))
             counts[index] = min(counts[index], most)
         first = wanted[0][1]
-        return self._prefixes.room.take(HOST, counts) if counts[first] else None
+        return self._prefixes.residence.take(HOST, counts) if counts[first] else None
 
     def _settle_passing(self, operation: Backup) -> None:
         """Have the store written from the pages that have been copied."""
@@ -559,7 +559,7 @@ class BackingUp:
         counts = [0] * len(self._components)
         for each, index in missing:
             counts[index] += self._components[index].pages_of(each.width)
-        taken = self._prefixes.room.take(HOST, counts) if passing is None else passing
+        taken = self._prefixes.residence.take(HOST, counts) if passing is None else passing
         if taken is None:
             raise InternalError("a backup finds less room on the host than was counted for it")
         receipts += hold_pieces(residence, HOST, missing)

@@ -68,7 +68,7 @@ class Saving:
         counts = [len(pages) for pages in tail]
         for each, index in missing:
             counts[index] += components[index].pages_of(each.width)
-        taken = self._prefixes.room.take(HOST, counts)
+        taken = self._prefixes.residence.take(HOST, counts)
         if taken is None:
             residence.release(pins)
             return None

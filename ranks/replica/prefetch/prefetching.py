@@ -228,7 +228,7 @@ class Prefetching:
         positions = self._lookups.positions(operation, fits)
         operation.goal = operation.floor + fits
         counts = self._counts(operation, positions)
-        taken = self._prefixes.room.take(HOST, counts)
+        taken = self._prefixes.residence.take(HOST, counts)
         if taken is None:
             self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
             return

@@ -4,7 +4,6 @@ from ..core.basis import Basis
 from .components import Needs, components_of
 from .node import Node, Place
 from .residence import Residence
-from .room import Room
 from .tokens import namespace_seed, page_keys
 from .tree import Tree
 
@@ -12,20 +11,15 @@ from .tree import Tree
 class Prefixes:
     """The trees of all places, and the elementary steps in which they change."""
 
-    def __init__(
-        self,
-        basis: Basis,
-        *,
-        residence: type[Residence] = Residence,
-        room: type[Room] = Room,
-    ) -> None:
+    def __init__(self, basis: Basis, residence: type[Residence] = Residence) -> None:
         self._config = config = basis.config
         self._clock = basis.clock
         self.components = components_of(config)
         self.needs = Needs(self.components)
         self.tree = Tree(config.page_tokens, self.components)
-        self.residence = residence(basis, self.tree, emptied=self.drop_root_if_unused)
-        self.room = room(self.residence, basis.journal, self.split)
+        self.residence = residence(
+            basis, self.tree, emptied=self.drop_root_if_unused, split=self.split
+        )
         self.users: dict[Place, int] = {}
         """How many requests each place has; a place without any is not there."""
         self.begun = 0

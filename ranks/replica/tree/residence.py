@@ -1,13 +1,17 @@
-"""Residence: the pools, the pages that nodes own of them, and which of those may leave.
+"""Residence: the pools, the pages that nodes own of them, and the eviction of those.
 
 The pages of a pool are free, or belong to a node of the tree, a request or an operation. What a node
 owns may be evicted unless something holds it: the pages of full attention from the leaves up, with
 everything that other components have on that tier beside them; those of other components wherever
 they are, which leaves a tombstone. What a tombstone has made useless leaves with it (the cascade),
 as far up as nothing holds it.
+
+What may leave does so in the order of the eviction policy, so far as others need the room; what a
+namespace keeps beyond its limits leaves by itself. Under write-back what leaves the device is saved
+first.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -50,8 +54,9 @@ class Residence:
         tree: Tree,
         *,
         emptied: Callable[[Node], None],
+        split: Callable[[Node, int], None],
     ) -> None:
-        """`emptied` is told of a root that has no children any more."""
+        """`emptied` is told of a root that has no children any more; `split` cuts a node."""
         config = basis.config
         self._tree = tree
         self.components = tree.components
@@ -61,6 +66,10 @@ class Residence:
         self._outbox = basis.outbox
         self._names_pages = config.names_pages
         self._emptied = emptied
+        self._split = split
+        self.saves: Callable[[Node, int], bool] | None = None
+        """Under write-back: begins to back up a node whose pages of a component are to leave the
+        device, and says whether they have to stay for it."""
         self.pools = tuple(
             tuple(
                 PagePool(_pool_name(tier, component.pool, component.index), pages, basis.journal)
@@ -196,6 +205,67 @@ class Residence:
         if not parent.occupied_children[tier]:
             self._try_enter(parent, tier, 0)
         self._name(node, tier, leaving)
+
+    def has_free(self, tier: int, counts: Sequence[int]) -> bool:
+        """Say whether `take` would not have to evict anything."""
+        return all(map(PagePool.has, self.pools[tier], counts))
+
+    def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
+        """Take pages of each component, evicting what is the first to leave.
+
+        None if there are not so many to be had, or if what is to leave the device has to be backed
+        up first; then nothing was evicted.
+        """
+        pools = self.pools[tier]
+        if self.has_free(tier, counts):
+            return list(map(PagePool.take, pools, counts))
+        if not self._can_find(tier, counts):
+            return None
+        # What is being backed up is locked for it, also where only a part of a node is.
+        saves = self.saves if tier == DEVICE else None
+        if saves and (self._have_to_wait(counts, saves) or not self._can_find(tier, counts)):
+            return None
+        for index, count in enumerate(counts):
+            if pools[index].free < count:
+                self._make_room(tier, index, count - pools[index].free)
+        return list(map(PagePool.take, pools, counts))
+
+    def take_one(self, tier: int, component: int, count: int) -> PageRun | None:
+        """Take pages of one component; as `take`."""
+        counts = [0] * len(self.components)
+        counts[component] = count
+        taken = self.take(tier, counts)
+        return None if taken is None else taken[component]
+
+    def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
+        """Evict what nothing holds on a tier of these nodes; each comes before its parent."""
+        leaving = self.leaving(cause)
+        for node in nodes:
+            if self.evictable(tier, 0, node):
+                self._evict(node, tier, 0, leaving)
+        self.give_back(leaving, tier)
+
+    def enforce_limits(self, now_ms: int) -> None:
+        """Evict what namespaces keep beyond their quotas or times, as far as nothing holds it."""
+        if not self.limits.are_set:
+            return
+        for tier in TIERS:
+            leaving = self.leaving(Cause.LIMIT)
+            while (over := self.limits.over_quota(tier)) is not None:
+                victim, surplus = over
+                if surplus < victim.width:
+                    # As much of the run as the quota allows stays.
+                    self._split(victim, victim.width - surplus)
+                if tier == DEVICE and self.saves is not None:
+                    self.limits.leave(victim, tier)
+                    self.changed[victim] = None
+                    if self.saves(victim, 0):
+                        continue
+                self._evict(victim, tier, 0, leaving)
+            for victim in self.limits.expired(tier, now_ms):
+                self._evict(victim, tier, 0, leaving)
+            if leaving.victims:
+                self.give_back(leaving, tier)
 
     def leaving(self, cause: Cause) -> Leaving:
         """Return an empty collection for pages that leave the tree for one cause."""
@@ -377,6 +447,54 @@ class Residence:
                 self.detach_all(node, tier, leaving)
             self.remove_if_dead(node)
             node = parent
+
+    def _can_find(self, tier: int, counts: Sequence[int]) -> bool:
+        return all(count <= self.available(tier, index) for index, count in enumerate(counts))
+
+    def _have_to_wait(self, counts: Sequence[int], saves: Callable[[Node, int], bool]) -> bool:
+        """Say whether something that is to leave the device is being backed up instead."""
+        waits = False
+        for component, count in zip(self.components, counts, strict=True):
+            queue = self.queues[DEVICE][component.index]
+            short = count - self.pools[DEVICE][component.index].free
+            first: list[Node] = []
+            while short > 0:
+                victim = queue.next_victim()
+                if victim is None:
+                    break
+                first.append(victim)
+                short -= component.pages_of(victim.width)
+                waits |= saves(victim, component.index)
+            for node in first:
+                queue.try_enter(node)
+        return waits
+
+    def _make_room(self, tier: int, component: int, short: int) -> None:
+        queue, pool = (
+            self.queues[tier][component],
+            self.pools[tier][component],
+        )
+        leaving = self.leaving(Cause.ROOM)
+        mine = leaving.runs[tier][component]
+        while len(mine) < short:
+            victim = queue.next_victim()
+            if victim is None:
+                raise InternalError(f"{pool.name} pages that could be evicted are miscounted")
+            surplus = len(mine) + victim.width - short
+            if surplus > 0 and not component:
+                self._split(victim, surplus)
+            self._evict(victim, tier, component, leaving)
+        self.give_back(leaving, tier, component)
+
+    def _evict(self, victim: Node, tier: int, component: int, leaving: Leaving) -> None:
+        leaving.victims.append(victim.id)
+        if not component:
+            self.detach_all(victim, tier, leaving)
+            self.remove_if_dead(victim)
+            return
+        self.detach(victim, tier, component, leaving)
+        if not victim.children:
+            self.cascade(victim, leaving)
 
     def _name(self, node: Node, tier: int, leaving: Leaving) -> None:
         if self._names_pages:

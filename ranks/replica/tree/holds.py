@@ -58,7 +58,9 @@ class Holds:
         """
         node.ends += 1
         if not component:
-            self._hold_base(tier, node)
+            above: Node | None = node
+            while above is not None and above.parent is not None and self._hold(above, tier, 0):
+                above = above.parent
             return Receipt(tier, component, node, 0, node.end)
         top, each = None, node
         while each.parent is not None and each.start >= start:
@@ -109,16 +111,6 @@ class Holds:
         if top is not None:
             top.begins -= 1
             self._changed[top] = None
-
-    def value_changed(self, node: Node, tier: int, component: int, pages: int) -> None:
-        """Account for `pages` that came to (or, negative, left) a node which may be held."""
-        if node.held[tier][component]:
-            self.kept_pages[tier][component] += pages
-
-    def _hold_base(self, tier: int, node: Node) -> None:
-        each = node
-        while each.parent is not None and self._hold(each, tier, 0):
-            each = each.parent
 
     def _let_base_go(self, tier: int, node: Node) -> None:
         each, above = node, node.parent

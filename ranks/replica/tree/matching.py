@@ -43,7 +43,7 @@ def reach(
     last = path[-1]
     end = last.start + pages
     if needs.is_plain and last.there & needs.every:
-        return end, end, end if last.there & needs.host else _last_host(needs.host, path, end)
+        return end, end, _last_host(needs.host, path, end) if path[0].there & needs.host else 0
     device = _deepest(needs, path, pages, partial is not None, 0)
     # What is whole on the device alone up to the end cannot be more on both tiers.
     best = device

@@ -113,7 +113,7 @@ class Node:
         self.first = b""
         """The tokens of its first page, by which its parent finds it."""
         self.width = width
-        self.start: int = parent.end if parent is not None else 0
+        self.start: int = 0 if parent is None else parent.end
         self.end: int = self.start + width
         """The position after its last page, for good: a split keeps it as the lower half."""
         self.children = CHILDLESS

@@ -60,8 +60,8 @@ class Residence:
         config = basis.config
         self._tree = tree
         self.components = tree.components
-        others = [each.index for each in tree.components[1:]]
-        self._where_others = [(tier, index) for index in others for tier in TIERS]
+        self._others = tree.components[1:]
+        self._where_others = [(tier, each.index) for each in self._others for tier in TIERS]
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._names_pages = config.names_pages
@@ -126,36 +126,41 @@ class Residence:
 
     def attach(self, node: Node, tier: int, component: int, pages: PageRun, cause: Cause) -> None:
         """Give a node its pages of a component on a tier; they belong to it from now on."""
-        values = node.values[tier]
-        fits = len(pages) == self.components[component].pages_of(node.width)
-        has_base = not component or values[0] is not None
-        if values[component] is not None or not fits or not has_base or node.parent is None:
-            raise InternalError(f"node {node.id} cannot take {len(pages)} pages on tier {tier}")
+        values, parent = node.values[tier], node.parent
+        kind, count = self.components[component], len(pages)
+        if (
+            values[component] is not None
+            or count != kind.pages_of(node.width)
+            or (component and values[0] is None)
+            or parent is None
+        ):
+            raise InternalError(f"node {node.id} cannot take {count} pages on tier {tier}")
         values[component] = pages
-        self.changed[node] = None
+        if len(parent.children) == 1 or len(node.children) == 1:
+            self.changed[node] = None
         node.there |= 1 << (tier * len(values) + component)
-        self.tree_pages[tier][component] += len(pages)
+        self.tree_pages[tier][component] += count
         if tier == HOST and self.came_to_host is not None:
             self.came_to_host(node)
+        limited = not component and self.limits.are_set
+        queue = self.queues[tier][component]
         if not component:
-            node.parent.occupied_children[tier] += 1
+            parent.occupied_children[tier] += 1
             # It is a leaf of its tier no more, and nobody tells the queue of its uses.
-            self.queues[tier][0].discard(node.parent)
-            if self.limits.are_set:
-                self.limits.count(node, tier, len(pages))
+            queue.discard(parent)
+            if limited:
+                self.limits.count(node, tier, count)
         if node.held[tier][component]:
-            self.holds.value_changed(node, tier, component, len(pages))
+            self.holds.kept_pages[tier][component] += count
         elif component or not node.occupied_children[tier]:
-            self.queues[tier][component].enter(node)
-            if not component and self.limits.are_set:
+            queue.enter(node)
+            if limited:
                 self.limits.try_enter(node, tier)
-        after = told_tokens = b""
-        keys: tuple[bytes, ...] = ()
+        told = Stored(TIER_NAMES[tier], kind.pool, count, cause)
         if self._names_pages and not component:
-            after, keys = self._tree.key_before(node), tuple(self._tree.keys(node))
-            told_tokens = bytes(node.tokens)
-        pool = self.components[component].pool
-        told = Stored(TIER_NAMES[tier], pool, len(pages), cause, after, keys, told_tokens)
+            keys = tuple(self._tree.keys(node))
+            after, tokens = self._tree.key_before(node), bytes(node.tokens)
+            told = told._replace(after=after, keys=keys, tokens=tokens)
         self._outbox.notices.append(told)
 
     def detach(self, node: Node, tier: int, component: int, leaving: Leaving) -> None:
@@ -169,7 +174,8 @@ class Residence:
         values[component] = None
         self.changed[node] = None
         node.there &= ~(1 << (tier * len(values) + component))
-        self.holds.value_changed(node, tier, component, -len(pages))
+        if node.held[tier][component]:
+            self.holds.kept_pages[tier][component] -= len(pages)
         self.tree_pages[tier][component] -= len(pages)
         self.queues[tier][component].discard(node)
         if not component:
@@ -383,11 +389,11 @@ class Residence:
         if node.parent is None:
             # A match of nothing needs nothing, and a root is not to be kept for it.
             return receipts
-        for component in self.components:
-            if requested and not component.held_by_requests:
-                continue
-            start = component.needed_from(node.end) if component.per_page else node.start
-            receipts.append(self.holds.acquire(tier, component.index, node, start))
+        receipts.append(self.holds.acquire(tier, 0, node))
+        for component in self._others:
+            if component.held_by_requests or not requested:
+                start = component.needed_from(node.end) if component.per_page else node.start
+                receipts.append(self.holds.acquire(tier, component.index, node, start))
         return receipts
 
     def extend(self, receipts: Iterable[Receipt], node: Node) -> list[Receipt]:

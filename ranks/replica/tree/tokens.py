@@ -22,6 +22,8 @@ TOKEN_BYTES = 4
 _LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
+_INT32_ARRAY = np.dtype("<i4")
+"""What numpy itself calls int32 where it is little-endian: mostly arrays have this very object."""
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 """How the buffer protocol writes int32."""
 
@@ -56,12 +58,15 @@ def as_token_bytes(tokens: Tokens) -> bytes:
     Raises `UsageError` for a buffer that is not whole tokens and for ids that int32 cannot hold.
     """
     if isinstance(tokens, np.ndarray):
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        kind = tokens.dtype
+        if kind is _INT32_ARRAY and tokens.ndim == 1:
+            return tokens.tobytes()
+        if tokens.ndim != 1 or kind.kind not in "iu":
             raise UsageError(
-                f"tokens must be a one-dimensional integer array, not {tokens.dtype}"
+                f"tokens must be a one-dimensional integer array, not {kind}"
                 f" with {tokens.ndim} dimensions"
             )
-        if tokens.dtype != np.int32 and tokens.size:
+        if kind != np.int32 and tokens.size:
             # A cast would wrap what does not fit, and find the pages of another prompt.
             low, high = int(tokens.min()), int(tokens.max())
             if low < _SMALLEST or high > _LARGEST:

@@ -372,8 +372,10 @@ class OwnedDevice:
                 regular or node.end in request.checkpoints
             ):
                 continue
-            slot = self._residence.take_one(DEVICE, index, 1)
-            if slot is not None:
+            counts = [int(each is component) for each in self._components]
+            taken = self._residence.take(DEVICE, counts)
+            if taken is not None:
+                slot = taken[index]
                 self._residence.attach(node, DEVICE, index, slot, Cause.COMPUTED)
                 self._outbox.orders.append(Fork(component.pool, request.own[index][0], slot[0]))
 

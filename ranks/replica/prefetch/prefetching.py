@@ -67,7 +67,13 @@ class Prefetching:
 
     def begin(self, request: Request, tokens: bytes, source: str = "") -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
-        nodes = self._prefixes.use_what_is_there(request.place, tokens)
+        prefixes = self._prefixes
+        root = prefixes.tree.roots.get(request.place)
+        nodes = [] if root is None else prefixes.walk_to(root, tokens)
+        if nodes:
+            # What is brought for others leaves before what a request that waits will find.
+            self._clock.tick()
+            prefixes.use(nodes[-1])
         keeps = self._store.keeps(request.place, self._requests.generation, source)
         if not keeps or request.prefetch is not None:
             return False

@@ -11,7 +11,7 @@ restorable sets, locks, backups and what a prefetch brings all follow from it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar
 
 from ....errors import InternalError
 from ...protocol.orders import KV_POOL
@@ -19,71 +19,53 @@ from ...protocol.replica_config import ReplicaConfig
 from ..core.pages import PageRun
 
 
-class Component(Protocol):
+class Component:
     """One kind of per-prefix state. Lengths and positions are in pages of tokens."""
 
-    name: str
-    pool: str
-    """The name of its pool on either tier."""
-    index: int
-    """Its place in a node's value lists."""
-    per_page: bool
+    name: ClassVar[str]
+    per_page: ClassVar[bool] = True
     """Whether a value has one page for each page of tokens, or one in all, for the node's end."""
-    held_by_requests: bool
+    held_by_requests: ClassVar[bool] = True
     """Whether a request uses the tree's device pages while it computes."""
 
-    @property
-    def span(self) -> int | None:
+    def __init__(self, index: int, pool: str, span: int | None) -> None:
+        self.index = index
+        """Its place in a node's value lists."""
+        self.pool = pool
+        """The name of its pool on either tier."""
+        self.span = span
         """How many positions before its end a match needs; None stands for all."""
-        ...
 
     def needed_from(self, end: int) -> int:
         """Return the first position that a match ending at `end` needs."""
-        ...
+        return 0 if self.span is None else max(0, end - self.span)
 
     def pages_of(self, width: int) -> int:
         """Return how many pages of the pool a value of a node of `width` pages has."""
-        ...
+        return width if self.per_page else 1
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Divide a node's value where its run is cut after `pages` pages."""
-        ...
+        """Divide a node's value where its run is cut after `pages` pages.
+
+        The pages stay with their tokens, and a state with the lower half, for whose end it stands.
+        """
+        return (run[:pages], run[pages:]) if self.per_page else (None, run)
 
 
-class PerPage:
-    """The common part of components that keep one page for each page of tokens."""
-
-    per_page = True
-
-    def pages_of(self, width: int) -> int:
-        """One page for each page of tokens."""
-        return width
-
-    def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Each half keeps the pages of its own tokens."""
-        return run[:pages], run[pages:]
-
-
-class FullAttentionComponent(PerPage):
-    """The component that every model has; see `Component`.
+class FullAttentionComponent(Component):
+    """The component that every model has: attention reads every token from the start.
 
     Its pages leave a tier from the leaves up, and take with them what other components have there:
     nothing can be used without them.
     """
 
     name = "full_attention"
-    pool = KV_POOL
-    index = 0
-    span = None
-    held_by_requests = True
 
-    def needed_from(self, end: int) -> int:
-        """Attention reads every token, so a match needs everything from the start."""
-        del end
-        return 0
+    def __init__(self) -> None:
+        super().__init__(0, KV_POOL, None)
 
 
-class SlidingWindowComponent(PerPage):
+class SlidingWindowComponent(Component):
     """The component of layers that attend to the last tokens only.
 
     A match needs the whole window before its end, and nothing of what lies before that. So a value
@@ -92,19 +74,9 @@ class SlidingWindowComponent(PerPage):
     """
 
     name = "sliding_window"
-    held_by_requests = True
-
-    def __init__(self, index: int, pool: str, window_pages: int) -> None:
-        self.index = index
-        self.pool = pool
-        self.span = window_pages
-
-    def needed_from(self, end: int) -> int:
-        """Return where the trailing window begins."""
-        return max(0, end - self.span)
 
 
-class RecurrentComponent:
+class RecurrentComponent(Component):
     """The component of layers with a recurrent state: one slot that stands for a whole prefix.
 
     It exists at checkpoints only, and a match needs the state exactly at its end. A request computes in
@@ -114,28 +86,12 @@ class RecurrentComponent:
 
     name = "recurrent"
     per_page = False
-    span = 1
     held_by_requests = False
 
     def __init__(self, index: int, pool: str, checkpoint_pages: int) -> None:
-        self.index = index
-        self.pool = pool
+        super().__init__(index, pool, 1)
         self.checkpoint_pages = checkpoint_pages
         """A checkpoint is kept at every multiple of this."""
-
-    def needed_from(self, end: int) -> int:
-        """Return the last position: the state of a node lies at its end."""
-        return max(0, end - self.span)
-
-    def pages_of(self, width: int) -> int:
-        """One slot, however long the run is."""
-        del width
-        return 1
-
-    def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """The lower half keeps the state, which stands for its end."""
-        del pages
-        return None, run
 
 
 class Needs:

@@ -102,7 +102,8 @@ class Limits:
                 if run is not None:
                     changed.count(node, tier, len(run))
                     changed.try_enter(node, tier)
-                    if node in self._leaving_of(node, tier) and changed.has(node):
+                    before = self._of(node)
+                    if before and node in before.leaving[tier] and changed.has(node):
                         changed.leave(node, tier)
         return changed
 
@@ -222,10 +223,6 @@ class Limits:
         if limited.is_over(tier):
             self._over[tier][node.place.namespace] = None
         return was_leaving
-
-    def _leaving_of(self, node: Node, tier: int) -> "set[Node]":
-        limited = self._of(node)
-        return set() if limited is None else limited.leaving[tier]
 
     def _of(self, node: Node) -> _Limited | None:
         """Return the counts of a node's namespace; None where it has no limit, or keeps nothing."""

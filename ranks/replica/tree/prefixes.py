@@ -76,20 +76,6 @@ class Prefixes:
         """Mark the path to `node` as used now, hit `hits` times more, by a request of this priority."""
         self.residence.touch(node, self._clock, hits, priority)
 
-    def use_what_is_there(self, place: Place, tokens: bytes) -> list[Node]:
-        """Return the nodes that hold `tokens`, as far as they are in the tree, used now.
-
-        For a request that is to wait. Until its turn comes what it will find leaves after everything
-        that nobody waits for: what is brought for others would drive it out otherwise, if it was last
-        used long ago.
-        """
-        root = self.tree.roots.get(place)
-        nodes = [] if root is None else self.walk_to(root, tokens)
-        if nodes:
-            self._clock.tick()
-            self.use(nodes[-1])
-        return nodes
-
     def add(self, parent: Node, tokens: bytes) -> Node:
         """Hang a new node, used now, with a run of whole pages under `parent`."""
         node = self.tree.add(parent, tokens)

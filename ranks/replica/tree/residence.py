@@ -236,13 +236,6 @@ class Residence:
                 self._make_room(tier, index, count - pools[index].free)
         return list(map(PagePool.take, pools, counts))
 
-    def take_one(self, tier: int, component: int, count: int) -> PageRun | None:
-        """Take pages of one component; as `take`."""
-        counts = [0] * len(self.components)
-        counts[component] = count
-        taken = self.take(tier, counts)
-        return None if taken is None else taken[component]
-
     def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
         """Evict what nothing holds on a tier of these nodes; each comes before its parent."""
         leaving = self.leaving(cause)

@@ -218,14 +218,12 @@ class Tree:
 
     def is_whole(self, node: Node) -> bool:
         """Say whether a match may end at `node` with what its path has on either tier."""
-        return all(self._has_all(component, node) for component in self.components)
-
-    def _has_all(self, component: Component, last: Node) -> bool:
-        index = component.index
-        if not index:
-            # Parents have full attention wherever a child has it.
-            return last.has(0)
-        return all(node.has(index) for node in needed(component, last))
+        # Parents have full attention wherever a child has it.
+        return node.has(0) and all(
+            each.has(component.index)
+            for component in self.components[1:]
+            for each in needed(component, node)
+        )
 
     def _hang(self, node: Node, parent: Node, first: bytes) -> None:
         if not parent.children:

@@ -6,7 +6,9 @@ nor executor. A command returns its answer and the `Effects` that follow; a verd
 What only reads is a property, or says so, and leaves the digest as it was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
@@ -19,7 +21,6 @@ from ..protocol.orders import KV_POOL
 from ..protocol.replica_config import ReplicaConfig
 from .attaching import StoreState
 from .clearing import Clearing
-from .command import command
 from .core.basis import Basis
 from .core.pages import PageRun
 from .device.device import Device, Follows
@@ -35,6 +36,24 @@ from .tree.matching import Match, match
 
 _LENT = "the engine owns the device's pages, and names those it lends"
 _OWNED = "the cache owns the device's pages; an engine lends none"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def command(
+    method: Callable[Concatenate["Replica", _P], _T],
+) -> Callable[Concatenate["Replica", _P], tuple[_T, Effects]]:
+    """Let a method of the replica return its effects beside its answer."""
+
+    def with_effects(self: "Replica", /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, Effects]:
+        answer = method(self, *args, **kwargs)
+        self.prefixes.mend()
+        return answer, self.outbox.collect()
+
+    # Without the type that it gives, which hides that the first argument is the replica.
+    update_wrapper(with_effects, method)
+    return with_effects
 
 
 class Replica:

@@ -172,7 +172,7 @@ class Request:
         return ()
 
     def drop_device_pages(self) -> None:
-        """Forget what it had on the device beside its locks."""
+        """Forget those pages, which are another's now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -212,10 +212,6 @@ class LentRequest(Request):
     """Positions of its prefix that neither it nor a load has filled."""
     copies: frozenset[int] = frozenset()
     """Copies to and from the device pages that are lent for it; some may have ended."""
-
-    def drop_device_pages(self) -> None:
-        """See `Request`."""
-        self.unfilled = ()
 
     @property
     def barred(self) -> bool:
@@ -327,7 +323,8 @@ class Requests:
     def renew(self, request: Request) -> None:
         """Let a request that begins anew use its namespace's place since the last reset."""
         before = request.place
-        request.drop_device_pages()
+        if isinstance(request, LentRequest):
+            request.unfilled = ()
         if not self.is_current(before):
             request.place, request.fetched = self.place(before.namespace), (0, 0)
             self._prefixes.join(request.place)

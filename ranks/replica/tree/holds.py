@@ -135,9 +135,10 @@ class Holds:
     def _let_go(self, node: Node, tier: int, component: int) -> bool:
         """Count one hold less of a node; say whether it was the last."""
         counts = node.held[tier]
-        counts[component] = left = counts[component] - 1
+        left = counts[component] - 1
         if left < 0:
             raise InternalError(f"node {node.id} was released more often than it was held")
+        counts[component] = left
         node.hold_count = in_all = node.hold_count - 1
         if not in_all:
             node.held = self._not_held

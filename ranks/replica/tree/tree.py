@@ -100,8 +100,8 @@ class Tree:
         parent = node.parent
         if parent is None or not 0 < pages < node.width:
             raise InternalError(f"node {node.id} of {node.width} pages cannot be cut at {pages}")
-        cut = pages * self.page_bytes
-        upper = Node(self._new_id(), parent, bytes(node.tokens[:cut]), pages, len(self.components))
+        cut, count, tokens = pages * self.page_bytes, len(self.components), node.tokens
+        upper = Node(self._new_id(), parent, bytes(memoryview(tokens)[:cut]), pages, count)
         upper.first = node.first
         upper.begins, node.begins = node.begins, 0
         parent.children[upper.first] = upper
@@ -110,8 +110,11 @@ class Tree:
             for tier in (DEVICE, HOST):
                 run = node.values[tier][index]
                 if run is not None:
-                    parts = component.split(run, pages)
-                    upper.values[tier][index], node.values[tier][index] = parts
+                    above, below = component.split(run, pages)
+                    upper.values[tier][index], node.values[tier][index] = above, below
+                    bit = 1 << (tier * count + index)
+                    upper.there |= bit if above is not None else 0
+                    node.there &= ~bit if below is None else -1
         if node.hold_count:
             upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
             for held in upper.held:
@@ -120,7 +123,6 @@ class Tree:
             upper.hold_count = sum(map(sum, upper.held))
         for tier in (DEVICE, HOST):
             upper.occupied_children[tier] = int(node.values[tier][0] is not None)
-        upper.there, node.there = _presence(upper), _presence(node)
         if node.keys is not None:
             upper.keys, node.keys = node.keys[:pages], node.keys[pages:]
         upper.last_access, upper.used_ms = node.last_access, node.used_ms
@@ -128,7 +130,11 @@ class Tree:
         upper.marks = node.marks
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
-        node.tokens = node.tokens[cut:]
+        if isinstance(tokens, bytearray):
+            # In place, since it may be a long conversation of which the end is to be evicted.
+            del tokens[:cut]
+        else:
+            node.tokens = tokens[cut:]
         node.start += pages
         node.width -= pages
         self._hang(node, upper, bytes(node.tokens[: self.page_bytes]))
@@ -250,8 +256,3 @@ def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _presence(node: Node) -> int:
-    values = (*node.values[DEVICE], *node.values[HOST])
-    return sum(1 << bit for bit, run in enumerate(values) if run is not None)

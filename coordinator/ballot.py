@@ -12,13 +12,14 @@ before an operation took a seat, or before the meaning of its seat changed, coun
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 
 from ..errors import InternalError
+from .codec import Record
 from .collective import Vector
 from .expectations import Expectation, Forgotten, Queued, Seated, Settled, Unseated
 from .lanes import (
@@ -37,8 +38,7 @@ from .operation import Phase, Queue
 from .seats import UNBOUNDED
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Record, frozen=True):
     """The lengths that this rank can restore with what its store has, in pages of the lookup.
 
     Every length up to `pages`, and those in `beyond`, ascending. State that exists at some positions
@@ -56,46 +56,40 @@ class Answered:
         return self.beyond[count - 1] if count else min(self.pages, bound)
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(Record, frozen=True):
     """The first `pages` pages hold verified bytes on this rank. Cumulative."""
 
     operation: int
     pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Capped:
+class Capped(Record, frozen=True):
     """No more than the first `pages` pages can land on this rank."""
 
     operation: int
     pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(Record, frozen=True):
     """The operation's deadline has passed on this rank."""
 
     operation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Record, frozen=True):
     """A copy or write is over on this rank: done, or failed."""
 
     operation: int
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Quiesced:
+class Quiesced(Record, frozen=True):
     """Nothing on this rank touches the operation's pages any more."""
 
     operation: int
 
 
-@dataclass(frozen=True, slots=True)
-class QuiesceExpired:
+class QuiesceExpired(Record, frozen=True):
     """Quiet did not come within its deadline on this rank."""
 
     operation: int
@@ -205,7 +199,17 @@ class Ballot:
     def follow(self, expectations: Iterable[Expectation]) -> None:
         """Follow what the replica tells this ballot to expect, in this order."""
         for each in expectations:
-            _FOLLOWED[type(each)](self, *each)
+            match each:
+                case Seated():
+                    self.seat(each.operation, each.seat, each.phase, each.bound)
+                case Unseated():
+                    self.unseat(each.operation)
+                case Queued():
+                    self.enqueue(each.queue, each.ticket, each.operation)
+                case Settled():
+                    self.dequeue(each.queue, each.ticket)
+                case Forgotten():
+                    self.forget(each.operation)
 
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
@@ -336,12 +340,3 @@ class Ballot:
 _VOTED = (Phase.QUERY, Phase.RESTORABLE, _TRANSFER)
 
 _NOTHING = Sightings()
-
-_FOLLOWED: dict[type[Expectation], Callable[..., None]] = {
-    Seated: Ballot.seat,
-    Unseated: Ballot.unseat,
-    Queued: Ballot.enqueue,
-    Settled: Ballot.dequeue,
-    Forgotten: Ballot.forget,
-}
-"""The method of a ballot that follows each expectation, whose fields are the arguments."""

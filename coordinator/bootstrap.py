@@ -5,46 +5,47 @@ ones outside of it.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Final, cast
+from typing import Any, Final, TypeAlias, cast
 
-import msgpack
+import msgspec
 
 from ..errors import ConfigError
+from .codec import Codec
 from .collective import Collective
 
 Scalar = str | int | float | bool | None
+Fingerprint: TypeAlias = dict[str, tuple[str, bytes]]
+_SETTINGS: Final[Codec[tuple[Fingerprint, dict[str, int]]]] = Codec(
+    tuple[Fingerprint, dict[str, int]]
+)
+_PROBLEMS: Final[Codec[str | None]] = Codec(str | None)
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
 """Matches what differs between ranks that meet the same problem: random names and durations."""
 
 
-def flatten(value: object, path: str = "") -> dict[str, Scalar]:
-    """Return the leaves of nested frozen dataclasses and tuples by their dotted path."""
-    if is_dataclass(value) and not isinstance(value, type):
-        leaves: dict[str, Scalar] = {}
-        for each in fields(value):
-            leaves |= flatten(
-                getattr(value, each.name), f"{path}.{each.name}" if path else each.name
-            )
-        return leaves
-    if isinstance(value, Enum):
-        return {path: str(value.value)}
-    if isinstance(value, tuple):
-        leaves = {f"{path}.length": len(cast("tuple[object, ...]", value))}
-        for index, item in enumerate(cast("tuple[object, ...]", value)):
-            leaves |= flatten(item, f"{path}[{index}]")
-        return leaves
-    if value is None or isinstance(value, str | int | float | bool):
-        return {path: value}
-    raise TypeError(f"{path} holds a {type(value).__name__}, which has no fingerprint")
+def flatten(value: object) -> dict[str, Scalar]:
+    """Return the leaves of nested settings by their dotted path, enumerations by their values.
+
+    Raises `TypeError` for what is neither a value nor a dataclass, record, mapping or sequence.
+    """
+    return dict(_leaves("", msgspec.to_builtins(value)))
 
 
-def fingerprint(
-    settings: Mapping[str, Scalar], shown: Callable[[str], str]
-) -> dict[str, tuple[str, bytes]]:
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
+    if isinstance(value, dict):
+        for name, each in cast("dict[str, object]", value).items():
+            yield from _leaves(f"{path}.{name}" if path else name, each)
+    elif isinstance(value, list | tuple):
+        yield f"{path}.length", len(cast("Sequence[object]", value))
+        for index, each in enumerate(cast("Sequence[object]", value)):
+            yield from _leaves(f"{path}[{index}]", each)
+    else:
+        yield path, value
+
+
+def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> Fingerprint:
     """Return for each setting a text that may be shown, and a digest of its whole value.
 
     `shown` removes the secrets from a text, so a password is compared and never told.
@@ -58,7 +59,7 @@ def fingerprint(
     }
 
 
-def differences(fingerprints: Sequence[Mapping[str, tuple[str, bytes]]]) -> list[str]:
+def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
     """Return one clause for each field that is not equal over the ranks, naming ranks and values.
 
     Digests are compared and never told, since the digest of a short password gives it away.
@@ -95,15 +96,13 @@ def agree_on_settings(
     Collective; part of the bootstrap. Raises the same `ConfigError` on every rank, naming the first
     fields that differ and the ranks on which they do, with their values as `shown` returns them.
     """
-    payload: bytes = msgpack.packb([fingerprint(equal, shown), dict(smallest)])
-    gathered = [
-        msgpack.unpackb(each, use_list=False) for each in collective.gather(payload, timeout_s)
-    ]
+    payload = _SETTINGS.encode((fingerprint(equal, shown), dict(smallest)))
+    gathered = [_SETTINGS.decode(each) for each in collective.gather(payload, timeout_s)]
     clauses = differences([each[0] for each in gathered])
     if clauses:
         listed = "; ".join(clauses[:3]) + (f"; and {len(clauses) - 3} more" * (len(clauses) > 3))
         raise ConfigError(f"the ranks were started with different settings: {listed}")
-    return {name: min(int(each[1][name]) for each in gathered) for name in smallest}
+    return {name: min(each[1][name] for each in gathered) for name in smallest}
 
 
 def agree_that_all_are_ready(collective: Collective, problem: str | None, timeout_s: float) -> None:
@@ -114,10 +113,8 @@ def agree_that_all_are_ready(collective: Collective, problem: str | None, timeou
     Problems that are alike but for random names and durations are told once, in the words of the
     first rank that has them.
     """
-    payload: bytes = msgpack.packb(problem)
-    said: list[str | None] = [
-        msgpack.unpackb(each) for each in collective.gather(payload, timeout_s)
-    ]
+    payload = _PROBLEMS.encode(problem)
+    said = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]
     words: dict[str, str] = {}
     ranks_by_problem: dict[str, list[int]] = {}
     for rank, each in enumerate(said):

@@ -4,12 +4,11 @@ Plain data. The replica says these things in an order in which they hold, and th
 in that order; it is never asked for anything.
 """
 
-from typing import NamedTuple
-
+from .codec import Record
 from .operation import Phase, Queue
 
 
-class Seated(NamedTuple):
+class Seated(Record, frozen=True):
     """The lanes of `seat` speak of `operation` from now on; phase and bound say what they mean."""
 
     operation: int
@@ -18,13 +17,13 @@ class Seated(NamedTuple):
     bound: int
 
 
-class Unseated(NamedTuple):
+class Unseated(Record, frozen=True):
     """The seat of `operation` says nothing any more."""
 
     operation: int
 
 
-class Queued(NamedTuple):
+class Queued(Record, frozen=True):
     """`operation` stands at the end of a watermark queue."""
 
     queue: Queue
@@ -32,14 +31,14 @@ class Queued(NamedTuple):
     operation: int
 
 
-class Settled(NamedTuple):
+class Settled(Record, frozen=True):
     """The outcome of the queue's tickets up to `ticket` is agreed."""
 
     queue: Queue
     ticket: int
 
 
-class Forgotten(NamedTuple):
+class Forgotten(Record, frozen=True):
     """`operation` has ended, and nothing that was seen of it counts any more."""
 
     operation: int

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import product
 from random import Random
 
+from msgspec import structs
+
 from ..page_format.page_layout import ShardPlace
 from ..ranks.protocol.agreed_pools import pool_layouts
 from ..ranks.protocol.config import ComponentConfig, SlidingWindow
@@ -91,7 +93,7 @@ def _with_model_of(one: World, other: World) -> World:
             least = served.window_tokens // one.page_tokens + 2
             pools[served.pool] = max(pools[served.pool], least)
         owned = pools[served.pool] if other.l1 == REPLICA else 0
-        components.append(replace(served, device_pages=owned, host_pages=drawn.host_pages))
+        components.append(structs.replace(served, device_pages=owned, host_pages=drawn.host_pages))
     config = replace(config, layout=one.config.layout, components=tuple(components))
     return replace(other, config=config, device_pools=pools)
 

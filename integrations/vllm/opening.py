@@ -19,10 +19,11 @@ from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import ConfigError
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.group.decider.deciding import DecidingCache, decide
-from ...ranks.group.decider.opening import open_worker, read_opened
+from ...ranks.group.decider.opening import open_worker
 from ...ranks.group.decider.worker import WorkerRank
 from ...ranks.group.host_cache import HostCache
 from ...ranks.protocol.config import CacheConfig
+from ...ranks.protocol.dispatch import OPENINGS
 from ...telemetry.port import watch
 from .. import releases
 from ..settings import control_of
@@ -106,7 +107,7 @@ def open_for_workers(
     events: KVEvents | None,
 ) -> SchedulerSide:
     """Return the scheduler's half for workers that have told this when they opened."""
-    cache = decide(map(read_opened, told), listener=None if events is None else events.listen)
+    cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
     return _side(cache, config, lending, parsed, events)
 
 

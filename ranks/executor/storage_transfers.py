@@ -86,9 +86,8 @@ class RankObjects:
             for key, page in zip(transfer.keys, transfer.pages, strict=True)
             if self.writer.has(key)
         ]
-        return transfer._replace(
-            keys=tuple(key for key, _ in own), pages=tuple(page for _, page in own)
-        )
+        keys, pages = tuple(key for key, _ in own), tuple(page for _, page in own)
+        return ObjectTransfer(transfer.pool, keys, pages, transfer.stored)
 
     def _pool(self, name: str) -> HostPool:
         pool = self.pools.get(name)

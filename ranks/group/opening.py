@@ -20,7 +20,7 @@ from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.page_layout import ShardPlace
 from ...storage_backends.base import StorageBackend
 from ...storage_backends.peer.transfer_engine import TransferEngine
-from ...storage_backends.peer.wire import decode_rank, encode_rank
+from ...storage_backends.peer.wire import RANKS
 from ...storage_backends.records.shardings import Shardings
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri, without_secrets
@@ -136,8 +136,8 @@ def _agree_and_open(
             )
             server = _page_server(config, collective, executor)
         if server is not None:
-            told = collective.gather(encode_rank(server.rank), timeout_s)
-            server.open([decode_rank(each) for each in told])
+            told = collective.gather(RANKS.encode(server.rank), timeout_s)
+            server.open([RANKS.decode(each) for each in told])
     except BaseException:
         if executor is not None:
             executor.close()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar
 
+from msgspec import Struct
+
 from ...coordinator.collective import Transport
 from ...coordinator.stop_policy import StopPolicy
 from ...errors import ConfigError
@@ -134,8 +136,7 @@ class Timeouts:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingWindow:
+class SlidingWindow(Struct, frozen=True, kw_only=True, tag="sliding_window"):
     """The KV of layers that attend to the last `window_tokens` tokens only: a pool of its own."""
 
     kind: ClassVar[str] = "sliding_window"
@@ -155,8 +156,7 @@ class SlidingWindow:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrent:
+class Recurrent(Struct, frozen=True, kw_only=True, tag="recurrent"):
     """A recurrent state (Mamba, linear attention): one page of its own pool for each checkpoint.
 
     A state stands for everything before it, whatever its length, so its layout is that of a page of

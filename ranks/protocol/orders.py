@@ -7,9 +7,10 @@ touch them at any time in between and needs no lock. The executor answers with `
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+
+from ...coordinator.codec import Record
 
 KV_POOL = "kv"
 """The pool of full-attention pages, which every model has."""
@@ -22,7 +23,7 @@ class Direction(StrEnum):
     TO_DEVICE = "to device"
 
 
-class ObjectTransfer(NamedTuple):
+class ObjectTransfer(Record, frozen=True):
     """Objects of one pool and the host pages that they fill or come from, index by index.
 
     `keys` are page keys (`replica.page_keys`), in prefix order.
@@ -35,8 +36,7 @@ class ObjectTransfer(NamedTuple):
     """The store had the objects a while ago: only those that it has no more are to be written."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyTransfer:
+class CopyTransfer(Record, frozen=True):
     """Pages of one pool to copy between the tiers of this rank, index by index."""
 
     pool: str
@@ -47,8 +47,7 @@ class CopyTransfer:
     still has it. For bytes that nothing else checks, those of one request that is retracted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Record, frozen=True):
     """The objects that one pool must have so that a prefix can be restored up to some length.
 
     Positions count pages from the start of the prefix. `keys` are those of the pages `first`,
@@ -72,8 +71,7 @@ class Need:
         return tuple([self.keys[position - self.first] for position in positions])
 
 
-@dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUp(Record, frozen=True):
     """Say which lengths the store can restore (`Answered`), or that time is up (`Expired`).
 
     Lengths are counted from the position `floor`, and go up to the end of the first need, which is
@@ -88,7 +86,7 @@ class LookUp:
     """The URI of another group, which is asked and not the store; see `Fetch`."""
 
 
-class Fetch(NamedTuple):
+class Fetch(Record, frozen=True):
     """Read objects into host pages.
 
     The pages of all transfers, one transfer after the other, are one sequence. Reports `Landed` with
@@ -106,8 +104,7 @@ class Fetch(NamedTuple):
     store."""
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(Record, frozen=True):
     """Let ranks of other groups read these host pages, from now on and until a `Cancel`.
 
     Orders of one operation add up: each brings pages that were not served by it before. The pages do
@@ -118,8 +115,7 @@ class Serve:
     transfers: tuple[ObjectTransfer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Record, frozen=True):
     """Write host pages to the store, which counts as their use. Reports `Ended`.
 
     Not ok once `timeout_s` has passed.
@@ -135,8 +131,7 @@ class Put:
     """How many pages after that the first object comes; 0 where a prefix begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyToHost:
+class CopyToHost(Record, frozen=True):
     """Copy device pages to host pages (backup). Reports `Ended`.
 
     Where the device pages are an engine's, it waits until the executor is told that copies in this
@@ -149,8 +144,7 @@ class CopyToHost:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CopyToDevice:
+class CopyToDevice(Record, frozen=True):
     """Copy host pages to device pages (load back). Reports `Ended`; begins as `CopyToHost` does."""
 
     direction: ClassVar = Direction.TO_DEVICE
@@ -159,8 +153,7 @@ class CopyToDevice:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Record, frozen=True):
     """Copy one device page to another, before whatever the engine does after this command.
 
     In the order of the engine's own work (on a CUDA device: on its current stream), after which
@@ -173,8 +166,7 @@ class Fork:
     destination: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Record, frozen=True):
     """Wait until these copies read no device page any more; the engine overwrites pages after it.
 
     What has not ended after `timeout_s` reports `Ended`, not ok, whatever becomes of it; a copy that
@@ -185,8 +177,7 @@ class Fence:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Record, frozen=True):
     """Stop the operation's I/O. Reports `Quiesced` once nothing touches its pages any more.
 
     After `timeout_s` without quiet it reports `QuiesceExpired`, and `Quiesced` still follows if
@@ -198,8 +189,7 @@ class Cancel:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttachStore:
+class AttachStore(Record, frozen=True):
     """Carry out from now on what concerns storage against the store that was staged for a proposal.
 
     It is open on every rank. There is no other store: one that was there before is detached.
@@ -209,8 +199,7 @@ class AttachStore:
     """The digest of the proposal."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetachStore:
+class DetachStore(Record, frozen=True):
     """Let go of the store, and close it in the background.
 
     Nothing is in flight for it but what is quarantined, which still reports `Quiesced` if quiet ever

@@ -1,7 +1,8 @@
 """Bugs in how groups handed requests over, each as what the code did; see `revived`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+
+from msgspec import structs
 
 from ...ranks.protocol.orders import Need
 from ...ranks.replica.core.basis import Basis
@@ -37,8 +38,7 @@ class _ReadsFirstPages(Prefetching):
         self._lookups = _NamesFirstPages(basis, prefixes, store)
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstPages(Need):
+class _FirstPages(Need, frozen=True):
     def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:
         return self.keys[: len(positions)]
 
@@ -56,7 +56,7 @@ class _NamesFirstPages(Lookups):
         need = super()._need(component, path, keys, floor, heeds=heeds)
         if not component.per_page:
             return need
-        return _FirstPages(**{each.name: getattr(need, each.name) for each in fields(need)})
+        return _FirstPages(*structs.astuple(need))
 
 
 def one_pin_for_all_ends() -> Build:

@@ -1,7 +1,6 @@
 """The incidents that the project starts from, each as what the old code did; see `revived`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ...coordinator.operation import Phase
@@ -46,8 +45,7 @@ def shared_descriptor() -> Build:
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SharedTransfer(CopyTransfer):
+class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
     """A transfer that holds a node's own array of page numbers."""
 
     shared: PageRun

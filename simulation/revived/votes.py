@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 
+from msgspec import structs
+
 from ...coordinator.ballot import Ballot, Sightings
 from ...coordinator.operation import Phase, Queue
 from ...coordinator.verdict import Found, Verdict
@@ -146,7 +148,7 @@ def smallest_of_the_longest() -> Build:
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
 
 
-class _UncommonFetch(Fetch):
+class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore."""
 
     needs: tuple[Need, ...] = ()
@@ -164,14 +166,15 @@ class _TakesTheSmallest(Prefetching):
             and isinstance(order, Fetch)
             and order.operation == operation.id
         ):
-            self._outbox.orders[-1] = uncommon = _UncommonFetch(*order)
-            uncommon.needs = operation.needs
+            self._outbox.orders[-1] = _UncommonFetch(
+                order.operation, order.transfers, order.timeout_s, order.source, operation.needs
+            )
 
 
 class _FetchesWhatIsThere(SimulatedExecutor):
     def _fetch(self, order: Fetch) -> None:
         if isinstance(order, _UncommonFetch):
-            order = order._replace(transfers=tuple(self._nearest(order)))
+            order = structs.replace(order, transfers=tuple(self._nearest(order)))
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
@@ -183,7 +186,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
                 before = need.keys[: need.keys.index(keys[-1]) + 1]
                 there = [key for key in before if self._store.has(transfer.pool, key)]
                 keys = (*keys[:-1], there[-1] if there else b"")
-            yield transfer._replace(keys=keys)
+            yield structs.replace(transfer, keys=keys)
 
     def _read_object(self, page: Page) -> int | None:
         return super()._read_object(page) if page.key else EMPTY

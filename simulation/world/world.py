@@ -1,8 +1,10 @@
 """The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
+
+from msgspec import structs
 
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...page_format.page_layout import Column, PageLayout
@@ -136,7 +138,9 @@ def _draw_layout(random: Random, heads: int) -> PageLayout:
 
 def _owned(components: Sequence[ComponentConfig], l1: str) -> tuple[ComponentConfig, ...]:
     """Return the components without device pages, where those are the engine's."""
-    return tuple(each if l1 == REPLICA else replace(each, device_pages=0) for each in components)
+    return tuple(
+        each if l1 == REPLICA else structs.replace(each, device_pages=0) for each in components
+    )
 
 
 @dataclass(frozen=True, slots=True)

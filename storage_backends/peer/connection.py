@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from ...errors import ConfigError, StorageError
 from ...ranks.protocol.allowed_sources import AllowedSources
 from ...ranks.protocol.host_port import is_loopback, split_address
@@ -196,7 +198,7 @@ class Connection:
             self._inflight_bytes += request.nbytes
             message: Message = request.message(self._number)
             if self._one_sided is not None and isinstance(message, Fetch):
-                message = Locate(*message)
+                message = Locate(*structs.astuple(message))
             self._send(message)
             if not self.is_open:
                 return

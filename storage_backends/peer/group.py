@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.object_name import ObjectName
 from ...ranks.protocol.allowed_sources import AllowedSources
@@ -174,7 +176,9 @@ class PeerGroup:
             self._hello = made.hello
             self._places = _places(made.hello, address)
             self._unproven.clear()
-        elif self._hello is None or made.hello[1:] != self._hello[1:]:
+        elif (
+            self._hello is None or structs.replace(made.hello, rank=self._hello.rank) != self._hello
+        ):
             made.close()
             raise StorageError(f"at {address} there is a rank of another group")
         self._connections[address] = made

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from .frame_tags import FrameTags
-from .wire import CONTROL_BYTES_MAX, PREFIX_BYTES, Message, decode, decode_prefix
+from .wire import CONTROL_BYTES_MAX, MESSAGES, PREFIX_BYTES, Message, decode_prefix
 
 Sinks = Sequence[memoryview]
 """Memory to fill, one view after the other."""
@@ -117,7 +117,7 @@ class FrameHead:
         end = PREFIX_BYTES + control_bytes
         yield [room[PREFIX_BYTES : end + self._tags.nbytes]]
         self._tags.require(room[:end], room[end : end + self._tags.nbytes])
-        self.message = decode(room[PREFIX_BYTES:end])
+        self.message = MESSAGES.decode(room[PREFIX_BYTES:end])
 
 
 class Sender:

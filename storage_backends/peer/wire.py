@@ -44,12 +44,12 @@ allocated by what it claims, and ends its connection.
 """
 
 import struct
-from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, cast
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
-import msgpack
+from msgspec import Meta
 
+from ...coordinator.codec import Codec, Record
 from ...errors import ConfigError, StorageError
 from ...page_format.object_shape import PARTS_MAX
 from ...ranks.protocol.engine_settings import require_engine_address
@@ -71,7 +71,13 @@ FRAME_BYTES: Final = 4 << 20
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size
-_NUMBER_MAX: Final = (1 << 63) - 1
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Name: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
+Address: TypeAlias = Annotated[str, Meta(max_length=ADDRESS_MAX)]
+Keys: TypeAlias = Annotated[tuple[Name, ...], Meta(min_length=1, max_length=NAMES_MAX)]
+States: TypeAlias = Annotated[bytes, Meta(max_length=NAMES_MAX)]
+"""One byte for each key."""
 
 
 class State(IntEnum):
@@ -84,107 +90,103 @@ class State(IntEnum):
     """Its header, and the parts that were asked for."""
 
 
-class PeerRank(NamedTuple):
+class PeerRank(Record, frozen=True, tag=False):
     """One rank of a group that serves its pages."""
 
-    address: str
+    address: Address
     """Where it is reached, as host:port."""
-    shards: tuple[tuple[str, str], ...]
+    shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
     """Of each pool, the shard's part of its objects' names. The group's mark is one of them."""
-    engine: str = ""
+    engine: Address = ""
     """Where its memory is read by a transfer engine; empty if it is not."""
 
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        require_engine_address(self.engine)
 
-class Hello(NamedTuple):
+
+class Hello(Record, frozen=True, tag=1):
     """All ranks of the group that answers."""
 
-    rank: int
+    rank: Number
     """Which of `ranks` the server is."""
-    namespace: str
-    ranks: tuple[PeerRank, ...]
+    namespace: Name
+    ranks: Annotated[tuple[PeerRank, ...], Meta(max_length=RANKS_MAX)]
+
+    def __post_init__(self) -> None:
+        if self.rank >= len(self.ranks):
+            raise ConfigError(f"rank {self.rank} of {len(self.ranks)} says hello")
 
 
-class Ask(NamedTuple):
+class Ask(Record, frozen=True, tag=2):
     """Say which objects are there."""
 
-    number: int
-    pool: str
-    shard: str
-    keys: tuple[str, ...]
+    number: Number
+    pool: Name
+    shard: Name
+    keys: Keys
 
 
-class Fetch(NamedTuple):
+class PartsRequest(Record, frozen=True):
+    """Parts of objects that a reader wants."""
+
+    number: Number
+    pool: Name
+    shard: Name
+    table: Annotated[bytes, Meta(max_length=5 * PARTS_MAX)]
+    held: Annotated[bytes, Meta(max_length=PARTS_MAX)]
+    """The numbers of the wanted parts, ascending, one byte each."""
+    keys: Keys
+
+
+class Fetch(PartsRequest, frozen=True, tag=3):
     """Send parts of objects."""
 
-    number: int
-    pool: str
-    shard: str
-    table: bytes
-    held: bytes
-    """The numbers of the wanted parts, ascending, one byte each."""
-    keys: tuple[str, ...]
 
-
-class Forget(NamedTuple):
+class Forget(Record, frozen=True, tag=4):
     """Send no more of what was asked for under this number."""
 
-    number: int
+    number: Number
 
 
-class Told(NamedTuple):
+class Told(Record, frozen=True, tag=5):
     """Which objects are there."""
 
-    number: int
-    there: bytes
+    number: Number
+    there: States
 
 
-class Pages(NamedTuple):
+class Pages(Record, frozen=True, tag=6):
     """Objects follow, those of neighbouring keys of a fetch."""
 
-    number: int
-    first: int
-    states: bytes
+    number: Number
+    first: Number
+    states: States
 
 
-class Locate(NamedTuple):
+class Locate(PartsRequest, frozen=True, tag=7):
     """Say where parts of objects lie, and keep them there."""
 
-    number: int
-    pool: str
-    shard: str
-    table: bytes
-    held: bytes
-    """As in `Fetch`."""
-    keys: tuple[str, ...]
 
-
-class Located(NamedTuple):
+class Located(Record, frozen=True, tag=8):
     """Where the pages lie of the objects of a `Locate`."""
 
-    number: int
-    states: bytes
-    pages: tuple[int, ...]
+    number: Number
+    states: States
+    pages: Annotated[tuple[Number, ...], Meta(max_length=NAMES_MAX)]
     """Their addresses; of an object that is ABSENT it means nothing."""
 
 
-class Done(NamedTuple):
+class Done(Record, frozen=True, tag=9):
     """What was located under this number is not read any more."""
 
-    number: int
+    number: Number
 
 
 Message = Hello | Ask | Fetch | Forget | Told | Pages | Locate | Located | Done
-_KINDS: Final[tuple[type[Message], ...]] = (
-    Hello,
-    Ask,
-    Fetch,
-    Forget,
-    Told,
-    Pages,
-    Locate,
-    Located,
-    Done,
-)
+MESSAGES: Final[Codec[Message]] = Codec(Message, bytes_max=CONTROL_BYTES_MAX, error=StorageError)
+RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
+"""A rank as bytes, for the ranks of its group to tell each other."""
 
 
 class Prefix(NamedTuple):
@@ -196,9 +198,7 @@ class Prefix(NamedTuple):
 
 def encode(message: Message, attached_bytes: int = 0) -> bytes:
     """Return a frame but for what is attached. Raises `StorageError` for one that is too long."""
-    control = msgpack.packb([_KINDS.index(type(message)) + 1, *message])
-    if len(control) > CONTROL_BYTES_MAX:
-        raise StorageError(f"a message of {len(control)} bytes; {CONTROL_BYTES_MAX} is the most")
+    control = MESSAGES.encode(message)
     return _PREFIX.pack(len(control), attached_bytes) + control
 
 
@@ -210,151 +210,3 @@ def decode_prefix(raw: memoryview) -> Prefix:
             f"a message of {prefix.control_bytes} bytes; 1 to {CONTROL_BYTES_MAX} can be"
         )
     return prefix
-
-
-def decode(control: memoryview) -> Message:
-    """Return the message that a control is; raises `StorageError` if it is none."""
-    fields = _Fields(_unpacked(control))
-    match fields.number():
-        case 1:
-            message: Message = _hello(fields)
-        case 2:
-            message = Ask(fields.number(), fields.text(), fields.text(), fields.keys())
-        case 3:
-            message = _fetch(fields)
-        case 4:
-            message = Forget(fields.number())
-        case 5:
-            message = Told(fields.number(), fields.raw(NAMES_MAX))
-        case 6:
-            message = Pages(fields.number(), fields.number(), fields.raw(NAMES_MAX))
-        case 7:
-            message = Locate(*_fetch(fields))
-        case 8:
-            message = Located(fields.number(), fields.raw(NAMES_MAX), fields.numbers())
-        case 9:
-            message = Done(fields.number())
-        case kind:
-            raise StorageError(f"a message of the unknown kind {kind}")
-    fields.end()
-    return message
-
-
-def encode_rank(rank: PeerRank) -> bytes:
-    """Return a rank as bytes, for the ranks of its group to tell each other."""
-    return msgpack.packb(rank)
-
-
-def decode_rank(raw: bytes) -> PeerRank:
-    """Return the rank that `encode_rank` wrote."""
-    return _rank(_unpacked(memoryview(raw)))
-
-
-def _hello(fields: "_Fields") -> Hello:
-    rank, namespace = fields.number(), fields.text()
-    ranks = tuple(map(_rank, fields.items(RANKS_MAX)))
-    if rank >= len(ranks):
-        raise StorageError(f"rank {rank} of {len(ranks)} says hello")
-    return Hello(rank, namespace, ranks)
-
-
-def _fetch(fields: "_Fields") -> Fetch:
-    return Fetch(
-        fields.number(),
-        fields.text(),
-        fields.text(),
-        fields.raw(5 * PARTS_MAX),
-        fields.raw(PARTS_MAX),
-        fields.keys(),
-    )
-
-
-def _rank(raw: object) -> PeerRank:
-    fields = _Fields(raw)
-    address = fields.text(ADDRESS_MAX)
-    pairs = [_Fields(each) for each in fields.items(POOLS_MAX)]
-    shards = tuple((pair.text(), pair.text()) for pair in pairs)
-    engine = fields.text(ADDRESS_MAX)
-    for each in (*pairs, fields):
-        each.end()
-    try:
-        split_address(address)
-        require_engine_address(engine)
-    except ConfigError as error:
-        raise StorageError(str(error)) from None
-    return PeerRank(address, shards, engine)
-
-
-def _unpacked(raw: memoryview) -> object:
-    try:
-        # Lists are made as long as they claim to be, so what they may claim is bounded.
-        return msgpack.unpackb(
-            raw,
-            max_array_len=max(NAMES_MAX, RANKS_MAX),
-            max_map_len=0,
-            max_ext_len=0,
-            strict_map_key=True,
-        )
-    except Exception as error:  # noqa: BLE001 - anything can come out of a parser of strangers' bytes.
-        raise StorageError(f"a message that is no msgpack: {type(error).__name__}") from None
-
-
-class _Fields:
-    """Takes the fields of an array one by one, each of just the type that it must have."""
-
-    def __init__(self, raw: object) -> None:
-        if not isinstance(raw, list):
-            raise StorageError("a message that is no array")
-        self._left = iter(cast("Sequence[object]", raw))
-
-    def number(self) -> int:
-        value = self._next()
-        if type(value) is not int or not 0 <= value <= _NUMBER_MAX:
-            raise StorageError("a message with something else in place of a number")
-        return value
-
-    def text(self, most: int = TEXT_MAX) -> str:
-        return _text(self._next(), most)
-
-    def raw(self, most: int) -> bytes:
-        value = self._next()
-        if type(value) is not bytes or len(value) > most:
-            raise StorageError(f"a message with something else in place of up to {most} bytes")
-        return value
-
-    def items(self, most: int) -> Sequence[object]:
-        value = self._next()
-        if not isinstance(value, list):
-            raise StorageError("a message with something else in place of a list")
-        items = cast("Sequence[object]", value)
-        if len(items) > most:
-            raise StorageError(f"a message with {len(items)} items; {most} is the most")
-        return items
-
-    def keys(self) -> tuple[str, ...]:
-        keys = self.items(NAMES_MAX)
-        if not keys:
-            raise StorageError("a message that asks for nothing")
-        return tuple([_text(each, TEXT_MAX) for each in keys])
-
-    def numbers(self) -> tuple[int, ...]:
-        values = self.items(NAMES_MAX)
-        if not all(type(each) is int and 0 <= each <= _NUMBER_MAX for each in values):
-            raise StorageError("a message with something else in place of numbers")
-        return tuple(cast("Sequence[int]", values))
-
-    def end(self) -> None:
-        if next(self._left, self) is not self:
-            raise StorageError("a message with more fields than its kind has")
-
-    def _next(self) -> object:
-        try:
-            return next(self._left)
-        except StopIteration:
-            raise StorageError("a message with fewer fields than its kind has") from None
-
-
-def _text(value: object, most: int) -> str:
-    if type(value) is not str or len(value) > most:
-        raise StorageError(f"a message with something else in place of up to {most} characters")
-    return value

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -162,7 +163,7 @@ class Kept:
         return value * SHAPE.world_size + RANK
 
     def note(self, progress: Progress) -> None:
-        progress = replace(progress, operation=self.operation(progress.operation))
+        progress = structs.replace(progress, operation=self.operation(progress.operation))
         self.ballot.note(progress)
         if progress.operation in self.expected:
             self.expected[progress.operation].append(progress)

@@ -57,9 +57,9 @@ def test_settings_flatten_to_leaves_with_dotted_names() -> None:
     }
 
 
-def test_a_setting_without_a_fingerprint_is_named() -> None:
-    with pytest.raises(TypeError, match=r"name holds a list"):
-        flatten(Outer(["x"], Inner(1, None), ()))  # type: ignore[arg-type]
+def test_a_setting_without_a_fingerprint_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"type object is unsupported"):
+        flatten(Outer(object(), Inner(1, None), ()))  # type: ignore[arg-type]
 
 
 def test_every_setting_of_a_cache_has_a_fingerprint_of_its_own() -> None:

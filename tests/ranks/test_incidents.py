@@ -4,10 +4,10 @@ Scenarios tell each on the real code, without the bug (`tests/scenarios/incident
 they cannot say. That the simulator would find the bug is the claim of `test_revived`.
 """
 
-from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lockstep.ranks.protocol.orders import (
     CopyToDevice,
@@ -49,12 +49,12 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
 
     with pytest.raises(TypeError):
         window.sources[0] += 1000
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         window.sources = [page + 1000 for page in window.sources]
 
     windows = [list(each.pages(HOST, 1) or ()) for each in node.path_down()]
     assert list(window.sources) in windows
-    assert {type(getattr(window, each.name)) for each in fields(window)} == {str, tuple, bool}
+    assert {*map(type, structs.astuple(window))} == {str, tuple, bool}
 
 
 def test_no_order_has_an_array_of_pages_that_the_tree_or_an_operation_owns() -> None:

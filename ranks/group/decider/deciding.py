@@ -22,6 +22,7 @@ from ....coordinator.proposal import Proposal, Readiness
 from ....errors import ConfigError, GroupError, InternalError
 from ...executor.base import ExecutorCounts
 from ...protocol.dispatch import (
+    DISPATCHES,
     CarryOut,
     Dispatch,
     Expect,
@@ -33,7 +34,6 @@ from ...protocol.dispatch import (
     Vote,
 )
 from ...protocol.orders import Direction, Order
-from ...protocol.wire import encode
 from ..control.opening import controlled_alone
 from ..host_cache import HostCache
 from ..member.member import Listener
@@ -53,7 +53,7 @@ class _Outgoing:
         """Return it as bytes, and begin anew."""
         self._number += 1
         told, self.told = self.told, []
-        return encode(Dispatch(self._number, tuple(told)))
+        return DISPATCHES.encode(Dispatch(self._number, tuple(told)))
 
 
 class _DistantBallot(Ballot):

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 from ....coordinator.collectives.torch_gloo import TorchCollective
 from ....coordinator.lanes import BallotShape
-from ....errors import ConfigError, WireError
+from ....errors import ConfigError
 from ...executor.engine_pages import EnginePages
 from ...protocol.config import CacheConfig
-from ...protocol.dispatch import Opened
-from ...protocol.wire import decode, encode
+from ...protocol.dispatch import OPENINGS, Opened
 from ..opening import open_rank
 from .worker import WorkerRank
 
@@ -41,19 +40,5 @@ def open_worker(
         group.close()
     rank, world_size = group.rank, group.world_size
     shape = BallotShape(world_size=world_size, seats=config.bounds.prefetches)
-    opened = Opened(
-        rank,
-        world_size,
-        config,
-        replica,
-        executor.serving_address(),
-    )
-    return WorkerRank(executor, shape, rank), encode(opened)
-
-
-def read_opened(data: bytes) -> Opened:
-    """Read what a worker has told; raises `WireError` for anything else."""
-    opened = decode(data)
-    if not isinstance(opened, Opened):
-        raise WireError(f"a {type(opened).__name__} came in the place of what a worker has opened")
-    return opened
+    opened = Opened(rank, world_size, config, replica, executor.serving_address())
+    return WorkerRank(executor, shape, rank), OPENINGS.encode(opened)

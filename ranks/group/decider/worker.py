@@ -15,11 +15,9 @@ from ....coordinator.collectives.engine_channel import FoldedBallots
 from ....coordinator.lanes import BallotShape, LaneLayout, Voter
 from ....coordinator.proposal import NOTHING_STAGED, Proposal, Readiness, Staged
 from ....coordinator.seats import SeatTable
-from ....errors import WireError
 from ...executor.base import Executor
-from ...protocol.dispatch import CarryOut, Dispatch, Expect, GiveUp, Prepare, Rest, Told, Vote
+from ...protocol.dispatch import DISPATCHES, CarryOut, Expect, GiveUp, Prepare, Rest, Told, Vote
 from ...protocol.orders import AttachStore, CopyToDevice, CopyToHost, DetachStore, Direction, Fence
-from ...protocol.wire import decode
 from ..member.member import steady_clock_ms
 
 log = logging.getLogger("lockstep")
@@ -58,12 +56,12 @@ class WorkerRank:
         Returns once no copy touches device pages that the engine is about to overwrite. Raises
         `WireError` for bytes that make no sense.
         """
-        number, told = decode_dispatch(dispatch)
-        if number != self._heard + 1 and self._trouble is None:
-            self._trouble = f"dispatch {number} of the decider came after {self._heard}"
-        self._heard = number
+        step = DISPATCHES.decode(dispatch)
+        if step.number != self._heard + 1 and self._trouble is None:
+            self._trouble = f"dispatch {step.number} of the decider came after {self._heard}"
+        self._heard = step.number
         self._rest_s, self._vote = 0.0, None
-        for each in told:
+        for each in step.told:
             self._follow(each)
 
     def begin_loads(self) -> None:
@@ -145,11 +143,3 @@ class WorkerRank:
                 log.error("rank %d refuses a store that was proposed: %s", self.rank, readiness)
             self._refused, readiness = True, Readiness.REFUSED
         return Staged(self._staged.digest, readiness)
-
-
-def decode_dispatch(data: bytes) -> Dispatch:
-    """Read what the decider has written; raises `WireError` for anything else."""
-    dispatch = decode(data)
-    if not isinstance(dispatch, Dispatch):
-        raise WireError(f"a {type(dispatch).__name__} came in the place of a dispatch")
-    return dispatch

@@ -165,8 +165,10 @@ class Persisting:
             operation = self.waiting.popleft()
             self.issued += 1
             transfers = [
-                self._transfer(each, operation.segments[each] or _host_pages(each))._replace(
-                    stored=self._store.had(each.node)
+                self._transfer(
+                    each,
+                    operation.segments[each] or _host_pages(each),
+                    stored=self._store.had(each.node),
                 )
                 for each in operation.in_order()
             ]
@@ -331,9 +333,11 @@ class Persisting:
         """Return the objects of a segment, and its node's host pages, which hold them."""
         return self._transfer(segment, _host_pages(segment))
 
-    def _transfer(self, segment: Segment, pages: PageRun) -> ObjectTransfer:
+    def _transfer(
+        self, segment: Segment, pages: PageRun, *, stored: bool = False
+    ) -> ObjectTransfer:
         pool, keys = self._named(segment)
-        return ObjectTransfer(pool, keys, tuple(pages))
+        return ObjectTransfer(pool, keys, tuple(pages), stored)
 
     def _named(self, segment: Segment) -> tuple[str, tuple[bytes, ...]]:
         component = self._component(segment.component)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import structs
 
 from lockstep.coordinator.collective import Collective
 from lockstep.ranks.executor.engine_pages import EnginePages
@@ -88,7 +89,7 @@ class LendingEngine(HostCache):
     def start(cls, config: CacheConfig, member: Collective) -> "LendingEngine":
         """Begin with the device pages that `config` would give a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
-        none = tuple(replace(each, device_pages=0) for each in config.components)
+        none = tuple(structs.replace(each, device_pages=0) for each in config.components)
         without = replace(config, device_pages=0, components=none)
         made = cls.open(without, device.lent(), member)
         assert isinstance(made, LendingEngine)

@@ -21,11 +21,11 @@ from lockstep.storage_backends.base import Read
 from lockstep.storage_backends.peer.handshake import greet_server
 from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (
+    MESSAGES,
     PREFIX_BYTES,
     Message,
     Pages,
     State,
-    decode,
     decode_prefix,
     encode,
 )
@@ -211,7 +211,7 @@ class RawReader:
         self._attached_bytes = prefix.attached_bytes
         control = self._exactly(prefix.control_bytes)
         self.tags.received.require(raw + control, self._exactly(self.tags.received.nbytes))
-        return decode(memoryview(control))
+        return MESSAGES.decode(memoryview(control))
 
     def receive_attached(self) -> bytes:
         """The rest of that frame."""

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
+from msgspec.inspect import type_info
+
 from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.protocol.answers import Admission, Dropped, Wait
 from lockstep.ranks.protocol.effects import Effects
 from lockstep.ranks.protocol.orders import CopyTransfer, Need, ObjectTransfer
-from lockstep.ranks.protocol.wire import field_names
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from tests.kit.scenarios.language import Names
 
@@ -97,9 +98,8 @@ class Writer:
                 keys = self._names.keys(value.keys)
                 return f"{value.pool} from {value.first}{span}{held}: {keys}"
             case _:
-                told = [
-                    self._field(name, getattr(value, name)) for name in field_names(type(value))
-                ]
+                kind: Any = type_info(type(value))
+                told = [self._field(each.name, getattr(value, each.name)) for each in kind.fields]
                 return f"{spaced(value.__class__.__name__)} {', '.join(filter(None, told))}".strip()
 
     def _field(self, name: str, value: Any) -> str:

@@ -1,6 +1,6 @@
 """Ranks of scenarios that are processes: the replica stands in one, ballots and executors in others.
 
-What passes between them is bytes (`lockstep.ranks.protocol.wire`) and nothing else. The replica's
+What passes between them is bytes (`lockstep.coordinator.codec`) and nothing else. The replica's
 process sends what is to be expected and done; a rank answers with what it was told, so that it can be
 compared, and with its vector when it is to vote. Verdicts never reach it.
 """
@@ -10,22 +10,29 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
+from lockstep.coordinator.codec import Codec
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation
 from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.seats import COLUMNS, SeatTable
 from lockstep.ranks.protocol.orders import Order
-from lockstep.ranks.protocol.wire import decode, encode
 from tests.kit.scenarios.language import Scenario
 from tests.kit.scenarios.ranks import ToldRank
 from tests.kit.scenarios.run import run
 
 PATIENCE_S = 60.0
 """What only a worker takes that does not answer."""
+
+Followed = tuple[tuple[Expectation, ...], tuple[Order, ...]]
+Plain = tuple[Any, ...]
+_NOTHING: Followed = (), ()
+_QUESTIONS: Codec[tuple[str, Followed, Plain]] = Codec(tuple[str, Followed, Plain])
+_ANSWERS: Codec[tuple[Followed, Plain] | str] = Codec(tuple[Followed, Plain] | str)
+"""Of a question a text is what went wrong."""
 
 _processes = multiprocessing.get_context("spawn")
 
@@ -40,8 +47,8 @@ class WorkerRank:
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
         """See `Rank`."""
-        told = tuple(expectations), tuple(orders)
-        assert self._ask("follow", *told) == told
+        followed = tuple(expectations), tuple(orders)
+        assert self._ask("follow", followed=followed) == (followed, ())
 
     def hear(self, report: str) -> None:
         """See `Rank`."""
@@ -51,20 +58,20 @@ class WorkerRank:
         """See `Rank`. A vector counts for the rank and the round that it comes with."""
         seats = layout.seats
         frozen = layout.epoch, layout.round, layout.state_digest, seats.rows.tobytes(), seats.digest
-        rank, number, vector = self._ask("vote", *frozen)
+        _, (rank, number, vector) = self._ask("vote", *frozen)
         assert (rank, number) == (self._rank, layout.round)
         return np.frombuffer(vector, dtype=np.int64)
 
     def read(self, number: int) -> bytes:
         """See `Rank`."""
-        content: bytes = self._ask("read", number)
-        return content
+        _, (content,) = self._ask("read", number)
+        return cast("bytes", content)
 
-    def _ask(self, *message: object) -> Any:
-        self._connection.send_bytes(encode(message))
+    def _ask(self, verb: str, *plain: Any, followed: Followed = _NOTHING) -> tuple[Followed, Any]:
+        self._connection.send_bytes(_QUESTIONS.encode((verb, followed, plain)))
         assert self._connection.poll(PATIENCE_S), f"rank {self._rank} does not answer"
-        went_well, answer = decode(self._connection.recv_bytes())
-        assert went_well, answer
+        answer = _ANSWERS.decode(self._connection.recv_bytes())
+        assert not isinstance(answer, str), answer
         return answer
 
 
@@ -110,16 +117,18 @@ class Workers:
 def work(connection: Connection) -> None:
     """Be a rank of one scenario after the other, until the other end is closed."""
     worker = _Worker()
+    answer: tuple[Followed, Plain] | str
     while True:
         try:
             message = connection.recv_bytes()
         except EOFError:
             return
         try:
-            answer = True, worker.answer(*decode(message))
+            verb, followed, plain = _QUESTIONS.decode(message)
+            answer = followed, worker.answer(verb, followed, *plain)
         except Exception:  # noqa: BLE001 - the test is to fail, and not to wait.
-            answer = False, traceback.format_exc()
-        connection.send_bytes(encode(answer))
+            answer = traceback.format_exc()
+        connection.send_bytes(_ANSWERS.encode(answer))
 
 
 class _Worker:
@@ -128,7 +137,7 @@ class _Worker:
     _told: ToldRank
     _rank: int
 
-    def answer(self, verb: str, *parts: Any) -> object:
+    def answer(self, verb: str, followed: Followed, *parts: Any) -> Plain:
         """Do what the replica's process says."""
         match verb:
             case "begin":
@@ -136,12 +145,11 @@ class _Worker:
                 shape = BallotShape(world_size=world_size, seats=seats)
                 self._told = ToldRank(self._rank, shape)
             case "follow":
-                self._told.follow(*parts)
-                return parts
+                self._told.follow(*followed)
             case "hear":
                 self._told.hear(*parts)
             case "read":
-                return self._told.read(*parts)
+                return (self._told.read(*parts),)
             case _:
                 epoch, number, state_digest, cells, digest = parts
                 rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
@@ -150,4 +158,4 @@ class _Worker:
                     epoch=epoch, round=number, state_digest=state_digest, seats=seats
                 )
                 return self._rank, number, self._told.vote(layout).tobytes()
-        return None
+        return ()

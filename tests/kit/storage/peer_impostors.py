@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from lockstep.ranks.protocol.host_port import joined_address
 from lockstep.storage_backends.peer.handshake import greet_reader
 from lockstep.storage_backends.peer.wire import (
+    MESSAGES,
     PREFIX_BYTES,
     Hello,
     Message,
     PeerRank,
-    decode,
     decode_prefix,
     encode,
 )
@@ -45,7 +45,7 @@ class Impostor:
     async def hear(self) -> Message:
         """The next message of the reader."""
         prefix = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
-        return decode(memoryview(await self._exactly(prefix.control_bytes)))
+        return MESSAGES.decode(memoryview(await self._exactly(prefix.control_bytes)))
 
     async def hung_up(self) -> None:
         """Wait until the reader has hung up."""

@@ -9,7 +9,7 @@ from enum import Enum
 
 from lockstep.ranks.protocol.host_port import split_address
 from lockstep.storage_backends.peer.frame_tags import TAG_BYTES
-from lockstep.storage_backends.peer.wire import PREFIX_BYTES, Message, decode, decode_prefix
+from lockstep.storage_backends.peer.wire import MESSAGES, PREFIX_BYTES, Message, decode_prefix
 
 _GREETING_BYTES = 44
 _PROOF_BYTES = 32
@@ -98,7 +98,9 @@ class Tampering:
             control = await take(prefix.control_bytes)
             head = raw + control + await take(TAG_BYTES)
             attached_bytes = prefix.attached_bytes + TAG_BYTES * bool(prefix.attached_bytes)
-            passed = Passed(way, decode(memoryview(control)), head, await take(attached_bytes))
+            passed = Passed(
+                way, MESSAGES.decode(memoryview(control)), head, await take(attached_bytes)
+            )
             for some in self._alter(passed):
                 await loop.sock_sendall(target, some)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from lockstep.page_format.object_header import HEADER_BYTES, HeaderFinding
 from lockstep.page_format.object_name import ObjectName, located
@@ -147,7 +148,7 @@ def _lose_pages_on_the_way() -> None:
                 if offered % 5:
                     pairs.append(pair)
             keys, pages = tuple(key for key, _ in pairs), tuple(page for _, page in pairs)
-            kept.append(each._replace(keys=keys, pages=pages))
+            kept.append(structs.replace(each, keys=keys, pages=pages))
         serve(self, operation, kept)
 
     server.serve = serve_some

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -26,10 +27,9 @@ from lockstep.integrations.vllm.halves import Ballots, OpenedRank, PassMetadata
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.decider.worker import WorkerRank
 from lockstep.ranks.protocol.config import CacheConfig
-from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
-from lockstep.ranks.protocol.wire import encode
 from tests.kit.ranks.in_turn import ToldExecutor
 from tests.kit.vllm.group import lockstep_connector
 
@@ -101,7 +101,9 @@ class Served:
 
     def tell_of_workers(self, **changed: Any) -> None:
         """Let the scheduler hear of its workers, with something `changed`."""
-        told = [OpenedRank(encode(each._replace(**changed))) for each in self._opened]
+        told = [
+            OpenedRank(OPENINGS.encode(structs.replace(each, **changed))) for each in self._opened
+        ]
         self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(
             {(0, rank): each for rank, each in enumerate(told)}
         )

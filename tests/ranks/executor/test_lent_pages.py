@@ -3,11 +3,11 @@
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.page_format.page_layout import Column, PageLayout
@@ -113,7 +113,7 @@ def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
 ) -> None:
     """Nobody can quarantine pages that are not ours."""
     gate = Gate(monkeypatch)
-    begin(executor, replace(to_device(1, [0], [0]), timeout_s=0.01))
+    begin(executor, structs.replace(to_device(1, [0], [0]), timeout_s=0.01))
     waited(executor, includes(Ended(1, ok=False)))
 
     happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
@@ -138,7 +138,7 @@ def test_a_copy_s_time_begins_with_the_copy(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    executor.carry_out([replace(to_host(1, [0], [0]), timeout_s=0.0)])
+    executor.carry_out([structs.replace(to_host(1, [0], [0]), timeout_s=0.0)])
     assert executor.progress() == []
 
     executor.begin_copies(Direction.TO_HOST)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec import structs
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
 from lockstep.page_format.object_name import ObjectName
@@ -283,7 +284,7 @@ def test_what_was_read_from_another_groups_objects_is_written_again_only_where_t
     looked_up(executor)
     del shelf.objects[object_of(3, "l0-4.h2-4")]
     (transfer,) = hashed_objects(PAGES)
-    order = Put(4, (transfer._replace(stored=True),), LONG_S)
+    order = Put(4, (structs.replace(transfer, stored=True),), LONG_S)
 
     happened(executor, [order], includes(Ended(4, ok=True)))
 

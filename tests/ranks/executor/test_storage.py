@@ -10,6 +10,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -166,7 +167,7 @@ def test_pages_count_as_used_when_the_page_was_that_they_continue_and_each_befor
     executor = start(mixed_layout(), make_backend(f"file://{tmp_path}"), host_pages=1500)
     persisted(executor, 700)
     older = used_ns(executor, tmp_path, 700)
-    (again, more) = objects(700)[0]._replace(stored=True), objects(800, first_key=700)[0]
+    (again, more) = structs.replace(objects(700)[0], stored=True), objects(800, first_key=700)[0]
 
     happened(executor, [Put(2, (again,), LONG_S)], includes(Ended(2, ok=True)))
     happened(

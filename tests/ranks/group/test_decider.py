@@ -17,10 +17,9 @@ from lockstep.coordinator.collectives.engine_channel import FoldedBallots
 from lockstep.coordinator.proposal import Readiness
 from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
 from lockstep.ranks.group.decider.deciding import decide
-from lockstep.ranks.group.decider.opening import open_worker, read_opened
-from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.group.decider.opening import open_worker
+from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
-from lockstep.ranks.protocol.wire import encode
 from lockstep.ranks.replica.operations.requests import LoadState
 from tests.kit.ranks.asked_group import asked_of, socket_in
 from tests.kit.ranks.decided import DecidedRanksInTurn
@@ -288,11 +287,10 @@ def test_a_store_is_attached_once_every_worker_has_it_and_refused_if_one_has_not
 
 def test_what_anybody_else_might_send_is_refused() -> None:
     ranks = DecidedRanksInTurn(1)
+    opened = Opened(0, 1, ranks.decider.config, ranks.decider.inspection.config, "")
 
-    with pytest.raises(WireError, match="came in the place of a dispatch"):
-        ranks.workers[0].obey(encode(Landed(1, 1)))
-    with pytest.raises(WireError, match="in the place of what a worker has opened"):
-        read_opened(encode(Landed(1, 1)))
+    with pytest.raises(WireError, match=r"Invalid value 'Opened' - at `\$\[0\]`"):
+        ranks.workers[0].obey(OPENINGS.encode(opened))
 
 
 def test_a_depth_of_0_is_refused_before_anything_is_opened() -> None:

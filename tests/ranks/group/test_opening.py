@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, Timeouts
 from lockstep.coordinator.collectives.in_process import InProcessGroup
@@ -123,8 +124,8 @@ def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_ha
 
 def test_of_each_pool_s_sizes_the_smallest_is_used() -> None:
     """Rule R3: capacities are the MIN over ranks at bootstrap."""
-    smaller_window = replace(WINDOW, device_pages=5, host_pages=9)
-    smaller_state = replace(STATE, device_pages=9, host_pages=3)
+    smaller_window = structs.replace(WINDOW, device_pages=5, host_pages=9)
+    smaller_state = structs.replace(STATE, device_pages=9, host_pages=3)
     other = replace(CONFIG, components=(smaller_window, smaller_state), host_pages=7)
 
     opened = executors(open_on([HYBRID, other]))
@@ -147,7 +148,7 @@ def test_memory_that_the_machine_does_not_have_is_refused_before_it_is_taken_for
 ) -> None:
     column = Column(name="conv", layers=1, heads=2, elements=1 << 16)
     layout = PageLayout(page_tokens=1, columns=(column,))
-    large = replace(STATE, layout=layout, device_pages=device_pages, host_pages=host_pages)
+    large = structs.replace(STATE, layout=layout, device_pages=device_pages, host_pages=host_pages)
 
     (said,) = problems(open_on([replace(CONFIG, components=(WINDOW, large))] * 2))
 

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from lockstep.errors import ConfigError, InternalError, StorageError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES
@@ -358,7 +359,7 @@ class TestReaders:
         group = serve(MEDIUM, pages=len(keys), offers=len(keys))
         reader = connect(group)
         pages = group.objects[0].page_views(KV_POOL, range(len(keys)))
-        wanted = fetch(group, 0)._replace(keys=tuple(key.hex() for key in keys))
+        wanted = structs.replace(fetch(group, 0), keys=tuple(key.hex() for key in keys))
         reader.send(wanted)
         got, answers = pages_between_answers(reader, group, len(keys))
         assert answers
@@ -385,7 +386,7 @@ class TestReaders:
         group = serve(SMALL, offers=1)
         reader = connect(group)
 
-        reader.send(fetch(group, 1)._replace(table=b"\1" * 5))
+        reader.send(structs.replace(fetch(group, 1), table=b"\1" * 5))
         message, attached = reader.receive()
 
         assert (message, len(attached)) == (Pages(7, 0, bytes([State.BARE])), HEADER_BYTES)
@@ -397,7 +398,7 @@ class TestReaders:
         group = serve(SMALL, offers=1)
         reader = connect(group)
 
-        reader.send(fetch(group, 1)._replace(held=held))
+        reader.send(structs.replace(fetch(group, 1), held=held))
 
         assert reader.is_hung_up_on()
         assert "it wants parts that cannot be" in messages(caplog)[0]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lockstep import (
     CacheConfig,
@@ -84,8 +85,8 @@ def test_a_kind_of_state_without_a_pool_is_refused_by_name(
     ("changed", "column"),
     [
         ({"layout": layout(4, "k", "v")}, "index_k"),
-        ({"components": (replace(LOCAL, layout=layout(4, "k")), WIDE, STATE)}, "v"),
-        ({"components": (LOCAL, WIDE, replace(STATE, layout=layout(1, "ssm")))}, "conv"),
+        ({"components": (structs.replace(LOCAL, layout=layout(4, "k")), WIDE, STATE)}, "v"),
+        ({"components": (LOCAL, WIDE, structs.replace(STATE, layout=layout(1, "ssm")))}, "conv"),
     ],
     ids=["index", "window", "state"],
 )
@@ -97,6 +98,6 @@ def test_a_pool_without_a_column_is_refused_by_name(changed: dict[str, Any], col
 
 def test_pools_too_small_to_serve_one_request_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="pool 'local': device_pages is 2, must be 3 or more"):
-        replace(WHOLE, components=(replace(LOCAL, device_pages=2),))
+        replace(WHOLE, components=(structs.replace(LOCAL, device_pages=2),))
     with pytest.raises(ConfigError, match="pool 'state': device_pages is 1, must be 2 or more"):
-        replace(WHOLE, components=(replace(STATE, device_pages=1),))
+        replace(WHOLE, components=(structs.replace(STATE, device_pages=1),))

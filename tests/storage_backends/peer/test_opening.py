@@ -76,7 +76,11 @@ async def no_greeting(reader: Impostor) -> None:
             b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
             "is not what this one looks for; check host and port",
         ),
-        (Impostor.greet, NO_ARRAY, "cannot be used: a message that is no array"),
+        (
+            Impostor.greet,
+            NO_ARRAY,
+            "cannot be used: a message of 1 bytes cannot be read",
+        ),
     ],
     ids=["another version", "no rank at all", "no hello"],
 )

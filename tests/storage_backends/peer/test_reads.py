@@ -69,7 +69,7 @@ ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "places"),
     (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "places"),
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
-    (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "no msgpack"),
+    (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "cannot be read"),
 ]
 """Answers to a fetch of one object under some number, and what is said of each."""
 

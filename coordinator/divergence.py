@@ -7,19 +7,17 @@ is one of the exceptions to the one collective per step, and compare them entry 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TypedDict, cast
-
-import msgpack
+from typing import Final, cast
 
 from ..errors import DivergenceError, GroupError
+from .codec import Codec
 from .collective import Collective
 
 ENTRIES_GATHERED = 512
 
 
-class _Payload(TypedDict):
-    first: int
-    entries: list[str]
+_RECORDED: Final[Codec[tuple[int, list[str]]]] = Codec(tuple[int, list[str]])
+"""See `Recorder.last`."""
 
 
 class Recorder:
@@ -79,15 +77,13 @@ def explain(
         return DivergenceError(
             f"the ranks differ in {what}: they are not all of one start of the group; start all anew"
         )
-    first, entries = recorder.last(ENTRIES_GATHERED)
-    payload: bytes = msgpack.packb(_Payload(first=first, entries=entries))
+    payload = _RECORDED.encode(recorder.last(ENTRIES_GATHERED))
     try:
         gathered = collective.gather(payload, timeout_s)
     except GroupError as error:
         return DivergenceError(
             f"the ranks differ in {what}, and their flight recorders could not be gathered: {error}"
         )
-    unpacked: list[_Payload] = [msgpack.unpackb(each) for each in gathered]
-    found = first_difference([(each["first"], each["entries"]) for each in unpacked])
+    found = first_difference([_RECORDED.decode(each) for each in gathered])
     where = found or "their flight recorders are equal as far back as they reach"
     return DivergenceError(f"the ranks differ in {what}: {where}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-import msgpack
+import msgspec
 
 from .page_layout import Column, PageLayout
 
@@ -74,5 +74,4 @@ def _column_record(column: Column) -> ColumnRecord:
 def _digest(*parts: str | list[PoolRecord]) -> str:
     # Lists, strings, integers and booleans have exactly one encoding each, so equal values give
     # equal bytes; and the encoding states every length, so different values give different ones.
-    packed: bytes = msgpack.packb(list(parts), use_bin_type=True)
-    return sha256(packed).hexdigest()
+    return sha256(msgspec.msgpack.encode(parts)).hexdigest()

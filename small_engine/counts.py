@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from ..ranks.protocol.answers import Admission
 
@@ -58,13 +57,6 @@ class ReplayCounts:
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
     """What was compared, by the pool's name."""
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, object]) -> "ReplayCounts":
-        """Return the counts that `dataclasses.asdict` made a record of."""
-        numbers = {name: cast("int", each) for name, each in record.items() if name != "pools"}
-        pools = cast("dict[str, dict[str, int]]", record["pools"])
-        return cls(**numbers, pools={name: PoolCounts(**each) for name, each in pools.items()})
 
     @property
     def pages_verified(self) -> int:

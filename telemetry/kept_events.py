@@ -5,22 +5,17 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Final
 
-import msgpack
-
+from ..coordinator.codec import Codec, Record
 from ..ranks.protocol.timed_events import TimedEvent
 
 EVENTS_MAX: Final = 1 << 17
 """About 25 MB of memory, and 30 MB of a timeline's file, for each rank."""
-_TYPES: Final = get_args(TimedEvent)
-_NUMBERS: Final = {each: number for number, each in enumerate(_TYPES)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvents:
+class RankEvents(Record, frozen=True, kw_only=True):
     """What one rank has kept, and on which clock."""
 
     rank: int
@@ -34,18 +29,15 @@ class RankEvents:
 
     def pack(self) -> bytes:
         """Return all of it as bytes."""
-        rows = [(_NUMBERS[type(each)], *each) for each in self.events]
-        record = (self.rank, self.clock, self.wall_s, self.left_out, rows)
-        packed: bytes = msgpack.packb(record)
-        return zlib.compress(packed, level=1)
+        return zlib.compress(_EVENTS.encode(self), level=1)
 
-    @classmethod
-    def unpack(cls, packed: bytes) -> "RankEvents":
+    @staticmethod
+    def unpack(packed: bytes) -> "RankEvents":
         """Return what `pack` packed."""
-        record = cast("list[Any]", msgpack.unpackb(zlib.decompress(packed)))
-        rank, clock, wall_s, left_out, rows = record
-        events = [_TYPES[number](*fields) for number, *fields in rows]
-        return cls(rank=rank, clock=clock, wall_s=wall_s, left_out=left_out, events=events)
+        return _EVENTS.decode(zlib.decompress(packed))
+
+
+_EVENTS: Final[Codec[RankEvents]] = Codec(RankEvents)
 
 
 class KeptEvents:

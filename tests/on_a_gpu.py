@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = (
-    *("torch", "numpy", "msgpack", "msgspec", "xxhash", "cyclopts", "rich", "psutil"),
+    *("torch", "numpy", "msgspec", "xxhash", "cyclopts", "rich", "psutil"),
     *("pytest", "pytest_timeout", "hypothesis"),
 )
 TESTS_S = 300

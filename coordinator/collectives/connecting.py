@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Sequence
-
-import msgpack
+from typing import Final
 
 from ...errors import ConfigError
+from ..codec import Codec
 from ..collective import Collective, Transport
 from .hierarchical import HierarchicalCollective
 from .host_group import HostIdentity, ranks_by_host
@@ -13,6 +13,11 @@ from .shared_memory import SharedMemoryCollective
 from .torch_gloo import TorchCollective
 
 log = logging.getLogger("lockstep")
+
+_WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
+    tuple[Transport, int, HostIdentity]
+)
+"""The transport that a rank wants, its number of lanes, and its host."""
 
 
 def connect(
@@ -33,11 +38,11 @@ def connect(
     """
     here = host or HostIdentity.here()
     try:
-        payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
-        said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
+        payload = _WANTED.encode((wanted, lanes, here))
+        said = [_WANTED.decode(each) for each in group.gather(payload, timeout_s)]
         collective: Collective = group
         if all(each[:2] == said[0][:2] for each in said):
-            identities = [HostIdentity(boot, processes) for _, _, boot, processes in said]
+            identities = [identity for _, _, identity in said]
             collective = _connect(group, wanted, identities, lanes=lanes, timeout_s=timeout_s)
     except BaseException:
         group.close()

@@ -24,14 +24,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ConfigError, GroupError, InternalError
 from ..bootstrap import agree_that_all_are_ready
+from ..codec import Codec
 from ..collective import Collective, Vector
 from .cells import Cells, CellSpan
 from .ending import Ending, EndingCause
@@ -47,6 +47,9 @@ waits for may need this core."""
 
 _SEEN_S = 0.001
 """The shortest pause. Every processor sees long before what another one has written."""
+
+_MEMORY: Final[Codec[tuple[int, int]]] = Codec(tuple[int, int])
+"""The id of a process, and its descriptor of the memory; -1 if it has none."""
 
 _CLAIM_S = 1.0
 """How long to wait for another rank of the host that is writing down the ending, too."""
@@ -133,8 +136,8 @@ class HostGroup:
             problem = f"shared memory cannot be made: {error}"
         try:
             # The first rank of a host must keep its own until the others have opened it.
-            gathered = group.gather(msgpack.packb([os.getpid(), fd]), timeout_s)
-            said = [msgpack.unpackb(each) for each in gathered]
+            gathered = group.gather(_MEMORY.encode((os.getpid(), fd)), timeout_s)
+            said = [_MEMORY.decode(each) for each in gathered]
             try:
                 if futex is not None and problem is None:
                     fd = fd if group.rank == ranks[0] else _open_memory(*said[ranks[0]])

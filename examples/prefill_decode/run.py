@@ -21,7 +21,7 @@ from socket import create_connection, create_server, socket
 from types import FrameType
 from typing import NoReturn
 
-import msgpack
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -91,12 +91,11 @@ class Rank:
         message["random_state"] = random.get_state().numpy().tobytes()
         whole = len(prompt) // PAGE_TOKENS * PAGE_TOKENS
         self._until(lambda: self._cache.serve(name, prompt, ttl_s=PATIENCE_S) == whole)
-        packed: bytes = msgpack.packb({**message, "source": self._cache.serving_uri})
-        return packed
+        return msgspec.msgpack.encode({**message, "source": self._cache.serving_uri})
 
     def decode(self, message: bytes) -> str:
         """Go on with a request; say in a line what has become of it."""
-        handed = msgpack.unpackb(message)
+        handed = msgspec.msgpack.decode(message)
         name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
         self._cache.prefetch(name, prompt, source=handed["source"])
         self._until(lambda: self._cache.prefetch_done(name))

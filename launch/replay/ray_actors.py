@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
-import msgpack
-
+from ...coordinator.codec import Codec
 from ...errors import ConfigError, LockstepError
 from ..cli.environment import RankEnvironment
 from ..cli.exits import EXIT_CONFIG, EXIT_GROUP, exit_code
@@ -45,6 +44,10 @@ class RankOutcome:
     """Whether it has not said anything in time."""
 
 
+_ENVIRONMENTS: Final[Codec[RankEnvironment]] = Codec(RankEnvironment)
+_OUTCOMES: Final[Codec[RankOutcome]] = Codec(RankOutcome)
+
+
 class ReplayRankActor:
     """One rank. `run` occupies one thread of the actor; the other methods answer beside it."""
 
@@ -73,7 +76,7 @@ class ReplayRankActor:
             self._done = done
 
         try:
-            place = RankEnvironment(**msgpack.unpackb(environment))
+            place = _ENVIRONMENTS.decode(environment)
             store = meet(place, timeout_s=JOIN_TIMEOUT_S)
             watch = Watch(on_done=note, stopped=self._stop.is_set)
             done = run_rank(ReplaySettings.from_json(settings), place, store, watch)
@@ -82,8 +85,7 @@ class ReplayRankActor:
             outcome = RankOutcome(error=str(error), status=exit_code(error))
         except Interrupted:
             outcome = RankOutcome(error="a rank was stopped", status=EXIT_GROUP)
-        packed: bytes = msgpack.packb(asdict(outcome))
-        return packed
+        return _OUTCOMES.encode(outcome)
 
 
 class RankActors:
@@ -108,7 +110,7 @@ class RankActors:
                 master_port=port,
                 store_is_hosted=True,
             )
-            self._runs.append(actor.run.remote(settings, msgpack.packb(asdict(environment))))
+            self._runs.append(actor.run.remote(settings, _ENVIRONMENTS.encode(environment)))
 
     def wait(self) -> bool:
         """Wait for a moment; say whether all ranks have ended, or one of them has died or failed."""
@@ -138,7 +140,7 @@ class RankActors:
 
     def _outcome(self, run: Any, rank: int) -> RankOutcome:
         try:
-            return RankOutcome(**msgpack.unpackb(self._ray.get(run, timeout=POLL_S)))
+            return _OUTCOMES.decode(self._ray.get(run, timeout=POLL_S))
         except self._ray.exceptions.GetTimeoutError:
             said = f"rank {rank} did not end with the others"
             return RankOutcome(error=said, status=EXIT_GROUP, silent=True)

@@ -8,11 +8,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Final, TypedDict, cast
 
-import msgpack
 import numpy as np
 
+from ...coordinator.codec import Codec
 from ...small_engine.counts import PoolCounts, ReplayCounts
 from ...storage_backends.uri import without_secrets
 from ..cli.settings import ReplaySettings
@@ -158,18 +158,15 @@ class RankResult:
 
     def pack(self) -> bytes:
         """Return the result as msgpack."""
-        record = asdict(self)
-        record["digest"] = f"{self.digest & 0xFFFF_FFFF_FFFF_FFFF:016x}"
-        packed: bytes = msgpack.packb(record)
-        return packed
+        return _RESULTS.encode(self)
 
-    @classmethod
-    def unpack(cls, packed: bytes) -> "RankResult":
+    @staticmethod
+    def unpack(packed: bytes) -> "RankResult":
         """Return what `pack` packed."""
-        record = cast("dict[str, object]", msgpack.unpackb(packed))
-        record["counts"] = ReplayCounts.from_record(cast("dict[str, object]", record["counts"]))
-        record["digest"] = int(cast("str", record["digest"]), 16)
-        return cls(**record)  # type: ignore[arg-type]
+        return _RESULTS.decode(packed)
+
+
+_RESULTS: Final[Codec[RankResult]] = Codec(RankResult)
 
 
 def make_report(

@@ -6,8 +6,9 @@ ends. None of this is made unless a cache is opened with somebody who wants it.
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+from ...coordinator.codec import Record
 from .orders import Direction
 
 WAYS: Final = {
@@ -17,7 +18,7 @@ WAYS: Final = {
 """From which tier to which each copy goes."""
 
 
-class StepHalf(NamedTuple):
+class StepHalf(Record, frozen=True):
     """The cache kept the engine's thread, for one half of a step."""
 
     step: int
@@ -27,7 +28,7 @@ class StepHalf(NamedTuple):
     ended_s: float
 
 
-class RoundHeld(NamedTuple):
+class RoundHeld(Record, frozen=True):
     """A round is over on this rank: it has the verdict, or the epoch has ended."""
 
     number: int
@@ -38,7 +39,7 @@ class RoundHeld(NamedTuple):
     ended_s: float
 
 
-class OperationBegan(NamedTuple):
+class OperationBegan(Record, frozen=True):
     """An operation began on every rank, in a command or by a verdict."""
 
     operation: int
@@ -49,7 +50,7 @@ class OperationBegan(NamedTuple):
     at_s: float
 
 
-class OperationMoved(NamedTuple):
+class OperationMoved(Record, frozen=True):
     """An operation entered another phase."""
 
     operation: int
@@ -57,7 +58,7 @@ class OperationMoved(NamedTuple):
     at_s: float
 
 
-class OperationEnded(NamedTuple):
+class OperationEnded(Record, frozen=True):
     """An operation has ended on every rank."""
 
     operation: int
@@ -66,7 +67,7 @@ class OperationEnded(NamedTuple):
     at_s: float
 
 
-class RequestAdmitted(NamedTuple):
+class RequestAdmitted(Record, frozen=True):
     """A request was admitted with what was cached of its tokens, by the tier on which that was."""
 
     request: str
@@ -78,14 +79,14 @@ class RequestAdmitted(NamedTuple):
     at_s: float
 
 
-class RequestReleased(NamedTuple):
+class RequestReleased(Record, frozen=True):
     """The engine has let go of a request."""
 
     request: str
     at_s: float
 
 
-class PagesCopied(NamedTuple):
+class PagesCopied(Record, frozen=True):
     """This rank has copied pages between its tiers, or tried to."""
 
     operation: int
@@ -99,7 +100,7 @@ class PagesCopied(NamedTuple):
     ended_s: float
 
 
-class StoreCalled(NamedTuple):
+class StoreCalled(Record, frozen=True):
     """A call of this rank's to a store has returned."""
 
     store: str

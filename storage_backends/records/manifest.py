@@ -9,9 +9,9 @@ size is no part of it, and neither is which optional columns somebody keeps.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-import msgpack
+import msgspec
 
 from ...errors import ConfigError, StorageError
 from ...page_format.namespace import layouts_record, model_digest
@@ -32,9 +32,22 @@ _CAUSES: Final = {
     "store has left, and at who may write to it",
     "TIMED_OUT": "the store does not answer in time, so look at whether it can be reached",
 }
-_COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated", "optional")
-_COLUMN_FIELDS_LEAST: Final = 6
-"""The last field is there only where it is True."""
+
+
+class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: str
+    layers: int
+    heads: int
+    elements: int
+    dtype: str
+    replicated: bool
+    optional: bool = False
+    """There only where it is True."""
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(
+    tuple[int, str, str, list[tuple[str, tuple[int, list[_StoredColumn]]]]]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +69,7 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the manifest as `MANIFEST_BYTES` bytes."""
         record = [_FORMAT, self.model, self.weights_version, layouts_record(self.layouts)]
-        packed: bytes = msgpack.packb(record, use_bin_type=True)
+        packed = msgspec.msgpack.encode(record)
         if len(packed) > MANIFEST_BYTES - _LENGTH_BYTES:
             raise ConfigError(
                 f"the names, pools and columns of model {self.model[:80]!r} make a manifest of "
@@ -114,22 +127,21 @@ def decode_manifest(content: bytes) -> Manifest | None:
     """Return the manifest, or None if this version cannot read it, sound as its bytes are."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
-        record: list[Any] = msgpack.unpackb(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        version, model, weights_version, pools = record
-        if version != _FORMAT:
-            return None
-        layouts = {str(pool): _layout(*layout) for pool, layout in pools}
-        return Manifest(model=str(model), weights_version=str(weights_version), layouts=layouts)
-    except (ValueError, TypeError, msgpack.UnpackException):
+        version, model, weights_version, pools = _DECODER.decode(
+            content[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        )
+        layouts = {
+            pool: PageLayout(
+                page_tokens=page_tokens,
+                columns=tuple(Column(**msgspec.structs.asdict(each)) for each in columns),
+            )
+            for pool, (page_tokens, columns) in pools
+        }
+    except ValueError:
         return None
-
-
-def _layout(page_tokens: int, columns: list[list[Any]]) -> PageLayout:
-    named = [
-        dict(zip(_COLUMN_FIELDS[: max(len(column), _COLUMN_FIELDS_LEAST)], column, strict=True))
-        for column in columns
-    ]
-    return PageLayout(page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named))
+    if version != _FORMAT:
+        return None
+    return Manifest(model=model, weights_version=weights_version, layouts=layouts)
 
 
 def refuse_other_layouts(ours: Manifest, theirs: Manifest | None) -> None:
@@ -175,7 +187,7 @@ def _refuse_layout(subject: str, mine: PageLayout, stored: PageLayout) -> None:
             "store"
         )
     for old, new in zip(stored.columns, mine.columns, strict=True):
-        for each in _COLUMN_FIELDS:
+        for each in _StoredColumn.__struct_fields__:
             was, now = getattr(old, each), getattr(new, each)
             if was != now:
                 raise ConfigError(

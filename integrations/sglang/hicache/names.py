@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-import msgpack
+import msgspec
 
 from ....errors import ConfigError
 from ....page_format.object_name import ObjectName
@@ -84,13 +84,12 @@ def pool_names(
         [[each, repr(getattr(pool, each))] for each in _GEOMETRY if hasattr(pool, each)],
     ]
     record = ["lockstep-hicache-1", config.model_name, weights_version, sorted(facts.items()), form]
-    packed: bytes = msgpack.packb(record, use_bin_type=True)
     is_split = not config.is_mla_model or name in _SHARDED
     if name in _DRAFTS and hasattr(pool, "v_head_dim"):
         is_split = True
     tp = f"tp{config.tp_rank}of{config.tp_size}" if is_split else "tp-all"
     return PoolNames(
-        namespace=sha256(packed).hexdigest(),
+        namespace=sha256(msgspec.msgpack.encode(record)).hexdigest(),
         pool=_NOT_IN_NAMES.sub("-", f"hicache-{name}"),
         shard=(
             f"{tp}.pp{config.pp_rank}of{config.pp_size}"

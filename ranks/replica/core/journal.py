@@ -6,13 +6,15 @@ The last entries are kept for the error path, which names the first one that dif
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
-import msgpack
+import msgspec
 import xxhash
 
 from ....coordinator.divergence import Recorder
 from ....errors import UsageError
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Journal(Recorder):
@@ -22,7 +24,7 @@ class Journal(Recorder):
         super().__init__()
         self._digest = xxhash.xxh3_64()
         self._update = self._digest.update
-        self._pack = msgpack.Packer().pack
+        self._pack = _ENCODER.encode
 
     @property
     def digest(self) -> int:
@@ -33,12 +35,12 @@ class Journal(Recorder):
         """Append one change: a word, then the numbers and names that determine it.
 
         Raises `UsageError`, and appends nothing, for a name or fact of the engine's that has no bytes
-        which are the same in every process: an object has its own `repr` in each, and a set its own
-        order. A mapping counts in the order of its keys.
+        which are the same in every process, as an object has none. Sets and mappings count as they are
+        sorted.
         """
         try:
             # At once, since what an entry names may change later. The bytes say where each part ends.
-            packed: bytes = self._pack(entry)
+            packed = self._pack(entry)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(
                 f"{entry[0]}: {_culprit(entry)} has no bytes that are the same on every rank; give"
@@ -50,14 +52,14 @@ class Journal(Recorder):
 
     def parts(self, entry: object) -> Sequence[object]:
         """See `Recorder`; the parts are as they were when the entry was recorded."""
-        return cast("list[object]", msgpack.unpackb(cast("bytes", entry), strict_map_key=False))
+        return cast("list[object]", msgspec.msgpack.decode(cast("bytes", entry)))
 
 
 def _culprit(entry: tuple[object, ...]) -> str:
     """Return, as text of bounded length, the first part of an entry that cannot be packed."""
     for part in entry:
         try:
-            msgpack.packb(part)
+            _ENCODER.encode(part)
         except (TypeError, ValueError, OverflowError):
             text = ascii(part)
             shown = text if len(text) <= 80 else f"{text[:77]}..."

@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from msgspec import structs
 
 from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.collectives.in_process import InProcessGroup
@@ -39,7 +40,7 @@ def test_a_pipelined_step_has_two_halves_and_the_round_of_the_step_before_in_the
         cache.step()
         cache.step()
 
-    told = [(type(each).__name__, *each[:2]) for each in events[:5]]
+    told = [(type(each).__name__, *structs.astuple(each)[:2]) for each in events[:5]]
     round_ = next(each for each in events if isinstance(each, RoundHeld))
     second = next(e for e in events if isinstance(e, StepHalf) and e.step == 2)
 

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Sequence
-from decimal import Decimal
 
 import pytest
 
@@ -66,6 +65,12 @@ def test_equal_entries_have_one_digest_however_their_parts_are_shared() -> None:
     assert journal_of([(known, known)]).digest == journal_of([(known, made)]).digest
 
 
+def test_a_set_and_a_mapping_count_as_they_are_sorted() -> None:
+    one, other = ({"a": 1, "b": {"c", "d"}}, {"b": frozenset({"d", "c"}), "a": 1})
+
+    assert journal_of([("engine", one)]).digest == journal_of([("engine", other)]).digest
+
+
 def test_a_list_that_changes_after_it_was_recorded_counts_as_it_was() -> None:
     counts = [2, 0]
     journal = journal_of([("backup", counts)])
@@ -77,14 +82,12 @@ def test_a_list_that_changes_after_it_was_recorded_counts_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("fact", "named"),
     [
-        (frozenset({"alice", "bob", "carol"}), "frozenset frozenset({"),
-        (Decimal("1.5"), "Decimal Decimal('1.5')"),
         (object(), "object <object object at"),
         (1 << 64, "int 18446744073709551616"),
         ("half a pair: \ud800", r"str 'half a pair: \ud800'"),
-        (("adapter", {"alice"}), "tuple ('adapter', {'alice'})"),
+        (("adapter", [object]), "tuple ('adapter', [<class 'object'>])"),
     ],
-    ids=["set", "kind", "object", "number", "text", "nested"],
+    ids=["object", "number", "text", "nested"],
 )
 def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
     fact: object, named: str

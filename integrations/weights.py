@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
+
+import msgspec
 
 from .canonical import DIGEST_CHARACTERS
 
@@ -57,9 +59,6 @@ clock. So it is not remembered."""
 FILES_MAX = 16_384
 """How many files are remembered; the longest remembered go first."""
 
-RECORD_FIELDS = 5
-"""A stamp and a digest."""
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _log = logging.getLogger(__name__)
@@ -82,6 +81,9 @@ class FileStamp(NamedTuple):
 
 _Known = tuple[FileStamp, str]
 """What a file looked like, and the digest of what it held then."""
+
+_Record = tuple[int, int, int, int, str]
+"""The same, as it is written down."""
 
 
 class FileDigests:
@@ -137,8 +139,8 @@ class FileDigests:
         if not all(self._keeps(path, stamp) for path, stamp in wanted.items()):
             records = self._records()
             for path, stamp in wanted.items():
-                if path in records and records[path][:-1] == [*stamp]:
-                    self._keep(path, (stamp, str(records[path][-1])))
+                if path in records and records[path][:-1] == stamp:
+                    self._keep(path, (stamp, records[path][-1]))
         return {path: self._kept[path][1] for path in wanted if self._keeps(path, wanted[path])}
 
     def _keeps(self, path: str, stamp: FileStamp) -> bool:
@@ -150,20 +152,12 @@ class FileDigests:
         if len(self._kept) > FILES_MAX:
             del self._kept[next(iter(self._kept))]
 
-    def _records(self) -> dict[str, list[object]]:
+    def _records(self) -> dict[str, _Record]:
         """Return what was remembered; nothing of a record that is not there or is damaged."""
         try:
-            content = cast("object", json.loads(self.record.read_bytes()))
+            return msgspec.json.decode(self.record.read_bytes(), type=dict[str, _Record])
         except (OSError, ValueError):
             return {}
-        if not isinstance(content, dict):
-            return {}
-        each_file = cast("dict[str, object]", content).items()
-        return {
-            path: cast("list[object]", record)
-            for path, record in each_file
-            if isinstance(record, list) and len(cast("list[object]", record)) == RECORD_FIELDS
-        }
 
     def _remember(self, read: Mapping[str, _Known], *, may_write: bool) -> None:
         """Keep what was read of settled files, and write it down; drop files that are gone."""
@@ -182,11 +176,11 @@ class FileDigests:
             for path, record in self._records().items()
             if path not in read and not _is_gone(path)
         }
-        records |= {path: [*stamp, each] for path, (stamp, each) in settled.items()}
+        records |= {path: (*stamp, each) for path, (stamp, each) in settled.items()}
         newest = dict(list(records.items())[-FILES_MAX:])
         partial = self.record.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(newest))
+            partial.write_bytes(msgspec.json.encode(newest))
             partial.replace(self.record)
         except OSError as error:
             self._warn(error)

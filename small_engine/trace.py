@@ -8,11 +8,13 @@ whatever its name.
 """
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Annotated, BinaryIO
+
+import msgspec
+from msgspec import Meta
 
 from ..errors import ConfigError
 from .request import BLOCK_TOKENS, WorkloadRequest
@@ -21,6 +23,17 @@ _GZIP = b"\x1f\x8b"
 _LINE_BYTES_MAX = 16 << 20
 """A longer line is refused, so that no file fills the memory; so much holds the ids of a prompt of some
 hundred million tokens."""
+
+
+class _Line(msgspec.Struct):
+    """A line of a trace, without the fields that are ignored."""
+
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: Annotated[int, Meta(ge=0)]
+    hash_ids: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+_DECODER = msgspec.json.Decoder(_Line)
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadRequest]:
@@ -37,7 +50,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadR
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        yield _parse(_decoded(line, where), index, where)
+        yield _parse(line, index, where)
         index += 1
     if index == 0:
         raise ConfigError(f"the trace {path} has no requests; it needs one JSON object a line")
@@ -71,74 +84,20 @@ def _unpacked(file: BinaryIO) -> BinaryIO | gzip.GzipFile:
     return gzip.open(file) if packed else file
 
 
-def _decoded(line: bytes, where: str) -> str:
+def _parse(line: bytes, index: int, where: str) -> WorkloadRequest:
     try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8 text: {error.reason}") from error
-
-
-def _parse(line: str, index: int, where: str) -> WorkloadRequest:
-    try:
-        record: object = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"{where}: expected a JSON object, found {_kind(record)}")
-    fields = cast("dict[str, object]", record)
-    prompt_length = _whole_number(fields, "input_length", 1, where)
-    output_length = _whole_number(fields, "output_length", 0, where)
-    hash_ids = _hash_ids(fields, where)
-    blocks = -(-prompt_length // BLOCK_TOKENS)
-    if len(hash_ids) < blocks:
+        read = _DECODER.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not a request in JSON: {error}") from error
+    blocks = -(-read.input_length // BLOCK_TOKENS)
+    if len(read.hash_ids) < blocks:
         raise ConfigError(
-            f"{where}: {len(hash_ids)} hash_ids are too few for input_length {prompt_length}, "
-            f"which needs {blocks} blocks of {BLOCK_TOKENS} tokens"
+            f"{where}: {len(read.hash_ids)} hash_ids are too few for input_length"
+            f" {read.input_length}, which needs {blocks} blocks of {BLOCK_TOKENS} tokens"
         )
     return WorkloadRequest(
         index=index,
-        prompt_length=prompt_length,
-        output_length=output_length,
-        hash_ids=hash_ids[:blocks],
+        prompt_length=read.input_length,
+        output_length=read.output_length,
+        hash_ids=read.hash_ids[:blocks],
     )
-
-
-def _whole_number(fields: dict[str, object], name: str, minimum: int, where: str) -> int:
-    if name not in fields:
-        raise ConfigError(f"{where}: {name} is missing")
-    value = fields[name]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{where}: {name} must be a whole number, found {_kind(value)}")
-    if value < minimum:
-        raise ConfigError(f"{where}: {name} is {value}, must be {minimum} or more")
-    return value
-
-
-def _hash_ids(fields: dict[str, object], where: str) -> tuple[int, ...]:
-    if "hash_ids" not in fields:
-        raise ConfigError(f"{where}: hash_ids is missing")
-    value = fields["hash_ids"]
-    if not isinstance(value, list):
-        raise ConfigError(f"{where}: hash_ids must be a list, found {_kind(value)}")
-    ids: list[int] = []
-    for item in cast("list[object]", value):
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise ConfigError(f"{where}: hash_ids must hold whole numbers, found {_kind(item)}")
-        if not 0 <= item < 1 << 64:
-            raise ConfigError(f"{where}: hash_ids holds {item}, must be from 0 to 2**64 - 1")
-        ids.append(item)
-    return tuple(ids)
-
-
-def _kind(value: object) -> str:
-    """Name the JSON type of `value`, with the value where it is short."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -6,23 +6,46 @@ that engine's answer has, with `do_remote_prefill`, unread to another one.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import UsageError
 
 _SCHEME = "peer://"
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
-_PORT_MAX = (1 << 16) - 1
+
+
+class _Params(msgspec.Struct):
+    do_remote_prefill: object = None
+
+
+class _Remote(msgspec.Struct):
+    """What counts of the parameters of a request that was computed elsewhere."""
+
+    remote_tokens: Annotated[int, Meta(ge=0)]
+    remote_host: str | None = None
+    remote_port: Annotated[int, Meta(ge=1, le=(1 << 16) - 1)] | None = None
+
+    def __post_init__(self) -> None:
+        host = self.remote_host
+        if (host is None) != (self.remote_port is None):
+            raise UsageError("remote_host and remote_port must be given together")
+        if host is not None and not _HOST.fullmatch(host):
+            raise UsageError(
+                f"remote_host is {host!r:.80}, must be the name of a host or its address"
+            )
 
 
 def goes_elsewhere(params: object) -> bool:
     """Say whether another engine is to go on after a request's prompt."""
-    return _is_mapping(params) and params.get("do_remote_decode") is True
+    if not isinstance(params, Mapping):
+        return False
+    return cast("Mapping[object, object]", params).get("do_remote_decode") is True
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
+class Handoff(msgspec.Struct, frozen=True):
     """Where another engine goes on: what it can read, and where."""
 
     source: str
@@ -51,27 +74,12 @@ class Handoff:
         """
         if params is None:
             return None
-        if not _is_mapping(params):
-            raise UsageError(f"they are a {type(params).__name__}, must be a map")
-        if params.get("do_remote_prefill") is not True:
-            return None
-        host, port, tokens = (params.get(f"remote_{each}") for each in ("host", "port", "tokens"))
-        if not _is_number(tokens) or tokens < 0:
-            raise UsageError(f"remote_tokens is {tokens!r:.80}, must be a number of tokens")
-        if host is None and port is None:
-            return cls("", tokens)
-        if not isinstance(host, str) or not _HOST.fullmatch(host):
-            raise UsageError(
-                f"remote_host is {host!r:.80}, must be the name of a host or its address"
-            )
-        if not _is_number(port) or not 0 < port <= _PORT_MAX:
-            raise UsageError(f"remote_port is {port!r:.80}, must be 1 to {_PORT_MAX}")
-        return cls(f"{_SCHEME}{host}:{port}", tokens)
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[object, Any]]:
-    return isinstance(value, Mapping)
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+        try:
+            if msgspec.convert(params, _Params).do_remote_prefill is not True:
+                return None
+            found = msgspec.convert(params, _Remote)
+        except msgspec.ValidationError as error:
+            raise UsageError(str(error)) from error
+        host = found.remote_host
+        source = "" if host is None else f"{_SCHEME}{host}:{found.remote_port}"
+        return cls(source, found.remote_tokens)

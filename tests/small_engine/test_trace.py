@@ -51,7 +51,7 @@ def test_a_trace_that_is_compressed_is_read_whatever_its_name(tmp_path: Path) ->
     path.write_bytes(gzip.compress(f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}".encode()))
 
     assert [each.index for each in read_trace(path)] == [0, 1]
-    with pytest.raises(ConfigError, match=r"trace\.jsonl, line 2: not JSON"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl, line 2: not a request in JSON"):
         list(read_trace(packed(tmp_path, f"{json.dumps(GOOD)}\n{{\n".encode())))
 
 
@@ -101,22 +101,22 @@ def test_reading_stops_at_the_limit_and_does_not_look_at_what_follows(tmp_path: 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "not JSON"),
-        ("[1, 2]", "expected a JSON object, found a list"),
-        ('"text"', 'expected a JSON object, found "text"'),
-        (without("input_length"), "input_length is missing"),
-        (without("output_length"), "output_length is missing"),
-        (without("hash_ids"), "hash_ids is missing"),
-        (changed(input_length="12"), 'input_length must be a whole number, found "12"'),
-        (changed(input_length=1.5), "input_length must be a whole number, found 1.5"),
-        (changed(input_length=True), "input_length must be a whole number, found true"),
-        (changed(input_length=-1), "input_length is -1, must be 1 or more"),
-        (changed(input_length=0), "input_length is 0, must be 1 or more"),
-        (changed(output_length=-5), "output_length is -5, must be 0 or more"),
-        (changed(output_length=None), "output_length must be a whole number, found null"),
-        (changed(hash_ids=7), "hash_ids must be a list, found 7"),
-        (changed(hash_ids=[1, "2"]), 'hash_ids must hold whole numbers, found "2"'),
-        (changed(hash_ids=[1, -2]), "hash_ids holds -2"),
+        ("{", "truncated"),
+        ("[1, 2]", "Expected `object`, got `array`"),
+        ('"text"', "Expected `object`, got `str`"),
+        (without("input_length"), "required field `input_length`"),
+        (without("output_length"), "required field `output_length`"),
+        (without("hash_ids"), "required field `hash_ids`"),
+        (changed(input_length="12"), "Expected `int`, got `str` - at `$.input_length`"),
+        (changed(input_length=1.5), "Expected `int`, got `float` - at `$.input_length`"),
+        (changed(input_length=True), "Expected `int`, got `bool`"),
+        (changed(input_length=-1), "Expected `int` >= 1 - at `$.input_length`"),
+        (changed(input_length=0), "Expected `int` >= 1"),
+        (changed(output_length=-5), "Expected `int` >= 0 - at `$.output_length`"),
+        (changed(output_length=None), "Expected `int`, got `null`"),
+        (changed(hash_ids=7), "Expected `array`, got `int` - at `$.hash_ids`"),
+        (changed(hash_ids=[1, "2"]), "at `$.hash_ids[1]`"),
+        (changed(hash_ids=[1, -2]), "Expected `int` >= 0 - at `$.hash_ids[1]`"),
         (changed(hash_ids=[7]), "1 hash_ids are too few for input_length 700"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_malformed_line_is_refused_with_file_and_line_number(
         ("absent", "No such file"),
         ("directory", "Is a directory"),
         ("empty", "has no requests"),
-        ("binary", "line 1: not UTF-8"),
+        ("binary", "line 1: not a request in JSON"),
     ],
 )
 def test_a_missing_file_a_directory_an_empty_file_and_binary_are_refused_by_name(

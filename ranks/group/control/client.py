@@ -4,7 +4,9 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
+
+import msgspec
 
 from .... import errors
 from ....errors import ConfigError, LockstepError, UsageError
@@ -81,18 +83,22 @@ def _require_reachable(path: Path) -> None:
         raise ConfigError(f"{path} is the socket of user {owner}, who alone may ask that group")
 
 
+class _Told(msgspec.Struct):
+    """What became of a request, or why nothing did: the words of an error, and its type."""
+
+    answer: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    error: str | None = None
+    type: str = ""
+
+
 def _answer_in(told: bytes, path: Path) -> Any:
     if not told.endswith(b"\n"):
         raise LockstepError(f"the group at {path} has ended before it answered")
     try:
-        parsed: object = json.loads(told)
+        found = msgspec.json.decode(told, type=_Told)
     except ValueError as error:
-        raise UsageError(f"what listens at {path} is no group: {error}") from error
-    answer = cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {"answer": None}
-    became: object = answer.get("answer", {})
-    if not isinstance(became, dict):
-        raise UsageError(f"what listens at {path} is no group: it answers {told[:80]!r}")
-    if "error" not in answer:
-        return cast("dict[str, Any]", became)
-    kind = getattr(errors, str(answer.get("type")), LockstepError)
-    raise kind(str(answer["error"]))
+        said = f"{error}: it answers {told[:80]!r}"
+        raise UsageError(f"what listens at {path} is no group: {said}") from error
+    if found.error is None:
+        return found.answer
+    raise getattr(errors, found.type, LockstepError)(found.error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from lockstep.integrations.vllm.handing_over import HandingOver
 from lockstep.ranks.page_server.page_server import PageServer
@@ -128,8 +129,10 @@ def test_a_page_that_is_lost_is_computed_with_all_that_follow(
 
     def serve_four(self: PageServer, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
         [each] = transfers
-        four = each._replace(keys=each.keys[:4], pages=each.pages[:4])
-        serve(self, operation, [four, each._replace(keys=each.keys[5:], pages=each.pages[5:])])
+        four = structs.replace(each, keys=each.keys[:4], pages=each.pages[:4])
+        serve(
+            self, operation, [four, structs.replace(each, keys=each.keys[5:], pages=each.pages[5:])]
+        )
 
     monkeypatch.setattr(PageServer, "serve", serve_four)
 

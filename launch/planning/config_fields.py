@@ -1,9 +1,11 @@
 """The fields of a Hugging Face `config.json`, read one by one; whatever is wrong is named."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ConfigError
 
@@ -22,14 +24,12 @@ class ConfigFields:
         """Read a `config.json`, or that in a model's directory."""
         file = path / CONFIG if path.is_dir() else path
         try:
-            read: object = json.loads(file.read_text(encoding="utf-8"))
+            read = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} is not JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise ConfigError(f"{file} has no JSON object; give a model's {CONFIG}")
-        return cls(cast("dict[str, object]", read), str(file))
+            raise ConfigError(f"{file} is no JSON object, as a {CONFIG} is: {error}") from error
+        return cls(read, str(file))
 
     def text(self) -> "ConfigFields":
         """Return the fields of the language model, where others stand beside it."""
@@ -58,24 +58,20 @@ class ConfigFields:
 
     def words(self, name: str) -> list[str]:
         """Return a list of texts; empty where it is not given."""
-        value = self._fields.get(name)
-        if value is None:
-            return []
-        words = cast("list[object]", value) if isinstance(value, list) else [None]
-        if not all(isinstance(each, str) for each in words):
-            raise ConfigError(f"{self.where}: {name} must be a list of texts")
-        return cast("list[str]", words)
+        return self._converted(name, list[str]) if self.has(name) else []
 
     def number(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return a whole number."""
-        value = self._fields.get(name)
-        if value is None:
-            if default is None:
-                raise ConfigError(f"{self.where}: {name} is missing")
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(
-                f"{self.where}: {name} is {json.dumps(value)[:40]}, must be a whole number,"
-                f" {least} or more"
-            )
-        return value
+        if self.has(name):
+            number: int = self._converted(name, Annotated[int, Meta(ge=least)])
+            return number
+        if default is None:
+            raise ConfigError(f"{self.where}: {name} is missing")
+        return default
+
+    def _converted(self, name: str, kind: Any) -> Any:
+        value = self._fields[name]
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{self.where}: {name} is {value!r:.40}: {error}") from error

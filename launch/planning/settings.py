@@ -1,10 +1,10 @@
 """What is to be planned: a trace, a model, and the sizes to try; the options of `plan` and `size`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from math import inf, isinf
-from typing import Annotated, Any, Final, TypedDict, cast
+from math import inf
+from typing import Annotated, Any, Final, TypedDict
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -60,21 +60,6 @@ class Size:
     """What the store may keep, of all ranks together; 0 stands for no store, inf for no bound."""
     page_tokens: int = 64
     policy: str = "lru"
-
-    def as_record(self) -> dict[str, object]:
-        """Return it as JSON has it, where null stands for a store without a bound."""
-        record: dict[str, object] = asdict(self)
-        record["storage_gib"] = None if isinf(self.storage_gib) else self.storage_gib
-        return record
-
-    @classmethod
-    def from_record(cls, record: dict[str, object]) -> "Size":
-        """Return what `as_record` made."""
-        storage = record["storage_gib"]
-        given = cast(
-            "dict[str, float]", record | {"storage_gib": inf if storage is None else storage}
-        )
-        return cls(**given)  # type: ignore[arg-type]
 
 
 def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:

@@ -16,7 +16,7 @@ def main() -> None:
     end_on_signals()
     evaluation = Evaluation(PlanSettings(**json.loads(sys.stdin.readline())))
     for line in sys.stdin:
-        print(json.dumps(evaluation.evaluate(Size.from_record(json.loads(line)))), flush=True)
+        print(json.dumps(evaluation.evaluate(Size(**json.loads(line)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def _serve(
         except Empty:
             return
         try:
-            process.stdin.write(f"{json.dumps(size.as_record())}\n")
+            process.stdin.write(f"{json.dumps(asdict(size))}\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except (OSError, ValueError):

@@ -4,25 +4,13 @@ A connection begins with a handshake of fixed length (`handshake`). From then on
 
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
     8 bytes   length of what is attached, little-endian
-    control   one msgpack array: the number of its kind, then the kind's fields in order
+    control   one msgpack array: the number of its kind (the tag of a `Message`), then its fields
     tag       16 bytes, of all that (`frame_tags`)
     attached  raw bytes; only `Pages` and `Located` have any
     tag       16 bytes, of what is attached, if anything is
 
 Without a secret there are no tags. A wrong one ends the connection: its control is not obeyed, and
 nothing that was attached counts as read.
-
-    kind  who     message    fields
-      1   server  Hello      which rank it is, namespace, ranks: [[address, [[pool, shard],
-                         ...], engine], ...]
-      2   reader  Ask        number, pool, shard, keys
-      3   reader  Fetch      number, pool, shard, part table, numbers of the parts wanted, keys
-      4   reader  Forget     number
-      5   server  Told       number, one byte for each key: 1 if it seems to be there
-      6   server  Pages      number, position of the first key, one `State` byte for each key
-      7   reader  Locate     as Fetch
-      8   server  Located    number, one `State` byte for each key, address of each page in memory
-      9   reader  Done       number
 
 A server says `Hello` first, and once. It answers each `Ask` with one `Told`, and each `Fetch` with
 as many `Pages` as it likes, whose keys follow each other. To `Pages` is attached, key by key:

@@ -10,7 +10,7 @@ from typing import cast
 from ....errors import ConfigError, LockstepError, UsageError
 from ....storage_backends.uri import without_secrets
 from ..member.rank_cache import RankCache
-from .requests import Answer, AnyRequest, asked_by, pack, unpack
+from .requests import REQUESTS, Answer, AnyRequest, asked_by
 
 log = logging.getLogger("lockstep")
 
@@ -35,7 +35,7 @@ class GroupControl:
         with self._lock:
             self._waiting[ticket] = answer
         answer.add_done_callback(lambda _: self._forget(ticket))
-        return pack(ticket, request), answer
+        return REQUESTS.encode((ticket, request)), answer
 
     def close(self) -> None:
         """Tell whoever still waits that no answer will come."""
@@ -51,7 +51,7 @@ class GroupControl:
             self._waiting.pop(ticket, None)
 
     def _carry_out(self, content: bytes) -> None:
-        ticket, request = unpack(content)
+        ticket, request = REQUESTS.decode(content)
         log.info("an operator asks: %s", _shown(asked_by(request)))
         waiting = self._begun(ticket)
         try:

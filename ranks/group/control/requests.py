@@ -11,7 +11,8 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from ....errors import UsageError
+from ....coordinator.codec import Codec
+from ....errors import UsageError, WireError
 from ...protocol.config import ANY_NAMESPACE, NamespaceLimit
 from ...replica.tree.tokens import as_token_bytes
 from ..member.rank_cache import RankCache
@@ -185,7 +186,8 @@ class LogLevel(ControlRequest, frozen=True, tag="log-level"):
 AnyRequest = List | Pin | Unpin | Drop | Limit | Flush | Attach | Detach | Weights | LogLevel
 KINDS: Final = tuple(sorted(str(each.__struct_config__.tag) for each in get_args(AnyRequest)))
 """The kinds of requests. `stats` is none: it is answered without the ranks."""
-_DECODER: Final = msgspec.msgpack.Decoder(tuple[bytes, AnyRequest])
+REQUESTS: Final[Codec[tuple[bytes, AnyRequest]]] = Codec(tuple[bytes, AnyRequest])
+"""A request, after what its answer is told under."""
 
 
 def request_of(asked: object) -> AnyRequest:
@@ -198,8 +200,8 @@ def request_of(asked: object) -> AnyRequest:
         )
     try:
         request: AnyRequest = msgspec.convert(asked, AnyRequest)
-        pack(b"", request)
-    except (msgspec.ValidationError, UnicodeEncodeError, OverflowError) as error:
+        REQUESTS.encode((b"", request))
+    except (msgspec.ValidationError, WireError) as error:
         raise UsageError(f"{ask}: {error}") from None
     return request
 
@@ -207,16 +209,6 @@ def request_of(asked: object) -> AnyRequest:
 def asked_by(request: AnyRequest) -> dict[str, object]:
     """Return a request as JSON has it."""
     return {"ask": request.ask, **msgspec.structs.asdict(request)}
-
-
-def pack(ticket: bytes, request: AnyRequest) -> bytes:
-    """Return a request as bytes; `ticket` is what its answer is told under."""
-    return msgspec.msgpack.encode((ticket, request))
-
-
-def unpack(content: bytes) -> tuple[bytes, AnyRequest]:
-    """Return ticket and request that `pack` has written."""
-    return _DECODER.decode(content)
 
 
 def _known(cache: RankCache) -> set[str]:

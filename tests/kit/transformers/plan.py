@@ -1,10 +1,10 @@
 """What ranks of a group are to do, and what came of it on each."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from tests.kit.transformers.generated import Said
@@ -32,13 +32,13 @@ class PhaseResult:
 
 def write_plan(path: Path, model: Path, phases: list[Phase]) -> None:
     """Write a plan for the ranks to read."""
-    path.write_text(json.dumps([str(model), [asdict(each) for each in phases]]))
+    path.write_bytes(msgspec.json.encode((str(model), phases)))
 
 
 def read_plan(path: Path) -> tuple[Path, list[Phase]]:
     """Read a plan."""
-    model, phases = json.loads(path.read_text())
-    return Path(model), [Phase(**each) for each in phases]
+    model, phases = msgspec.json.decode(path.read_bytes(), type=tuple[str, list[Phase]])
+    return Path(model), phases
 
 
 def write_results(path: Path, results: list[PhaseResult]) -> None:

@@ -1,9 +1,10 @@
 """What a group of vLLM ranks is to do, and what came of it: plain data, read and written as JSON."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tests.kit.vllm.mixed_prompts import Prompt
 
@@ -88,25 +89,14 @@ class RankResult:
 
 def write(path: Path, value: Plan | RankResult) -> None:
     """Write a plan or a result."""
-    path.write_text(json.dumps(asdict(value)))
+    path.write_bytes(msgspec.json.encode(value))
 
 
 def read_plan(path: Path) -> Plan:
     """Read a plan."""
-    data = json.loads(path.read_text())
-    for phase in data["phases"]:
-        phase["prompts"] = [_prompt(each) for each in phase["prompts"]]
-    data["phases"] = [Phase(**phase) for phase in data["phases"]]
-    return Plan(**data)
+    return msgspec.json.decode(path.read_bytes(), type=Plan)
 
 
 def read_result(path: Path) -> RankResult:
     """Read a result."""
-    data = json.loads(path.read_text())
-    for phase in data["phases"]:
-        phase["outputs"] = [Output(**each) for each in phase["outputs"]]
-    return RankResult([PhaseResult(**phase) for phase in data["phases"]], data["stats"])
-
-
-def _prompt(data: dict[str, Any]) -> Prompt:
-    return Prompt(tuple(data["tokens"]), data["salt"])
+    return msgspec.json.decode(path.read_bytes(), type=RankResult)

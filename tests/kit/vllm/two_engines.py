@@ -1,11 +1,12 @@
 """One vLLM engine computes prompts and others go on with them, all under one program's eyes."""
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tests.kit.vllm.group import lockstep_connector
 from tests.kit.vllm.mixed_prompts import Prompt
@@ -61,16 +62,10 @@ def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
     And what one of one rank says that reads by the store, as "store".
     """
     path = folder / "handing.json"
-    path.write_text(json.dumps(asdict(handing)))
+    path.write_bytes(msgspec.json.encode(handing))
     program = Program("tests.kit.vllm.two_engines", [path])
     run_together([program], folder, within_s=2 * START_S).check()
-    found = json.loads(path.with_suffix(".found").read_text())
-    return {name: _read(each) for name, each in found.items()}
-
-
-def _read(data: dict[str, Any]) -> Found:
-    outputs = [Output(**each) for each in data["outputs"]]
-    return Found(outputs, data["asked_tokens"], data["hit_tokens"])
+    return msgspec.json.decode(path.with_suffix(".found").read_bytes(), type=dict[str, Found])
 
 
 def _run(handing: Handing) -> dict[str, Found]:
@@ -157,11 +152,8 @@ def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
 def main() -> None:
     """Do what the file says that the command line names, and leave beside it what was found."""
     path = Path(sys.argv[1])
-    data = json.loads(path.read_text())
-    data["prompts"] = [Prompt(tuple(each["tokens"]), each["salt"]) for each in data["prompts"]]
-    found = _run(Handing(**data))
-    said = {name: asdict(each) for name, each in found.items()}
-    path.with_suffix(".found").write_text(json.dumps(said))
+    found = _run(msgspec.json.decode(path.read_bytes(), type=Handing))
+    path.with_suffix(".found").write_bytes(msgspec.json.encode(found))
 
 
 if __name__ == "__main__":

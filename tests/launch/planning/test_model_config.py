@@ -175,10 +175,10 @@ def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path) -> None:
         ({"model_type": "mamba2"}, "model_type 'mamba2' is not understood; known are deepseek_v2,"),
         ({"model_type": None}, "model_type is missing"),
         ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing"),
-        ({"num_hidden_layers": "many"}, 'num_hidden_layers is "many", must be a whole number'),
-        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, must be a whole number, 1 or more"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many': Expected `int`, got `str`"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0: Expected `int` >= 1"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 36"),
-        ({"layer_types": [3]}, "layer_types must be a list of texts"),
+        ({"layer_types": [3]}, "layer_types is .3.: Expected `str`, got `int`"),
         (
             {"layer_types": ["chunked_attention", "full_attention"] * 18},
             "layers of the kind 'chunked_attention' are not understood",
@@ -197,7 +197,7 @@ def test_what_is_not_understood_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("{", "is not JSON"), ("[]", "has no JSON object")]
+    ("text", "complaint"), [("{", "is no JSON object"), ("[]", "Expected `object`, got `array`")]
 )
 def test_a_file_that_is_no_configuration_is_refused(
     tmp_path: Path, text: str, complaint: str

@@ -289,9 +289,10 @@ class Ballot:
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Return this rank's vector for a round, which is the caller's; changes no level."""
-        for queue in self._stale:
-            self._write_queue(queue)
-        self._stale.clear()
+        if self._stale:
+            for queue in self._stale:
+                self._write_queue(queue)
+            self._stale.clear()
         lanes: Vector = self._lanes.copy()
         write_header(lanes, layout, voter, self._rank)
         return lanes

@@ -24,11 +24,15 @@ The meaning of the seats is given by the `LaneLayout`, which replicated state de
 frozen when the round is launched; its digest is voted on with the rest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
+
+import msgspec
 
 from .collective import Vector
 from .operation import Queue
-from .proposal import NOTHING_STAGED, Readiness, Staged
+from .proposal import NOTHING_STAGED, Staged
 from .seats import SeatTable
 
 NEUTRAL = 1 << 62
@@ -51,8 +55,7 @@ QUEUES_AT = HEADER_LANES
 SEATS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLayout:
+class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The meaning of the lanes of one round. Equal on every rank, or the round says so."""
 
     epoch: int
@@ -75,8 +78,7 @@ class BallotShape:
         return SEATS_AT + SEAT_LANES * self.seats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voter:
+class Voter(msgspec.Struct, frozen=True, kw_only=True):
     """The statement of a rank about itself in a round."""
 
     healthy: bool
@@ -88,24 +90,32 @@ class Voter:
     """How many there are, as far as this rank knows."""
 
 
+_HEADER = Struct(f"{HEADER_LANES}q")
+
+
 def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> None:
     """Write the header of a round into the vector of `rank`."""
-    digest = layout.seats.digest
-    lanes[:HEADER_LANES] = (
-        *(layout.epoch, -layout.epoch),
-        *(layout.round, -layout.round),
-        *(layout.state_digest, -layout.state_digest),
-        *(digest, -digest),
-        0 if voter.healthy else -(rank + 1),
-        voter.time_ms,
-        *_proposal_lanes(voter.staged, rank),
-        NEUTRAL if voter.requests is None else voter.requests,
-        -voter.newest,
+    epoch, number, state, seats = (
+        layout.epoch,
+        layout.round,
+        layout.state_digest,
+        layout.seats.digest,
+    )
+    smallest = largest = NEUTRAL
+    ready: int = 0
+    if voter.staged.readiness:
+        smallest, largest = voter.staged.proposal, -voter.staged.proposal
+        ready = voter.staged.readiness if voter.staged.readiness > 0 else -(rank + 1)
+    _HEADER.pack_into(
+        lanes.data,
+        0,
+        *(epoch, -epoch, number, -number, state, -state, seats, -seats),
+        *(0 if voter.healthy else -(rank + 1), voter.time_ms),
+        *(smallest, largest, ready),
+        *(NEUTRAL if voter.requests is None else voter.requests, -voter.newest),
     )
 
 
-def _proposal_lanes(staged: Staged, rank: int) -> tuple[int, int, int]:
-    if staged.readiness is Readiness.UNSTAGED:
-        return NEUTRAL, NEUTRAL, staged.readiness
-    ready = -(rank + 1) if staged.readiness is Readiness.REFUSED else staged.readiness
-    return staged.proposal, -staged.proposal, ready
+def read_header(lanes: memoryview | bytes) -> Sequence[int]:
+    """Return the lanes of the header of a round."""
+    return _HEADER.unpack_from(lanes)

@@ -23,7 +23,6 @@ This module waits through its transport and reads no clock.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
 from ..errors import (
@@ -38,18 +37,12 @@ from .ballot import Ballot
 from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
-from .lanes import BallotShape, LaneLayout, Voter
+from .lanes import BallotShape, LaneLayout, Voter, read_header
 from .seats import SeatTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
 """How long the ranks may take to gather their flight recorders once they know that they differ."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    layout: LaneLayout
-    round: PendingRound
 
 
 class Rounds:
@@ -72,19 +65,16 @@ class Rounds:
         self._collective = collective
         self._timeout_s = timeout_s
         self._recorder = recorder
+        self._length = shape.length
         self._verdicts = Verdicts(shape)
-        self._pending: _Launched | None = None
-        self._ended_by: GroupError | InternalError | None = None
+        self._launched: tuple[LaneLayout, PendingRound] | None = None
+        self.ended_by: GroupError | InternalError | None = None
+        """The error that ended the epoch, or None while it lasts."""
 
     @property
     def pending(self) -> bool:
         """Whether a round was launched and not yet closed."""
-        return self._pending is not None
-
-    @property
-    def ended_by(self) -> GroupError | InternalError | None:
-        """The error that ended the epoch, or None while it lasts."""
-        return self._ended_by
+        return self._launched is not None
 
     def open(
         self,
@@ -94,16 +84,16 @@ class Rounds:
         voter: Voter,
     ) -> None:
         """Launch a round under a layout that is frozen from here on (P1, P2)."""
-        self._raise_if_ended()
-        if self._pending is not None:
+        if self.ended_by is not None:
+            self._raise_again()
+        if self._launched is not None:
             raise UsageError("a round is pending already; close it first")
         layout = LaneLayout(
             epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
         try:
-            pending = self._collective.launch(ballot.fill(layout, voter))
+            self._launched = layout, self._collective.launch(ballot.fill(layout, voter))
             self.count += 1
-            self._pending = _Launched(layout, pending)
         except (GroupError, InternalError) as error:
             self.end(error)
         except BaseException as error:
@@ -115,27 +105,29 @@ class Rounds:
 
     def close(self) -> Verdict:
         """Wait for the pending round and return its verdict (P4, P5, P6)."""
-        self._raise_if_ended()
-        if self._pending is None:
+        if self.ended_by is not None:
+            self._raise_again()
+        if self._launched is None:
             raise UsageError("no round is pending; open one first")
-        pending = self._pending
+        layout, pending = self._launched
         try:
-            folded = pending.round.wait(self._timeout_s)
+            folded = pending.wait(self._timeout_s)
         except CollectiveTimeout as error:
             limit = f"a round may take {self._timeout_s:g} s (timeouts.round_s)"
             self.end(CollectiveTimeout(f"{error}; {limit}"))
         except (GroupError, InternalError) as error:
             self.end(error)
-        self._pending = None
-        if folded.shape != (self.shape.length,):
+        self._launched = None
+        if folded.shape != (self._length,):
             self.end(InternalError(f"a round came back with shape {folded.shape}"))
-        different = disagreements(folded)
+        header = read_header(folded.data)
+        different = disagreements(header)
         if different:
             self.end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
-        unhealthy = unhealthy_rank(folded)
+        unhealthy = unhealthy_rank(header)
         if unhealthy is not None:
             self.end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
-        return self._verdicts.read(pending.layout, folded)
+        return self._verdicts.read(layout, folded)
 
     def hurry(self, timeout_s: float) -> None:
         """Wait no longer than so long for a round from now on: this rank knows that it has to end."""
@@ -147,11 +139,11 @@ class Rounds:
         The error is one that this rank has met in a round, or that every rank concluded from a verdict.
         """
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
-        self._ended_by, self._pending = error, None
+        self.ended_by, self._launched = error, None
         self._collective.close()
         raise error
 
-    def _raise_if_ended(self) -> None:
-        if self._ended_by is not None:
-            # The one error is raised each time, and would keep all that it has passed through.
-            raise self._ended_by.with_traceback(None)
+    def _raise_again(self) -> NoReturn:
+        assert self.ended_by is not None
+        # The one error is raised each time, and would keep all that it has passed through.
+        raise self.ended_by.with_traceback(None)

@@ -20,6 +20,7 @@ which some rank has not answered, and a transfer of which nothing has landed eve
 everything may yet land.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -42,6 +43,7 @@ from .lanes import (
     TIME,
     BallotShape,
     LaneLayout,
+    read_header,
 )
 from .operation import Phase, Queue
 from .proposal import Readiness
@@ -126,9 +128,9 @@ class Verdict:
     """How many requests there are, as far as any rank knows."""
 
 
-def unhealthy_rank(folded: Vector) -> int | None:
-    """Return the highest rank that said that it cannot go on, or None."""
-    return _marked_rank(int(folded[HEALTH]))
+def unhealthy_rank(header: Sequence[int]) -> int | None:
+    """Return the highest rank that said in the folded header that it cannot go on, or None."""
+    return _marked_rank(header[HEALTH])
 
 
 _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
@@ -136,6 +138,8 @@ _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
 
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
 """How many bytes of a body belong to the queues."""
+
+_HEADER_BYTES = 8 * HEADER_LANES
 
 _BY_OPERATION = attrgetter("operation")
 
@@ -155,15 +159,15 @@ class Verdicts:
 
     def read(self, layout: LaneLayout, folded: Vector) -> Verdict:
         """Return the verdict of a round whose header agreed."""
-        header: list[int] = folded[:HEADER_LANES].tolist()
-        body = folded[HEADER_LANES:].tobytes()
+        lanes = folded.tobytes()
+        header, body = read_header(lanes), lanes[_HEADER_BYTES:]
         watermarks: tuple[Watermark, ...] = ()
         seats: tuple[SeatVerdict, ...] = ()
         if body != self._body or layout.seats is not self._seats:
-            lanes, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
+            new, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
             if body[:_QUEUE_BYTES] != self._body[:_QUEUE_BYTES]:
-                watermarks = self._read_queues(lanes[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
-            seats = self._read_seats(lanes[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.seats)
+                watermarks = self._read_queues(new[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
+            seats = self._read_seats(new[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.seats)
             self._body, self._seats = body, layout.seats
         return Verdict(
             round=layout.round,
@@ -230,7 +234,7 @@ def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.boo
     return groups
 
 
-def _read_proposed(lanes: list[int]) -> Proposed | None:
+def _read_proposed(lanes: Sequence[int]) -> Proposed | None:
     smallest, largest = lanes[PROPOSAL], -lanes[PROPOSAL + 1]
     if smallest == NEUTRAL:
         return None

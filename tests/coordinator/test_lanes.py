@@ -1,7 +1,6 @@
 """Lanes: one vector of fixed length, whose meaning the layout gives."""
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +24,7 @@ from lockstep.coordinator.lanes import (
     BallotShape,
     LaneLayout,
     Voter,
+    read_header,
 )
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.proposal import Readiness, Staged
@@ -98,10 +98,10 @@ def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() 
 @pytest.mark.parametrize(
     ("voter", "lanes"),
     [
-        (replace(VOTER, requests=9), [REQUESTS]),
-        (replace(VOTER, newest=9), [NEWEST]),
+        (msgspec.structs.replace(VOTER, requests=9), [REQUESTS]),
+        (msgspec.structs.replace(VOTER, newest=9), [NEWEST]),
         (
-            replace(VOTER, staged=Staged((1 << 62) + 1, Readiness.READY)),
+            msgspec.structs.replace(VOTER, staged=Staged((1 << 62) + 1, Readiness.READY)),
             [PROPOSAL, PROPOSAL + 1, READINESS],
         ),
     ],
@@ -158,4 +158,6 @@ def test_a_pair_folds_to_an_equality_check(values: list[int], name: str) -> None
     for ballot, value in zip(ballots, values, strict=True):
         ballot[PAIRS[name] : PAIRS[name] + 2] = value, -value
 
-    assert disagreements(fold(ballots)) == (() if len(set(values)) == 1 else (name,))
+    assert disagreements(read_header(fold(ballots).data)) == (
+        () if len(set(values)) == 1 else (name,)
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
 from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, read_header
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
 from lockstep.coordinator.verdict import (
@@ -296,7 +296,7 @@ def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
     )
     ill = [rank for rank, well in enumerate(healthy) if not well]
 
-    assert unhealthy_rank(folded) == max(ill, default=None)
+    assert unhealthy_rank(read_header(folded.data)) == max(ill, default=None)
 
 
 def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:

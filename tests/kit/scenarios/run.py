@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.fold import disagreements, fold
-from lockstep.coordinator.lanes import BallotShape, LaneLayout
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, read_header
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.protocol.config import NamespaceLimit
@@ -212,8 +212,8 @@ class Run:
 
     def _apply(self, voted: tuple[LaneLayout, Vector]) -> list[str]:
         layout, folded = voted
-        assert disagreements(folded) == ()
-        unhealthy = unhealthy_rank(folded)
+        assert disagreements(read_header(folded.data)) == ()
+        unhealthy = unhealthy_rank(read_header(folded.data))
         if unhealthy is not None:
             return [f"the epoch ends: rank {unhealthy} cannot go on"]
         verdict = self._verdicts.read(layout, folded)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ..errors import LockstepError
 
 if TYPE_CHECKING:
-    from ..coordinator.collectives.host_group import HostIdentity
+    from ..coordinator.collectives.shared_memory import HostIdentity
 
 FiguresT = TypeVar("FiguresT")
 
@@ -37,7 +37,7 @@ class Member:
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
         """Return where this rank says that it is, if the ranks pretend to be on so many hosts."""
-        from ..coordinator.collectives.host_group import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
+        from ..coordinator.collectives.shared_memory import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
 
         here = HostIdentity.here()
         if hosts == 1:

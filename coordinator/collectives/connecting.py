@@ -8,8 +8,7 @@ from ...errors import ConfigError
 from ..codec import Codec
 from ..collective import Collective, Transport
 from .hierarchical import HierarchicalCollective
-from .host_group import HostIdentity, ranks_by_host
-from .shared_memory import SharedMemoryCollective
+from .shared_memory import HostIdentity, SharedMemoryCollective, ranks_by_host
 from .torch_gloo import TorchCollective
 
 log = logging.getLogger("lockstep")

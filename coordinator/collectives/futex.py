@@ -7,6 +7,8 @@ a change just before the sleep is not missed, and a process that dies leaves not
 import ctypes
 import platform
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from ...errors import ConfigError
 
@@ -54,9 +56,10 @@ class Futex:
             ctypes.byref(duration),
         )
 
-    def wake(self, address: int) -> None:
-        """Wake everybody who sleeps on the word at `address`."""
-        self._wake(
+    def waker(self, address: int) -> Callable[[], object]:
+        """Return a call that wakes everybody who sleeps on the word at `address`."""
+        return partial(
+            self._wake,
             self._number,
             ctypes.c_void_p(address),
             ctypes.c_int(_WAKE),

@@ -30,10 +30,14 @@ import numpy as np
 
 from ...errors import CollectiveTimeout, GroupError
 from ..collective import Collective, Transport, Vector
-from ..fold import fold
 from .ending import Ending, EndingCause
-from .host_group import SLICE_S, HostGroup, HostIdentity, ranks_by_host
-from .sharing import SharingCollective
+from .shared_memory import (
+    SLICE_S,
+    HostGroup,
+    HostIdentity,
+    SharedMemoryCollective,
+    ranks_by_host,
+)
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
@@ -53,7 +57,7 @@ _NOTHING = np.iinfo(np.int64).max
 log = logging.getLogger("lockstep")
 
 
-class HierarchicalCollective(SharingCollective):
+class HierarchicalCollective(SharedMemoryCollective):
     """The rounds of a group whose ranks are on several hosts; see `Collective`."""
 
     def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
@@ -94,7 +98,7 @@ class HierarchicalCollective(SharingCollective):
         return cls(group, host, courier)
 
     def leave(self, host: HostGroup) -> None:
-        """See `SharingCollective`. A courier knows which round was the last that all have."""
+        """See `SharedMemoryCollective`. A courier knows which round was the last that all have."""
         if self._courier is None:
             super().leave(host)
         else:
@@ -132,47 +136,48 @@ class _Courier:
             while self._carry(number):
                 number += 1
         except CollectiveTimeout:
-            self._host.end(Ending(EndingCause.LATE_ELSEWHERE, self._rank, number - 1))
+            self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
-            self._host.end(Ending(EndingCause.LOST_ELSEWHERE, self._rank, number - 1))
+            self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
             # Gloo does not pass the news on: whoever hears of it closes its connections, too.
             self._between.close()
         except BaseException:
             log.exception("the courier of rank %d failed in round %d", self._rank, number)
-            self._host.end(Ending(EndingCause.FAILED, self._rank, number - 1))
+            self._host.end(EndingCause.FAILED, self._rank, number - 1)
             self._between.close()
 
     def _carry(self, number: int) -> bool:
         """Bring one round about; False if none will follow."""
         host, lanes = self._host, self._host.cells.lanes
         said = np.full(lanes + 1, _NOTHING)
-        rows = self._gather(number)
-        if rows is None:
+        folded = self._gather(number)
+        if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
                 # The last exchange. The others may come to it later, also when this thread is gone.
                 said[lanes] = -ended.word
                 self._between.launch(said)
             return False
-        said[:lanes] = fold(rows)
+        said[:lanes] = folded
         pending = self._between.launch(said)
         while not pending.came_back(SLICE_S):
             if self._over(number):
                 return False
         folded = pending.wait(0.0)
         if folded[lanes] < 0:
-            host.end(Ending.of(-int(folded[lanes])))
+            ended = Ending.of(-int(folded[lanes]))
+            host.end(ended.cause, ended.rank, ended.last_round)
             return False
         host.cells.write(len(host.ranks), number, folded[:lanes])
         return True
 
     def _gather(self, number: int) -> Vector | None:
-        """Wait for what this host's ranks say in a round, a row for each; None if it is over."""
+        """Wait for the fold of what this host's ranks say in a round; None if it is over."""
         host = self._host
         while not self._over(number):
-            rows = host.look(number, host.here, SLICE_S)
-            if rows is not None:
-                return rows
+            folded = host.look(host.here, number, SLICE_S)
+            if folded is not None:
+                return folded
         return None
 
     def _over(self, number: int) -> bool:
@@ -181,5 +186,5 @@ class _Courier:
         A rank whose main thread has ended launches no more rounds, and counts as closing.
         """
         if self._closing or not threading.main_thread().is_alive():
-            self._host.end(Ending(EndingCause.LEFT, self._rank, number - 1))
+            self._host.end(EndingCause.LEFT, self._rank, number - 1)
         return self._host.ended_before(number) is not None

@@ -34,7 +34,6 @@ from torch.distributed import distributed_c10d
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
 from ..collective import CommonStore, Transport, Vector
 from ..fold import fold
-from .attendance import Attendance
 from .home_process import HomeProcess
 
 _SIZE = struct.Struct("<q")
@@ -57,8 +56,71 @@ Gathering takes half the steps and moves more bytes, so it is the size of one ve
 hardly the number of ranks.
 """
 
+_READ_S = 2.0
+"""How long to wait for the notes of ranks that come to a gathering."""
+
 _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
+
+
+class MeetingStore(Protocol):
+    """As much of `torch.distributed.Store` as is needed."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+class Attendance:
+    """The notes of ranks that they come to a gathering, in the store in which torch lets them meet.
+
+    Gloo does not say whom it waits for, and a start that hangs because one rank of many still opens its
+    store says nothing if that one is not named. So each rank leaves a note before it joins a gathering,
+    and whoever sees it fail reads the notes. The store may be in a process that is stopped: leaving a
+    note does not wait for it to answer, and the thread that reads is waited for only briefly.
+    """
+
+    def __init__(self, store: MeetingStore, ranks: Sequence[int], rank: int) -> None:
+        """`ranks` are those of the group, and this is `rank`.
+
+        No other group uses `store`, but one of the same ranks may have used it before.
+        """
+        self._store = store
+        self._ranks = ranks
+        self._rank = rank
+        self._count = 0
+        self.come()
+
+    def come(self) -> None:
+        """Leave a note that this rank comes to the next gathering, if there is still a store."""
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), str(self._count))
+        self._count += 1
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come to this rank's last gathering, ascending.
+
+        Empty if the store does not answer or is gone, since nobody can tell then.
+        """
+        found: list[int] = []
+
+        def read() -> None:
+            try:
+                found.extend(each for each in self._ranks if not self._has_come(each))
+            except RuntimeError:
+                found.clear()
+
+        # A daemon, since it may never end.
+        reader = threading.Thread(target=read, name="lockstep-attendance", daemon=True)
+        reader.start()
+        reader.join(_READ_S)
+        return [] if reader.is_alive() else found
+
+    def _has_come(self, rank: int) -> bool:
+        key = str(rank)
+        return self._store.check([key]) and int(self._store.get(key)) >= self._count - 1
 
 
 def _as_group_error(

@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.coordinator.collective import Transport
-from lockstep.coordinator.collectives import host_group as host_group_module
-from lockstep.coordinator.collectives.cells import Cells
+from lockstep.coordinator.collectives import shared_memory
 from lockstep.coordinator.collectives.futex import Futex
-from lockstep.coordinator.collectives.host_group import HostGroup
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.coordinator.collectives.sharing import SharingCollective
+from lockstep.coordinator.collectives.shared_memory import Cells, HostGroup, SharedMemoryCollective
 from lockstep.errors import CollectiveTimeout, PeerLost
 
 LANES = 40
@@ -35,7 +32,7 @@ class HandlerError(Exception):
 def test_a_round_that_is_closed_anywhere_ends_with_an_error_of_ours_or_with_a_vector(
     other_has_come: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_group_module, "_LOOKS", 2)
+    monkeypatch.setattr(shared_memory, "_LOOKS", 2)
 
     outcomes = outcomes_of(take_part, other_has_come=other_has_come)
 
@@ -56,7 +53,7 @@ def test_a_handler_that_closes_and_raises_anywhere_keeps_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Even if what it has raised, and so every frame that it has passed through, is kept."""
-    monkeypatch.setattr(host_group_module, "_LOOKS", 2)
+    monkeypatch.setattr(shared_memory, "_LOOKS", 2)
     before = mappings()
     kept: list[BaseException] = []
 
@@ -66,22 +63,22 @@ def test_a_handler_that_closes_and_raises_anywhere_keeps_no_memory(
     assert mappings() == before
 
 
-def take_part(collective: SharingCollective) -> None:
+def take_part(collective: SharedMemoryCollective) -> None:
     collective.launch(np.ones(LANES, dtype=np.int64)).wait(0.0)
 
 
-def ask(collective: SharingCollective) -> None:
+def ask(collective: SharedMemoryCollective) -> None:
     collective.launch(np.ones(LANES, dtype=np.int64)).came_back(0.0)
 
 
-def take_part_and_close(collective: SharingCollective) -> None:
+def take_part_and_close(collective: SharedMemoryCollective) -> None:
     with suppress(PeerLost):
         collective.launch(np.ones(LANES, dtype=np.int64))
     collective.close()
 
 
 def outcomes_of(
-    program: Callable[[SharingCollective], None],
+    program: Callable[[SharedMemoryCollective], None],
     error: type[Exception] | None = None,
     kept: list[BaseException] | None = None,
     *,
@@ -117,7 +114,7 @@ class Interrupt:
     """Closes a collective at one instruction of the transports' code."""
 
     def __init__(
-        self, instruction: int, collective: SharingCollective, error: type[Exception] | None
+        self, instruction: int, collective: SharedMemoryCollective, error: type[Exception] | None
     ) -> None:
         self.instructions_left = instruction
         self._collective = collective
@@ -143,16 +140,16 @@ class Interrupt:
         return self._trace_instruction
 
 
-def first_of_two(*, other_has_come: bool) -> SharingCollective:
+def first_of_two(*, other_has_come: bool) -> SharedMemoryCollective:
     """Return what the first of two ranks has; the other is nowhere, but may have come to round 1."""
-    fd = host_group_module._new_memory(Cells.size(2, LANES))
-    cells = host_group_module._mapped(fd, 2, LANES, Futex())
+    fd = shared_memory._new_memory(Cells.size(2, LANES))
+    cells = Cells(fd, 2, LANES, Futex())
     cells.stamp()
     host = HostGroup(cells, fd, (0, 1), 0)
     group = InProcessGroup(2).member(0)
     if other_has_come:
         cells.write(1, 1, np.arange(LANES, dtype=np.int64))
-    return SharingCollective(group, host, Transport.SHM, host.here, 0.0)
+    return SharedMemoryCollective(group, host)
 
 
 def mappings() -> int:

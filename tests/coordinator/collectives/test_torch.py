@@ -1,4 +1,4 @@
-"""The torch transport keeps the contract, over gloo, with ranks that die, freeze and are ended."""
+"""The torch transport with ranks that die, freeze and do not come."""
 
 import os
 import random
@@ -13,37 +13,24 @@ import numpy as np
 import pytest
 
 from lockstep.coordinator.collective import Collective
-from lockstep.coordinator.collectives.attendance import Attendance
-from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.coordinator.collectives.torch_gloo import Attendance, TorchCollective
 from lockstep.errors import ConfigError, GroupError
 from tests.kit.collectives.contract import (
     PATIENCE_S,
     PROMPT_S,
     SHORT_S,
-    CollectiveContract,
     Hold,
     meet,
     outcome_of,
 )
-from tests.kit.collectives.two_programs import line_of, two_programs
 from tests.kit.ranks.as_processes import RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
-
-RANK = "tests.kit.collectives.torch_rank"
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> RanksAsProcesses:
     return RanksAsProcesses(tmp_path)
-
-
-class TestTorch(CollectiveContract):
-    """The contract, for ranks that are processes."""
-
-    @pytest.fixture
-    def ranks(self, tmp_path: Path) -> RanksAsProcesses:
-        return RanksAsProcesses(tmp_path)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -152,33 +139,6 @@ def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProce
     first, _ = ranks.run(create_behind, 2, late=[1])
 
     assert first == "no group"
-
-
-@pytest.mark.parametrize(
-    "ending",
-    [
-        "close",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("forget", "destroy_default")),
-        "collect",
-    ],
-)
-def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Path) -> None:
-    """Rule R10: the end of a process is a wait too."""
-    with two_programs(RANK, tmp_path / "store", ending, PATIENCE_S) as (first, _):
-        assert line_of(first) == "pending"
-        started = time.monotonic()
-        assert first.wait(PATIENCE_S) == 0, first.stderr
-        assert time.monotonic() - started < PROMPT_S
-
-
-def test_a_process_that_waits_for_a_round_can_be_interrupted(tmp_path: Path) -> None:
-    """Rule R10: Ctrl-C reaches the engine although its rank waits for another."""
-    with two_programs(RANK, tmp_path / "store", "wait", PATIENCE_S) as (first, _):
-        assert line_of(first) == "pending"
-        started = time.monotonic()
-        assert line_of(first) == "interrupted"
-        assert first.wait(PATIENCE_S) == 0
-        assert time.monotonic() - started < PROMPT_S
 
 
 def die(collective: Collective, hold: Hold) -> tuple[str, float]:

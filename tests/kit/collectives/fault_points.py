@@ -22,14 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from lockstep.coordinator.collective import Collective, Vector
-from lockstep.coordinator.collectives import (
-    cells,
-    ending,
-    futex,
-    hierarchical,
-    host_group,
-    shared_memory,
-)
+from lockstep.coordinator.collectives import ending, futex, hierarchical, shared_memory
 from lockstep.errors import GroupError
 from tests.kit.collectives.contract import LANES, PATIENCE_S, PROMPT_S, Hold
 from tests.kit.ranks.as_processes import (
@@ -40,9 +33,7 @@ from tests.kit.ranks.as_processes import (
     over_shared_memory,
 )
 
-FILES = {
-    str(each.__file__) for each in (cells, ending, futex, hierarchical, host_group, shared_memory)
-}
+FILES = {str(each.__file__) for each in (ending, futex, hierarchical, shared_memory)}
 """Whose lines are points."""
 
 ARMED_ROUND = 3
@@ -296,7 +287,7 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         return
     deadline = time.monotonic() + (PATIENCE_S if mine else HEADSTART_S)
     while (left_s := deadline - time.monotonic()) > 0 and not host.ended_before(number):
-        others = host.here.missing(number)
+        others = host.cells.missing(host.here, number)
         others.remove(host.me)
         if mine and not others:
             return

@@ -75,8 +75,7 @@ def as_it_is(group: Any) -> Any:
 
 def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
     """Use shared memory."""
-    from lockstep.coordinator.collectives.host_group import HostIdentity
-    from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
+    from lockstep.coordinator.collectives.shared_memory import HostIdentity, SharedMemoryCollective
 
     identities = [HostIdentity.here()] * group.world_size
     return SharedMemoryCollective.create(group, identities, lanes=lanes, timeout_s=PATIENCE_S)
@@ -85,7 +84,7 @@ def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
 def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
     """Use shared memory between ranks that shall be taken for those of one host, and gloo beyond."""
     from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
-    from lockstep.coordinator.collectives.host_group import HostIdentity
+    from lockstep.coordinator.collectives.shared_memory import HostIdentity
 
     identities = [
         HostIdentity(f"host {rank // ranks_per_host}", "all") for rank in range(group.world_size)

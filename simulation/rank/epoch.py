@@ -7,6 +7,7 @@ from ...coordinator.ballot import Ballot
 from ...coordinator.collective import Collective
 from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
+from ...ranks.group.member.member import Substitutes
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.group.member.request_log import Backlog
 from ...ranks.protocol.replica_config import ReplicaConfig
@@ -134,10 +135,10 @@ def begin_epoch(
             collective,
             executor,
             replica_config,
-            clock_ms=clocks[rank].now_ms,
-            parts=build.parts,
-            ballot=build.ballot,
             requests=logs[rank],
+            substitutes=Substitutes(
+                clock_ms=clocks[rank].now_ms, parts=build.parts, ballot=build.ballot
+            ),
         )
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)

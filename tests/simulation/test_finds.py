@@ -17,6 +17,7 @@ from lockstep.coordinator.operation import Outcome
 from lockstep.coordinator.verdict import Arrived
 from lockstep.errors import CollectiveTimeout
 from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.member.member import Substitutes
 from lockstep.ranks.protocol.answers import Admission, Wait
 from lockstep.ranks.protocol.notices import Cause, Why
 from lockstep.ranks.protocol.orders import Cancel, Fetch, Order
@@ -142,10 +143,12 @@ def test_a_time_that_is_not_that_of_the_last_clock_is_found() -> None:
     clocks: list[Callable[[], int]] = []
 
     class GoesByTheFirstClock(Cache):
-        def __init__(self, *parts: Any, clock_ms: Callable[[], int], **others: Any) -> None:
-            clocks.append(clock_ms)
+        def __init__(self, *parts: Any, substitutes: Substitutes, **others: Any) -> None:
+            assert substitutes.clock_ms is not None
+            clocks.append(substitutes.clock_ms)
             latest = clocks[-2:]
-            super().__init__(*parts, clock_ms=lambda: max(each() for each in latest), **others)
+            first = replace(substitutes, clock_ms=lambda: max(each() for each in latest))
+            super().__init__(*parts, substitutes=first, **others)
 
     assert_found(violations(Build(cache=GoesByTheFirstClock)), "the ranks agree on")
 

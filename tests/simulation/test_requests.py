@@ -62,8 +62,8 @@ class _HearsItsOwn(Cache):
     """Takes what it has itself for what all have, as a vote on local evidence does."""
 
     def _apply(self, verdict: Verdict) -> Effects:
-        had = self._requests.count
-        self._replica.hearing.reach(had or 0)
+        assert self._requests.log is not None
+        self._replica.hearing.reach(self._requests.log.count)
         return super()._apply(verdict)
 
 

@@ -36,7 +36,7 @@ from ...protocol.dispatch import (
 from ...protocol.orders import Direction, Order
 from ..control.opening import controlled_alone
 from ..host_cache import HostCache
-from ..member.member import Listener
+from ..member.member import Listener, Substitutes
 from ..member.request_log import RequestLog
 
 
@@ -141,9 +141,9 @@ class DecidingCache(HostCache):
             self._channel,
             _DistantExecutors(self._outgoing, opened.serving_address),
             opened.replica,
-            ballot=partial(_DistantBallot, self._outgoing),
             requests=requests,
             listener=listener,
+            substitutes=Substitutes(ballot=partial(_DistantBallot, self._outgoing)),
         )
 
     @property
@@ -163,7 +163,7 @@ class DecidingCache(HostCache):
         if self._channel.answered:
             super().begin_step()
         # This is the only replica, so a request that is here needs no agreement.
-        asked = self._requests.count or 0
+        asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
 

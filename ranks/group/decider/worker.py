@@ -5,22 +5,19 @@ step; copies begin where the pass stands; and after it the rank votes with all t
 engine with a drafter asks for the vote before the step's backups begin: they count in the next one.
 """
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
 
 from ....coordinator.ballot import Ballot, Ended
 from ....coordinator.collectives.engine_channel import FoldedBallots
-from ....coordinator.lanes import BallotShape, LaneLayout, Voter
-from ....coordinator.proposal import NOTHING_STAGED, Proposal, Readiness, Staged
+from ....coordinator.lanes import BallotShape, LaneLayout
+from ....coordinator.proposal import Proposal
 from ....coordinator.seats import SeatTable
 from ...executor.base import Executor
 from ...protocol.dispatch import DISPATCHES, CarryOut, Expect, GiveUp, Prepare, Rest, Told, Vote
 from ...protocol.orders import AttachStore, CopyToDevice, CopyToHost, DetachStore, Direction, Fence
-from ..member.member import steady_clock_ms
-
-log = logging.getLogger("lockstep")
+from ..member.voting import Voting
 
 _NO_ROWS = np.empty((0, 3), dtype=np.int64)
 
@@ -40,14 +37,12 @@ class WorkerRank:
         self.executor = executor
         self.rank = rank
         self._ballot = Ballot(shape, rank)
-        self._clock_ms = clock_ms or steady_clock_ms()
+        self._voting = Voting(rank, executor, self._ballot, clock_ms)
         self._copies: dict[int, None] = {}
         """Those that have not been reported to have ended, in the order in which they were ordered."""
         self._heard = 0
         self._rest_s = 0.0
         self._vote: Vote | None = None
-        self._staged: Proposal | None = None
-        self._refused = False
         self._trouble: str | None = None
 
     def obey(self, dispatch: bytes) -> None:
@@ -78,24 +73,17 @@ class WorkerRank:
             self.executor.wait(self._rest_s)
         if self._vote is None:
             return None
-        for progress in self.executor.progress():
-            self._ballot.note(progress)
-            if isinstance(progress, Ended):
-                self._copies.pop(progress.operation, None)
-        trouble = self._trouble or self.executor.trouble()
-        if trouble is not None:
-            log.error("rank %d cannot go on: %s", self.rank, trouble)
+        progress = self.executor.progress()
+        for each in progress:
+            if isinstance(each, Ended):
+                self._copies.pop(each.operation, None)
+        voter = self._voting.vote(progress, trouble=self._trouble)
         asked = self._vote
         layout = LaneLayout(
             epoch=asked.epoch,
             round=asked.round,
             state_digest=asked.state_digest,
             seats=SeatTable(_NO_ROWS, asked.layout_digest),
-        )
-        voter = Voter(
-            healthy=trouble is None,
-            time_ms=self._clock_ms(),
-            staged=self._readiness(),
         )
         return FoldedBallots.of(self.rank, asked.round, self._ballot.fill(layout, voter))
 
@@ -120,26 +108,13 @@ class WorkerRank:
                     if isinstance(each, CopyToHost | CopyToDevice):
                         self._copies[each.operation] = None
                 if any(isinstance(order, AttachStore | DetachStore) for order in orders):
-                    self._staged = None
+                    self._voting.staging.end(unstages=False)
                 self.executor.carry_out(orders)
             case Prepare(change=change, store=store):
-                self._staged, self._refused = Proposal(change, store), False
-                self.executor.stage(self._staged)
+                self._voting.staging.stage(Proposal(change, store))
             case GiveUp():
-                if self._staged is not None:
-                    self.executor.unstage(self._staged)
-                self._staged = None
+                self._voting.staging.end(unstages=True)
             case Rest(at_most_s=at_most_s):
                 self._rest_s = at_most_s
             case Vote():
                 self._vote = told
-
-    def _readiness(self) -> Staged:
-        if self._staged is None:
-            return NOTHING_STAGED
-        readiness = self.executor.readiness(self._staged)
-        if isinstance(readiness, str):
-            if not self._refused:
-                log.error("rank %d refuses a store that was proposed: %s", self.rank, readiness)
-            self._refused, readiness = True, Readiness.REFUSED
-        return Staged(self._staged.digest, readiness)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ....coordinator.ballot import Ballot
 from ....coordinator.collective import Collective
 from ....coordinator.collectives.home_process import HomeProcess
-from ....coordinator.lanes import BallotShape, Voter
+from ....coordinator.lanes import BallotShape
 from ....coordinator.round import Rounds
 from ....coordinator.verdict import Verdict
 from ....errors import GroupError, InternalError, RankUnhealthy, UsageError
@@ -28,8 +28,8 @@ from ...replica.tree.backlog import Undone
 from .cache_stats import CacheStats, pools_in_use
 from .inspection import Inspection
 from .observer import Observer
-from .proposals import StagedProposals
 from .request_log import AgreedRequests, CarryOut, RequestLog
+from .voting import Voting
 
 _T = TypeVar("_T")
 
@@ -60,6 +60,15 @@ Listener = Callable[[Sequence[Notice]], None]
 log = logging.getLogger("lockstep")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitutes:
+    """What simulation, tests and the decider of one-scheduler mode put in the place of a rank's own."""
+
+    clock_ms: Callable[[], int] | None = None
+    parts: Parts = SOUND
+    ballot: Callable[[BallotShape, int], Ballot] = Ballot
+
+
 class Member:
     """One rank's member of a group, driven by an engine.
 
@@ -76,19 +85,18 @@ class Member:
         executor: Executor,
         replica_config: ReplicaConfig,
         *,
-        clock_ms: Callable[[], int] | None = None,
-        parts: Parts = SOUND,
-        ballot: Callable[[BallotShape, int], Ballot] = Ballot,
         requests: RequestLog | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
+        substitutes: Substitutes | None = None,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
         self._executor = executor
         shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
-        self._ballot = ballot(shape, collective.rank)
-        self._replica = Replica(replica_config, parts)
+        using = substitutes or Substitutes()
+        self._ballot = using.ballot(shape, collective.rank)
+        self._replica = Replica(replica_config, using.parts)
         self._rounds = Rounds(
             collective,
             shape,
@@ -99,7 +107,8 @@ class Member:
         self._inspection = Inspection(self._replica, self._rounds, executor)
         self._collective = collective
         self._home = HomeProcess()
-        self._clock_ms = clock_ms or steady_clock_ms()
+        self._voting = Voting(collective.rank, executor, self._ballot, using.clock_ms)
+        self._staging = self._voting.staging
         self._steps = self._step = 0
         self._step_s = 0.0
         self._waited_s = 0.0
@@ -107,7 +116,6 @@ class Member:
         self._steps_took = Latencies()
         self._freed: list[str] = []
         """Released requests whose lent device pages have become free."""
-        self._staging = StagedProposals(collective.rank, executor)
         self._requests = AgreedRequests(requests)
         self._listener = listener
         self._timeline = timeline
@@ -195,26 +203,12 @@ class Member:
     def open_round(self) -> None:
         """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
         self._home.require_here()
-        for progress in self._executor.progress():
-            self._ballot.note(progress)
-        trouble = self._executor.trouble()
-        if trouble is not None:
-            log.error("rank %d cannot go on: %s", self.rank, trouble)
+        voter = self._voting.vote(self._executor.progress(), self._requests.log)
         if self._timeline is not None:
             self._voted_s = time.monotonic()
+        replica = self._replica
         try:
-            self._rounds.open(
-                self._replica.seats(),
-                self._replica.digest,
-                self._ballot,
-                Voter(
-                    healthy=trouble is None,
-                    time_ms=self._clock_ms(),
-                    staged=self._staging.vote(),
-                    requests=self._requests.count,
-                    newest=self._requests.newest,
-                ),
-            )
+            self._rounds.open(replica.seats(), replica.digest, self._ballot, voter)
         except (GroupError, InternalError) as error:
             self._staging.close(error)
             raise
@@ -225,7 +219,8 @@ class Member:
         if self._rounds.pending or self._rounds.ended_by is not None:
             try:
                 verdict = self._await_verdict()
-                self._requests.learn(verdict.newest)
+                if verdict.newest:
+                    self._requests.learn(verdict.newest)
                 effects = self._apply(verdict)
                 if effects.lost is not None:
                     self._rounds.end(RankUnhealthy(effects.lost))
@@ -394,9 +389,3 @@ def _tell_of_unwritten(rank: int, flushed: Flushed) -> None:
     if flushed.unwritten:
         causes = ", ".join(f"{cause} {pages}" for cause, pages in flushed.unwritten.items())
         log.warning("rank %d closes, and pages are not written: %s", rank, causes)
-
-
-def steady_clock_ms() -> Callable[[], int]:
-    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
-    base_ns = time.time_ns() - time.monotonic_ns()
-    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

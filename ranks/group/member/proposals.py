@@ -62,9 +62,11 @@ class StagedProposals:
 
     def vote(self) -> Staged:
         """Return what this rank says of it in its next ballot."""
+        pending = self._pending
+        if pending is None:
+            return NOTHING_STAGED
         with self._lock:
-            pending = self._pending
-            if pending is None:
+            if pending is not self._pending:
                 return NOTHING_STAGED
             readiness = self._executor.readiness(pending.proposal)
             if isinstance(readiness, str):
@@ -82,10 +84,15 @@ class StagedProposals:
                 pending = self._pending
                 if pending is None or decision.proposal not in (None, pending.proposal.digest):
                     continue
-                self._pending = None
-                if decision.withdrawn is not None:
-                    self._executor.unstage(pending.proposal)
+                self.end(unstages=decision.withdrawn is not None)
             self._tell(pending, decision)
+
+    def end(self, *, unstages: bool) -> None:
+        """Stage nothing any more; the executor keeps what it has prepared unless it `unstages`."""
+        with self._lock:
+            pending, self._pending = self._pending, None
+            if pending is not None and unstages:
+                self._executor.unstage(pending.proposal)
 
     def close(self, error: LockstepError) -> None:
         """Decide nothing any more: the group has ended, as `error` says."""

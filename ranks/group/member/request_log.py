@@ -124,41 +124,32 @@ class AgreedRequests:
     """Carries out the requests that have become commands on this rank. Owned by the engine's thread."""
 
     def __init__(self, log: RequestLog | None) -> None:
-        self._log = log
+        self.log = log
+        """None where this rank takes no requests."""
         self._agreed = 0
         self.obeyed_by: CarryOut | None = None
         """What carries a request out."""
 
-    @property
-    def count(self) -> int | None:
-        """What this rank votes: how many requests it has in a row; None where it takes none."""
-        return None if self._log is None else self._log.count
-
-    @property
-    def newest(self) -> int:
-        """What this rank votes: how many there are, as far as it knows."""
-        return 0 if self._log is None else self._log.newest
-
     def learn(self, newest: int) -> None:
         """Hear how many there are, as far as any rank knows."""
-        if self._log is not None and newest > self._log.count:
-            self._log.learn(newest)
+        if self.log is not None and newest > self.log.count:
+            self.log.learn(newest)
 
     def wait(self, timeout_s: float) -> None:
         """Wait, up to a time, for a request that is no command yet; not at all where none is taken."""
-        if self._log is not None:
-            self._log.wait(self._agreed + 1, timeout_s)
+        if self.log is not None:
+            self.log.wait(self._agreed + 1, timeout_s)
 
     def agree(self, through: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield the requests up to a number that are commands now, each once and in their order."""
         for number in range(self._agreed + 1, through + 1):
             self._agreed = number
-            yield number, None if self._log is None else self._log.read(number)
+            yield number, None if self.log is None else self.log.read(number)
 
     def carry_out(self, number: int, content: bytes | None) -> None:
         """Carry out a request that has become a command, and let go of it."""
-        if self._log is None or content is None:
+        if self.log is None or content is None:
             return
         if self.obeyed_by is not None:
             self.obeyed_by(content)
-        self._log.let_go(number)
+        self.log.let_go(number)

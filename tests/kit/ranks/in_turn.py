@@ -22,6 +22,7 @@ from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.group.member.member import Substitutes
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.group.member.request_log import Backlog
 from lockstep.ranks.protocol.config import Bounds, CacheConfig, SlidingWindow, Timeouts
@@ -228,8 +229,8 @@ class InTurn(Generic[CacheT]):
             self.group.member(rank),
             self.executors[rank],
             replica_config,
-            clock_ms=lambda: self.now_ms[rank],
             requests=None if self.logs is None else self.logs[rank],
+            substitutes=Substitutes(clock_ms=lambda: self.now_ms[rank]),
         )
 
     def every(self, command: Callable[[CacheT], T]) -> T:

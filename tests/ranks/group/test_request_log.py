@@ -209,4 +209,3 @@ def test_a_rank_that_takes_no_requests_hears_that_there_was_one() -> None:
     requests = AgreedRequests(None)
 
     assert list(requests.agree(2)) == [(1, None), (2, None)]
-    assert (requests.count, requests.newest) == (None, 0)

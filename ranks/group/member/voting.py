@@ -1,0 +1,63 @@
+"""What one rank says of itself in each round: its health, time, staged proposal and requests."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from ....coordinator.ballot import Ballot, Progress
+from ....coordinator.lanes import Voter
+from ...executor.base import Executor
+from .proposals import StagedProposals
+from .request_log import RequestLog
+
+log = logging.getLogger("lockstep")
+
+
+class Voting:
+    """One rank's votes. Owned by the thread that steps."""
+
+    def __init__(
+        self,
+        rank: int,
+        executor: Executor,
+        ballot: Ballot,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """The clock is steady by default."""
+        self.staging = StagedProposals(rank, executor)
+        self._rank = rank
+        self._executor = executor
+        self._ballot = ballot
+        self._clock_ms = clock_ms or _steady_clock_ms()
+
+    def vote(
+        self,
+        progress: Iterable[Progress],
+        requests: RequestLog | None = None,
+        trouble: str | None = None,
+    ) -> Voter:
+        """Note in the ballot what the executor reports; return what the rank says of itself.
+
+        A rank without `requests` takes none. `trouble` is why it cannot go on, beside its executor's.
+        """
+        for each in progress:
+            self._ballot.note(each)
+        trouble = trouble or self._executor.trouble()
+        if trouble is not None:
+            log.error("rank %d cannot go on: %s", self._rank, trouble)
+        staged, now_ms = self.staging.vote(), self._clock_ms()
+        if requests is None:
+            return Voter(healthy=trouble is None, time_ms=now_ms, staged=staged)
+        return Voter(
+            healthy=trouble is None,
+            time_ms=now_ms,
+            staged=staged,
+            requests=requests.count,
+            newest=requests.newest,
+        )
+
+
+def _steady_clock_ms() -> Callable[[], int]:
+    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
+    base_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

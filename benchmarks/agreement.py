@@ -5,6 +5,7 @@ prefetches stays in every ballot. The things below are measured in turns in the 
 a core of its own if there are enough:
 
 - `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
+- `idle step`: the same of an open cache with its own executor and nothing in flight.
 - `pipelined stall`: how long a step at depth 1 waits until the round of the step before is back, when
   the caller has computed for a while in between. The ranks begin together, as the forward passes of
   tensor parallelism do. Where they share cores, a rank waits for the work of others, too.
@@ -59,6 +60,7 @@ class AgreementReport(TypedDict):
     lanes: int
     """The length of every vector."""
     blocking_us: LatencyPercentiles
+    idle_step_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
     """The transport's part of `blocking_us`: launch and wait, also for a rank that is behind."""
     exchange_alone_us: LatencyPercentiles

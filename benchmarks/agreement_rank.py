@@ -3,8 +3,8 @@
 import mmap
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -35,20 +35,8 @@ _LINE = 8
 """Words in a cache line."""
 
 
-@dataclass(slots=True)
-class RankSamples:
-    """Seconds of each repetition of each thing."""
-
-    blocking: list[float] = field(default_factory=list[float])
-    exchange: list[float] = field(default_factory=list[float])
-    alone: list[float] = field(default_factory=list[float])
-    python: list[float] = field(default_factory=list[float])
-    stall: list[float] = field(default_factory=list[float])
-    pipelined_wait: list[float] = field(default_factory=list[float])
-    pipelined: list[float] = field(default_factory=list[float])
-    gloo: list[float] = field(default_factory=list[float])
-    shm: list[float] = field(default_factory=list[float])
-    per_request: list[float] = field(default_factory=list[float])
+RankSamples = defaultdict[str, list[float]]
+"""Seconds of each repetition of each thing, by its name in the report."""
 
 
 class PolledRound(PendingRound, Protocol):
@@ -147,15 +135,17 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
     alone = _connected(settings, member, lanes)
     caches = [_cache(settings, member, lanes, depth) for depth in (0, 1)]
+    idle = Cache.open(_config(settings, depth=0), _connected(settings, member, lanes))
     vector = np.zeros(lanes, dtype=np.int64)
     _keep_a_core(member)
-    samples = RankSamples()
+    samples: RankSamples = defaultdict(list)
     for number in range(settings.blocks):
         if not member.rank:
             say(f"measuring: block {number + 1} of {settings.blocks}")
         _step(*caches[0], samples)
-        _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples.alone)
-        _repeat(EXCHANGES, lambda: bare.exchange(vector), samples.shm)
+        _repeat(EXCHANGES, idle.step, samples["idle_step"])
+        _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
+        _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
         # The first step has no round to wait for. After it the ranks begin together, as a forward
         # pass begins: a rank that is a whole step behind would stay so, and be waited for each time.
@@ -166,6 +156,7 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
     stats = blocking.stats()
     for cache, _ in caches:
         cache.close(flush=False)
+    idle.close(flush=False)
     alone.close()
     return {
         "transport": timed.transport,
@@ -204,24 +195,25 @@ def _cache(
     settings: AgreementSettings, member: Member, lanes: int, depth: int
 ) -> tuple[Cache, TimedCollective]:
     collective = TimedCollective(_connected(settings, member, lanes))
-    layout = PageLayout(
-        page_tokens=16,
-        columns=(Column(name="kv", layers=1, heads=settings.ranks, elements=1),),
-    )
-    config = CacheConfig(
+    config = _config(settings, depth)
+    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
+    cache = Cache(config, collective, SilentExecutor(), replica_config)
+    for number in range(settings.operations):
+        cache.prefetch(f"request {number}", [number] * config.layout.page_tokens)
+    return cache, collective
+
+
+def _config(settings: AgreementSettings, depth: int) -> CacheConfig:
+    kv = Column(name="kv", layers=1, heads=settings.ranks, elements=1)
+    return CacheConfig(
         model="bench",
-        layout=layout,
+        layout=PageLayout(page_tokens=16, columns=(kv,)),
         device_pages=1,
         host_pages=4 * settings.operations + 1,
         store="memory://bench",
         pipeline_depth=depth,
         bounds=Bounds(prefetches=max(1, settings.operations)),
     )
-    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
-    cache = Cache(config, collective, SilentExecutor(), replica_config)
-    for number in range(settings.operations):
-        cache.prefetch(f"request {number}", [number] * layout.page_tokens)
-    return cache, collective
 
 
 def _step(cache: Cache, collective: TimedCollective, samples: RankSamples) -> None:
@@ -230,9 +222,9 @@ def _step(cache: Cache, collective: TimedCollective, samples: RankSamples) -> No
         cache.step()
         took = time.perf_counter() - began
         exchange = collective.launch_s + collective.wait_s
-        samples.blocking.append(took)
-        samples.exchange.append(exchange)
-        samples.python.append(took - exchange)
+        samples["blocking"].append(took)
+        samples["exchange"].append(exchange)
+        samples["python"].append(took - exchange)
 
 
 def _step_pipelined(
@@ -244,9 +236,9 @@ def _step_pipelined(
             pass
         began = time.perf_counter()
         cache.step()
-        samples.pipelined.append(time.perf_counter() - began)
-        samples.stall.append(collective.stall_s)
-        samples.pipelined_wait.append(collective.wait_s)
+        samples["pipelined_step"].append(time.perf_counter() - began)
+        samples["pipelined_stall"].append(collective.stall_s)
+        samples["pipelined_wait"].append(collective.wait_s)
 
 
 def _reduce(group: Any, lanes: int, operations: int, samples: RankSamples) -> None:
@@ -260,8 +252,8 @@ def _reduce(group: Any, lanes: int, operations: int, samples: RankSamples) -> No
         for _ in range(1 + operations):
             reduce(lane)
 
-    _repeat(REDUCTIONS, lambda: reduce(vector), samples.gloo)
-    _repeat(REQUESTS, per_request, samples.per_request)
+    _repeat(REDUCTIONS, lambda: reduce(vector), samples["gloo"])
+    _repeat(REQUESTS, per_request, samples["per_request"])
 
 
 def _repeat(times: int, thing: Callable[[], object], samples_s: list[float]) -> None:
@@ -272,24 +264,18 @@ def _repeat(times: int, thing: Callable[[], object], samples_s: list[float]) -> 
 
 
 def _figures(samples: RankSamples) -> dict[str, object]:
-    blocking, exchange = _percentiles(samples.blocking), _percentiles(samples.exchange)
-    alone, shm = _percentiles(samples.alone), _percentiles(samples.shm)["p50"]
-    gloo, per_request = _percentiles(samples.gloo)["p50"], _percentiles(samples.per_request)["p50"]
+    times = {name: _percentiles(each) for name, each in samples.items()}
+    gloo, shm, per_request = (times.pop(name)["p50"] for name in ("gloo", "shm", "per_request"))
+    blocking, alone = times["blocking"]["p50"], times["exchange_alone"]["p50"]
     return {
-        "blocking_us": blocking,
-        "exchange_us": exchange,
-        "python_us": _percentiles(samples.python),
-        "exchange_alone_us": alone,
-        "pipelined_stall_us": _percentiles(samples.stall),
-        "pipelined_wait_us": _percentiles(samples.pipelined_wait),
-        "pipelined_step_us": _percentiles(samples.pipelined),
+        **{f"{name}_us": each for name, each in times.items()},
         "limit_us": {"gloo": gloo, "shm": shm},
         "per_request_us": per_request,
         "ratios": {
-            "per_request_to_blocking": round(per_request / blocking["p50"], 2),
-            "gloo_to_blocking": round(gloo / blocking["p50"], 2),
-            "gloo_to_exchange": round(gloo / alone["p50"], 2),
-            "exchange_to_shm": round(alone["p50"] / shm, 2),
+            "per_request_to_blocking": round(per_request / blocking, 2),
+            "gloo_to_blocking": round(gloo / blocking, 2),
+            "gloo_to_exchange": round(gloo / alone, 2),
+            "exchange_to_shm": round(alone / shm, 2),
         },
     }
 

@@ -27,6 +27,7 @@ def print_agreement(report: "AgreementReport") -> None:
         ("a whole step, blocking", report["blocking_us"]),
         ("  of it the transport", report["exchange_us"]),
         ("  of it Python", report["python_us"]),
+        ("an idle step of an open cache", report["idle_step_us"]),
         ("the exchange alone", report["exchange_alone_us"]),
         (
             f"pipelined behind {report['work_us']:,} us of work: stall",

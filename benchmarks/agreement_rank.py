@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.collective import Collective, CommonStore, PendingRound, Vector
+from ..coordinator.collective import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.fold import fold
@@ -39,59 +39,33 @@ RankSamples = defaultdict[str, list[float]]
 """Seconds of each repetition of each thing, by its name in the report."""
 
 
-class PolledRound(PendingRound, Protocol):
-    """A round of the transports that join processes, which can be asked whether it is back."""
-
-    def came_back(self, timeout_s: float) -> bool:
-        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
-        ...
-
-
 class TimedCollective:
-    """A transport, and how long its rounds have kept the caller."""
+    """A transport that is its own pending round, and how long its rounds have kept the caller."""
 
-    def __init__(self, inner: Collective) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._pending: PolledRound | None = None
-        self.rank, self.world_size = inner.rank, inner.world_size
-        self.transport = inner.transport
         self.launch_s = self.stall_s = self.wait_s = 0.0
         """How long the last launch took, the time until the last round was back, and its whole wait."""
 
-    @property
-    def launches(self) -> int:
-        """See `Collective`."""
-        return self._inner.launches
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def launch(self, lanes: Vector) -> PendingRound:
         """See `Collective`."""
         began = time.perf_counter()
-        self._pending = cast("PolledRound", self._inner.launch(lanes))
+        self._inner.launch(lanes)
         self.launch_s = time.perf_counter() - began
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`; of the round that was launched last."""
-        assert self._pending is not None
+        """See `PendingRound`."""
         began = time.perf_counter()
-        while not self._pending.came_back(timeout_s):
+        while not self._inner.came_back(timeout_s):
             pass
         self.stall_s = time.perf_counter() - began
-        lanes = self._pending.wait(timeout_s)
+        lanes: Vector = self._inner.wait(timeout_s)
         self.wait_s = time.perf_counter() - began
         return lanes
-
-    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """See `Collective`."""
-        return self._inner.gather(payload, timeout_s)
-
-    def common_store(self, name: str) -> CommonStore:
-        """See `Collective`."""
-        return self._inner.common_store(name)
-
-    def close(self) -> None:
-        """See `Collective`."""
-        self._inner.close()
 
 
 class BareExchange:
@@ -197,7 +171,7 @@ def _cache(
     collective = TimedCollective(_connected(settings, member, lanes))
     config = _config(settings, depth)
     replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
-    cache = Cache(config, collective, SilentExecutor(), replica_config)
+    cache = Cache(config, cast("Collective", collective), SilentExecutor(), replica_config)
     for number in range(settings.operations):
         cache.prefetch(f"request {number}", [number] * config.layout.page_tokens)
     return cache, collective

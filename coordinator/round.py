@@ -84,8 +84,7 @@ class Rounds:
         voter: Voter,
     ) -> None:
         """Launch a round under a layout that is frozen from here on (P1, P2)."""
-        if self.ended_by is not None:
-            self._raise_again()
+        self.require_going()
         if self._launched is not None:
             raise UsageError("a round is pending already; close it first")
         layout = LaneLayout(
@@ -105,8 +104,7 @@ class Rounds:
 
     def close(self) -> Verdict:
         """Wait for the pending round and return its verdict (P4, P5, P6)."""
-        if self.ended_by is not None:
-            self._raise_again()
+        self.require_going()
         if self._launched is None:
             raise UsageError("no round is pending; open one first")
         layout, pending = self._launched
@@ -143,7 +141,8 @@ class Rounds:
         self._collective.close()
         raise error
 
-    def _raise_again(self) -> NoReturn:
-        assert self.ended_by is not None
-        # The one error is raised each time, and would keep all that it has passed through.
-        raise self.ended_by.with_traceback(None)
+    def require_going(self) -> None:
+        """Raise the error that has ended the epoch, if one has (P8)."""
+        if self.ended_by is not None:
+            # The one error is raised each time, and would keep all that it has passed through.
+            raise self.ended_by.with_traceback(None)

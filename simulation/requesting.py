@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ranks.group.member.rank_cache import RankCache
-from ..ranks.group.member.request_log import Backlog
+from ..ranks.group.member.request_log import RequestLog
 from .findings.finding import Violated
 from .findings.requests import HeardEarly, NotHeard, OtherRequest
 from .rank.cluster import ask
@@ -47,7 +47,7 @@ class Requesting:
         self._coverage = coverage
         self._trace = trace
         self._caches: Sequence[RankCache] = ()
-        self._logs: Sequence[Backlog] = ()
+        self._logs: Sequence[RequestLog] = ()
         self._steps = 0
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
@@ -60,7 +60,7 @@ class Requesting:
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
         """Up to which request every rank had all, after each of the last steps."""
 
-    def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[Backlog]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
         """Go on with a new group, whose requests begin anew."""
         self._caches, self._logs = caches, logs
         self._sent.clear()

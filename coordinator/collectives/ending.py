@@ -11,9 +11,7 @@ from ...errors import CollectiveTimeout, GroupError, InternalError, PeerLost
 
 _RANK_BITS = 20
 _ROUND_BITS = 40
-
-ROUNDS_MAX = (1 << _ROUND_BITS) - 1
-"""The highest number of a round: enough for a thousand rounds a second over 34 years."""
+"""Enough for a thousand rounds a second over 34 years."""
 
 
 class EndingCause(IntEnum):
@@ -35,6 +33,19 @@ class EndingCause(IntEnum):
     """What a rank wrote is not what the others read."""
 
 
+_WORDS: dict[EndingCause, str] = {
+    EndingCause.LEFT: "rank {0} has left the group",
+    EndingCause.LOST: "rank {0} was lost in round {1}: its process is gone",
+    EndingCause.LATE: "rank {0} did not come to round {1} within the deadline",
+    EndingCause.LOST_ELSEWHERE: "a rank of another host was lost in round {1}",
+    EndingCause.LATE_ELSEWHERE: (
+        "no word of round {1} came from the other hosts within the deadline"
+    ),
+    EndingCause.FAILED: "rank {0} could not speak for its host in round {1}; its log says why",
+    EndingCause.DAMAGED: "what rank {0} wrote in round {1} is damaged: its checksum is wrong",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The end of a group."""
@@ -53,42 +64,17 @@ class Ending:
     @classmethod
     def of(cls, word: int) -> "Ending":
         """Return the ending that a word stands for; raises `InternalError` if it is none."""
-        cause_and_rank, last_round = word >> _ROUND_BITS, word & ROUNDS_MAX
+        cause_and_rank, last_round = word >> _ROUND_BITS, word & ((1 << _ROUND_BITS) - 1)
         try:
             cause = EndingCause(cause_and_rank >> _RANK_BITS)
         except ValueError:
             raise InternalError(f"the word {word} is not how a group can end") from None
-        return cls(
-            cause=cause,
-            rank=cause_and_rank & ((1 << _RANK_BITS) - 1),
-            last_round=last_round,
-        )
+        return cls(cause, cause_and_rank & ((1 << _RANK_BITS) - 1), last_round)
 
     @property
     def error(self) -> GroupError:
         """A new error that says what has happened, in the same words on every rank."""
-        number = self.last_round + 1
-        match self.cause:
-            case EndingCause.LEFT:
-                return PeerLost(f"rank {self.rank} has left the group")
-            case EndingCause.LOST:
-                return PeerLost(f"rank {self.rank} was lost in round {number}: its process is gone")
-            case EndingCause.LATE:
-                return CollectiveTimeout(
-                    f"rank {self.rank} did not come to round {number} within the deadline"
-                )
-            case EndingCause.LOST_ELSEWHERE:
-                return PeerLost(f"a rank of another host was lost in round {number}")
-            case EndingCause.LATE_ELSEWHERE:
-                return CollectiveTimeout(
-                    f"no word of round {number} came from the other hosts within the deadline"
-                )
-            case EndingCause.FAILED:
-                return PeerLost(
-                    f"rank {self.rank} could not speak for its host in round {number};"
-                    " its log says why"
-                )
-            case EndingCause.DAMAGED:
-                return PeerLost(
-                    f"what rank {self.rank} wrote in round {number} is damaged: its checksum is wrong"
-                )
+        text = _WORDS[self.cause].format(self.rank, self.last_round + 1)
+        if self.cause in (EndingCause.LATE, EndingCause.LATE_ELSEWHERE):
+            return CollectiveTimeout(text)
+        return PeerLost(text)

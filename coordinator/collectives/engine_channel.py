@@ -27,11 +27,6 @@ class FoldedBallots:
     """The ranks whose ballots are in it: bit r stands for rank r."""
     lanes: Vector
 
-    @classmethod
-    def of(cls, rank: int, number: int, lanes: Vector) -> "FoldedBallots":
-        """Return the ballot of one rank."""
-        return cls(number, 1 << rank, lanes)
-
     def joined(self, other: "FoldedBallots") -> "FoldedBallots":
         """Return the fold of both, of which the order does not matter.
 

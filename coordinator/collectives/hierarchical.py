@@ -159,11 +159,11 @@ class _Courier:
                 self._between.launch(said)
             return False
         said[:lanes] = folded
-        pending = self._between.launch(said)
-        while not pending.came_back(SLICE_S):
+        between = self._between.launch(said)
+        while not between.came_back(SLICE_S):
             if self._over(number):
                 return False
-        folded = pending.wait(0.0)
+        folded = between.wait(0.0)
         if folded[lanes] < 0:
             ended = Ending.of(-int(folded[lanes]))
             host.end(ended.cause, ended.rank, ended.last_round)

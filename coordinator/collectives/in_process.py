@@ -94,19 +94,8 @@ class MemoryStore:
         return self._values.pop(f"{self._name}/{key}", None) is not None
 
 
-class _InProcessRound:
-    def __init__(self, collective: "InProcessCollective", number: int) -> None:
-        self._collective = collective
-        self._number = number
-
-    def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
-        given = self._collective.receive(("round", self._number), timeout_s)
-        return fold([vector for vector in given if not isinstance(vector, bytes)])
-
-
 class InProcessCollective:
-    """One rank's side of an `InProcessGroup`; see `Collective`."""
+    """One rank's side of an `InProcessGroup`; see `Collective`. It is its own pending round."""
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
@@ -117,11 +106,16 @@ class InProcessCollective:
         self._group = group
         self._broken_by: GroupError | None = None
 
-    def launch(self, lanes: Vector) -> _InProcessRound:
+    def launch(self, lanes: Vector) -> "InProcessCollective":
         """See `Collective`."""
         self.launches += 1
         self._give(("round", self.launches), lanes)
-        return _InProcessRound(self, self.launches)
+        return self
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`."""
+        given = self.receive(("round", self.launches), timeout_s)
+        return fold([vector for vector in given if not isinstance(vector, bytes)])
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`."""

@@ -63,16 +63,6 @@ _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
 
 
-class MeetingStore(Protocol):
-    """As much of `torch.distributed.Store` as is needed."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def check(self, keys: list[str]) -> bool: ...
-
-    def get(self, key: str) -> bytes: ...
-
-
 class Attendance:
     """The notes of ranks that they come to a gathering, in the store in which torch lets them meet.
 
@@ -82,7 +72,7 @@ class Attendance:
     note does not wait for it to answer, and the thread that reads is waited for only briefly.
     """
 
-    def __init__(self, store: MeetingStore, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, store: distributed_c10d.Store, ranks: Sequence[int], rank: int) -> None:
         """`ranks` are those of the group, and this is `rank`.
 
         No other group uses `store`, but one of the same ranks may have used it before.
@@ -222,28 +212,11 @@ def _minimum() -> dist.AllreduceOptions:
     return options
 
 
-class _TorchRound:
-    def __init__(self, collective: "TorchCollective", rows: torch.Tensor) -> None:
-        self._collective = collective
-        self._rows = rows
-        """The vectors that are yet to be folded, one in each row."""
-        self._what = f"round {collective.launches}"
-
-    def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
-        self._collective.finish(self._what, timeout_s)
-        return fold(self._rows.numpy())
-
-    def came_back(self, timeout_s: float) -> bool:
-        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
-        return self._collective.came_back(timeout_s)
-
-
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`.
 
-    In a process that was forked from the rank's, rounds and gatherings raise `UsageError`, and `close`
-    does nothing.
+    It is its own pending round, since one is pending at most. In a process that was forked from the
+    rank's, rounds and gatherings raise `UsageError`, and `close` does nothing.
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
@@ -256,6 +229,8 @@ class TorchCollective:
         self._group: _Gloo | None = group
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
+        self._rows: torch.Tensor
+        """The vectors of the pending round, one in each row, or all of them folded in one."""
         notes = distributed_c10d.PrefixStore(f"lockstep/{name}/attendance", _common_store())
         self._attendance = Attendance(notes, ranks, ranks[self.rank])
 
@@ -333,18 +308,24 @@ class TorchCollective:
         own = cast("Any", _common_store()).clone()
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
-    def launch(self, lanes: Vector) -> _TorchRound:
+    def launch(self, lanes: Vector) -> "TorchCollective":
         """See `Collective`."""
         self.launches += 1
         mine = torch.from_numpy(lanes)
         if lanes.nbytes > GATHERED_BYTES_MAX:
             with self._starting():
                 self._ownership.operations.append(self._gloo.allreduce([mine], _minimum()))
-            return _TorchRound(self, mine.view(1, -1))
-        rows = torch.empty((self.world_size, len(lanes)), dtype=torch.int64)
+            self._rows = mine.view(1, -1)
+            return self
+        rows = self._rows = torch.empty((self.world_size, len(lanes)), dtype=torch.int64)
         with self._starting():
             self._ownership.operations.append(self._gloo.allgather([list(rows.unbind())], [mine]))
-        return _TorchRound(self, rows)
+        return self
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`."""
+        self._finish(f"round {self.launches}", timeout_s)
+        return fold(self._rows.numpy())
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`. Sends the length first, then the payloads padded to the longest."""
@@ -362,7 +343,7 @@ class TorchCollective:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._starting():
             self._ownership.operations.append(self._gloo.allgather([gathered], [mine]))
-        self.finish("a gathering", timeout_s, self._attendance.absent)
+        self._finish("a gathering", timeout_s, self._attendance.absent)
         return gathered
 
     @contextmanager
@@ -375,7 +356,7 @@ class TorchCollective:
         except RuntimeError as error:
             self._fail(error, "a collective", 0.0)
 
-    def finish(
+    def _finish(
         self, what: str, timeout_s: float, absent: Callable[[], Sequence[int]] = tuple
     ) -> None:
         """Wait for the operation that was started last; if it fails, so does every later call.
@@ -391,7 +372,7 @@ class TorchCollective:
             self._fail(error, what, timeout_s, absent())
 
     def came_back(self, timeout_s: float) -> bool:
-        """Wait for the operation that was started last; say whether it is over, well or not."""
+        """Wait for the operation that was started last, for a while; say whether it is over."""
         if self._group is None:
             return True
         work = self._ownership.operations[-1]

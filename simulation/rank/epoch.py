@@ -9,7 +9,7 @@ from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
 from ...ranks.group.member.member import Substitutes
 from ...ranks.group.member.rank_cache import RankCache
-from ...ranks.group.member.request_log import Backlog
+from ...ranks.group.member.request_log import RequestLog
 from ...ranks.protocol.replica_config import ReplicaConfig
 from ...ranks.replica.parts import SOUND, Parts
 from ..findings.finding import Record
@@ -54,7 +54,7 @@ class Build:
     """The cache of a rank whose replica owns the device pages."""
     host_cache: type[HostCache] = HostCache
     """The cache of a rank whose engine owns them."""
-    log: type[Backlog] = Backlog
+    log: type[RequestLog] = RequestLog
 
 
 SOUND_BUILD = Build()
@@ -68,7 +68,7 @@ class Epoch:
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
     """The memory of each rank, by rank."""
-    logs: list[Backlog]
+    logs: list[RequestLog]
     """The requests that have reached each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])
 

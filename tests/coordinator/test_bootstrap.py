@@ -17,7 +17,7 @@ from lockstep.coordinator.bootstrap import (
     flatten,
 )
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
-from lockstep.errors import CollectiveTimeout, ConfigError, PeerLost
+from lockstep.errors import ConfigError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Bounds, CacheConfig
 
@@ -181,34 +181,6 @@ def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message
         return str(raised.value)
 
     assert on_every_rank(3, agree) == [message] * 3
-
-
-def test_a_rank_that_never_starts_is_a_timeout() -> None:
-    """Rule R10."""
-    member = InProcessGroup(2).member(0)
-
-    with pytest.raises(CollectiveTimeout, match="rank 1 did not come"):
-        agree_on_settings(member, {}, {}, 0.01, shown=str)
-
-
-def test_a_rank_that_gave_up_while_starting_is_noticed_at_once() -> None:
-    """Rule R10."""
-    group = InProcessGroup(2)
-    group.member(1).close()
-
-    with pytest.raises(PeerLost, match="rank 1 has left"):
-        agree_that_all_are_ready(group.member(0), None, TIMEOUT_S)
-
-
-def test_starting_is_not_counted_as_rounds() -> None:
-    """Rule R1: bootstrap is an exception, and lives in a module of its own."""
-
-    def agree(collective: InProcessCollective) -> int:
-        agree_on_settings(collective, {}, {}, TIMEOUT_S, shown=str)
-        agree_that_all_are_ready(collective, None, TIMEOUT_S)
-        return collective.launches
-
-    assert on_every_rank(2, agree) == [0, 0]
 
 
 def differing(settings: list[dict[str, Scalar]]) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.request_log import Backlog
+from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.effects import Effects
 from lockstep.simulation.explore import Exploration, ExplorationReport, explore
 from lockstep.simulation.rank.epoch import Build
@@ -29,7 +29,7 @@ def test_requests_that_come_late_again_and_out_of_order_are_commands_everywhere_
     assert {"requests heard", "requests repeated", "requests out of order"} <= happened
 
 
-class _CountsThoseBeyondAGap(Backlog):
+class _CountsThoseBeyondAGap(RequestLog):
     """Says how many requests it has, and not how many in a row: rule R2's bare count."""
 
     @property
@@ -37,21 +37,21 @@ class _CountsThoseBeyondAGap(Backlog):
         return self.waiting + self._gone
 
 
-class _SpoilsAByte(Backlog):
+class _SpoilsAByte(RequestLog):
     """Hands on other bytes than it was given."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(number, content[:-1])
 
 
-class _HasItsOwnOrder(Backlog):
+class _HasItsOwnOrder(RequestLog):
     """Numbers requests as they come, and not as they were numbered."""
 
     def note(self, number: int, content: bytes) -> bool:
         return super().note(self.count + 1, content)
 
 
-class _Forgets(Backlog):
+class _Forgets(RequestLog):
     """Loses what comes after a gap."""
 
     def note(self, number: int, content: bytes) -> bool:
@@ -76,7 +76,7 @@ class _HearsItsOwn(Cache):
         (_Forgets, "does not become a command"),
     ],
 )
-def test_a_log_that_breaks_a_promise_is_found(log: type[Backlog], words: str) -> None:
+def test_a_log_that_breaks_a_promise_is_found(log: type[RequestLog], words: str) -> None:
     assert_found(violations(Build(log=log)), words)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from ....coordinator.collective import CommonStore
 from ....errors import LockstepError, UsageError
-from ..member.request_log import Backlog
+from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
 """How long a rank does not ask a store again that has not answered."""
@@ -30,7 +30,7 @@ class RequestBounds:
     bytes: int = 64 << 20
 
 
-class StoredRequests(Backlog):
+class StoredRequests(RequestLog):
     """See `RequestLog`. Rank 0 submits, and the others have what it has submitted."""
 
     def __init__(

@@ -85,7 +85,7 @@ class WorkerRank:
             state_digest=asked.state_digest,
             seats=SeatTable(_NO_ROWS, asked.layout_digest),
         )
-        return FoldedBallots.of(self.rank, asked.round, self._ballot.fill(layout, voter))
+        return FoldedBallots(asked.round, 1 << self.rank, self._ballot.fill(layout, voter))
 
     def wait_for_copies(self, timeout_s: float) -> None:
         """Return when no copy touches a device page; the engine is about to unmap them.

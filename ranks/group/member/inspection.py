@@ -30,17 +30,19 @@ class Inspection:
     def __init__(self, replica: Replica, rounds: Rounds, executor: Executor) -> None:
         self._replica = replica
         self._rounds = rounds
-        self._executor = executor
-
-    @property
-    def executor(self) -> Executor:
-        """The executor: its pools, and what it has counted."""
-        return self._executor
-
-    @property
-    def config(self) -> ReplicaConfig:
+        self.executor = executor
+        self.config: ReplicaConfig = replica.config
         """The settings and sizes that all ranks have agreed on."""
-        return self._replica.config
+        self.journal: Journal = replica.journal
+        """The last changes, in order."""
+        self.requests: Requests = replica.requests
+        self.prefixes: Prefixes = replica.prefixes
+        """The cached prefixes, and where their pages are."""
+        self.in_flight: Mapping[int, Operation] = replica.agenda.in_flight
+        """The operations that have not ended, by id."""
+        self.pins: Mapping[str, Pin] = replica.pinning.pins
+        self.epoch, self.lanes = rounds.epoch, rounds.shape.length
+        """The epoch that all ranks are in, and how many lanes the vector of each of its rounds has."""
 
     @property
     def digest(self) -> int:
@@ -81,11 +83,6 @@ class Inspection:
         """Say whether what is cached at a node is to be written to the store."""
         return self._replica.persisting.keeps(node)
 
-    @property
-    def in_flight(self) -> Mapping[int, Operation]:
-        """The operations that have not ended, by id."""
-        return self._replica.agenda.in_flight
-
     def works(self, operation: int) -> bool:
         """Say whether an operation will end by itself: it is neither quarantined nor merely serves."""
         return self._replica.agenda.works(operation)
@@ -94,21 +91,6 @@ class Inspection:
     def unwritten(self) -> Mapping[Undone, int]:
         """How many pages are not yet where the write policy wants them, by cause."""
         return self._replica.unwritten
-
-    @property
-    def requests(self) -> Requests:
-        """The requests that are known."""
-        return self._replica.requests
-
-    @property
-    def prefixes(self) -> Prefixes:
-        """The cached prefixes, and where their pages are."""
-        return self._replica.prefixes
-
-    @property
-    def pins(self) -> Mapping[str, Pin]:
-        """The pins by name."""
-        return self._replica.pinning.pins
 
     @property
     def misses(self) -> Collection[tuple[str, bytes]]:
@@ -126,11 +108,6 @@ class Inspection:
         return self._replica.seats()
 
     @property
-    def journal(self) -> Journal:
-        """The last changes, in order."""
-        return self._replica.journal
-
-    @property
     def rounds(self) -> int:
         """How many rounds were launched in this epoch."""
         return self._rounds.count
@@ -144,16 +121,6 @@ class Inspection:
     def ended_by(self) -> GroupError | InternalError | None:
         """The error that has ended the epoch, or None."""
         return self._rounds.ended_by
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that all ranks are in."""
-        return self._rounds.epoch
-
-    @property
-    def lanes(self) -> int:
-        """How many lanes the vector of each round has."""
-        return self._rounds.shape.length
 
     def touching(self, request: str) -> Collection[int]:
         """Return the ids of the copies that touch what a request lends."""

@@ -361,9 +361,7 @@ class Member:
 
     def _require_group(self) -> None:
         self._home.require_here()
-        if self._rounds.ended_by is not None:
-            # The one error is raised each time, and would keep all that it has passed through.
-            raise self._rounds.ended_by.with_traceback(None)
+        self._rounds.require_going()
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
         """Do what follows from a command or a verdict, in its order, and return the answer."""

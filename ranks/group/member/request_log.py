@@ -7,7 +7,6 @@ these become commands, in the same step on every rank.
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from ....errors import UsageError
 
@@ -15,38 +14,8 @@ CarryOut = Callable[[bytes], None]
 """Carries out a request that has become a command."""
 
 
-class RequestLog(Protocol):
-    """The requests that this rank has. Thread-safe; none of its methods waits but `wait`."""
-
-    @property
-    def count(self) -> int:
-        """How many requests this rank has in a row, from number 1 on; it never falls."""
-        ...
-
-    @property
-    def newest(self) -> int:
-        """How many there are, as far as this rank knows; it never falls."""
-        ...
-
-    def learn(self, newest: int) -> None:
-        """Hear that there are so many, and begin to get those that this rank lacks."""
-        ...
-
-    def read(self, number: int) -> bytes:
-        """Return a request that is here and was not let go of."""
-        ...
-
-    def let_go(self, through: int) -> None:
-        """Keep the requests up to this number no longer: they were carried out here."""
-        ...
-
-    def wait(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many requests are here in a row; False if they are not within `timeout_s`."""
-        ...
-
-
-class Backlog:
-    """Requests by their numbers, in whatever order and however often they come; see `RequestLog`.
+class RequestLog:
+    """The requests that this rank has, in whatever order and however often they come. Thread-safe.
 
     Keeps what it is given: whoever gives it bounds that (rule R10).
     """
@@ -61,12 +30,12 @@ class Backlog:
 
     @property
     def count(self) -> int:
-        """See `RequestLog`."""
+        """How many requests this rank has in a row, from number 1 on; it never falls."""
         return self._count
 
     @property
     def newest(self) -> int:
-        """See `RequestLog`."""
+        """How many there are, as far as this rank knows; it never falls."""
         return self._count
 
     @property
@@ -80,7 +49,7 @@ class Backlog:
         return self._gone
 
     def learn(self, newest: int) -> None:
-        """See `RequestLog`: they are brought here whether it is known that there are some or not."""
+        """Hear that there are so many: a log to which they are not brought begins to get them."""
 
     def note(self, number: int, content: bytes) -> bool:
         """Keep a request; False if it was here before, or is too far beyond those that are.
@@ -98,7 +67,7 @@ class Backlog:
             return True
 
     def read(self, number: int) -> bytes:
-        """See `RequestLog`. Raises `UsageError` for a request that is not here."""
+        """Return a request; raises `UsageError` for one that is not here, or was let go of."""
         with self._changed:
             content = self._kept.get(number)
             if content is None or number > self._count:
@@ -108,14 +77,14 @@ class Backlog:
             return content
 
     def let_go(self, through: int) -> None:
-        """See `RequestLog`."""
+        """Keep the requests up to this number no longer: they were carried out here."""
         with self._changed:
             for number in range(self._gone + 1, min(through, self._count) + 1):
                 del self._kept[number]
                 self._gone = number
 
     def wait(self, count: int, timeout_s: float) -> bool:
-        """See `RequestLog`."""
+        """Wait until so many requests are here in a row; False if they are not within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count >= count, timeout_s)
 

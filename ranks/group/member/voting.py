@@ -45,15 +45,12 @@ class Voting:
         trouble = trouble or self._executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self._rank, trouble)
-        staged, now_ms = self.staging.vote(), self._clock_ms()
-        if requests is None:
-            return Voter(healthy=trouble is None, time_ms=now_ms, staged=staged)
         return Voter(
             healthy=trouble is None,
-            time_ms=now_ms,
-            staged=staged,
-            requests=requests.count,
-            newest=requests.newest,
+            time_ms=self._clock_ms(),
+            staged=self.staging.vote(),
+            requests=None if requests is None else requests.count,
+            newest=0 if requests is None else requests.newest,
         )
 
 

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from functools import partial, reduce
 from pathlib import Path
 
@@ -30,93 +29,76 @@ SPIN_S_MAX = 0.0003
 WRONG_MAX = 5
 """How many wrong rounds are told of."""
 
-Make = Callable[[int], dict[str, Collective]]
-"""Makes the transports for vectors of a length, by name."""
 
-
-def with_all_transports(member: Member) -> Make:
+def join(member: Member) -> Member:
     begin_torch(member)
-    return _all_transports
-
-
-def _all_transports(lanes: int) -> dict[str, Collective]:
-    group, below, beside = (TorchCollective.create(timeout_s=PATIENCE_S) for _ in range(3))
-    return {
-        "torch": group,
-        "shm": over_shared_memory(below, lanes),
-        "hierarchical": over_hosts(2, beside, lanes),
-    }
-
-
-class Course:
-    """The rounds of one rank: what all ranks draw alike, and how long this one is delayed."""
-
-    def __init__(self, seed: int, rank: int, world_size: int, lanes: int) -> None:
-        self._drawn = np.random.default_rng([seed, world_size, lanes])
-        self._delays = random.Random(f"{seed} {rank} {world_size} {lanes}")
-        self._rank, self._world_size, self._lanes = rank, world_size, lanes
-        self._pending: dict[str, tuple[PendingRound, Vector, int]] = {}
-        self.wrong: list[str] = []
-
-    def run(self, transports: dict[str, Collective], rounds: int) -> None:
-        for number in range(rounds):
-            vectors = [random_lanes(self._drawn, self._lanes) for _ in range(self._world_size)]
-            expected = reduce(np.minimum, vectors)
-            pipelined = self._drawn.random() < 0.5
-            for name, collective in transports.items():
-                self._finish(name)
-                self._delay()
-                launched = collective.launch(vectors[self._rank].copy())
-                self._pending[name] = launched, expected, number
-                if not pipelined:
-                    self._finish(name)
-        for name in transports:
-            self._finish(name)
-
-    def _finish(self, name: str) -> None:
-        if name not in self._pending:
-            return
-        pending, expected, number = self._pending.pop(name)
-        self._delay()
-        folded = pending.wait(PATIENCE_S)
-        if folded.dtype != np.int64 or folded.tobytes() != expected.tobytes():
-            self.wrong.append(f"{name}, round {number}: {folded!r} in place of {expected!r}")
-
-    def _delay(self) -> None:
-        """Keep the processor for a while, in one round out of four."""
-        if self._delays.random() < 0.25:
-            until = time.perf_counter() + self._delays.uniform(0, SPIN_S_MAX)
-            while time.perf_counter() < until:
-                pass
-
-
-def run_courses(
-    rounds_by_lanes: dict[int, int], make: Make, hold: Hold
-) -> tuple[list[str], dict[str, float]]:
-    """Return what was wrong, and the rounds of each transport in a second, by length."""
-    wrong: list[str] = []
-    speeds: dict[str, float] = {}
-    for lanes, rounds in rounds_by_lanes.items():
-        transports = make(lanes)
-        first = transports["torch"]
-        course = Course(SEED, first.rank, first.world_size, lanes)
-        started = time.monotonic()
-        course.run(transports, rounds)
-        speeds[f"{lanes} lanes"] = round(rounds / (time.monotonic() - started), 1)
-        wrong += course.wrong[:WRONG_MAX]
-        first.gather(b"", PATIENCE_S)
-        for each in transports.values():
-            each.close()
-    return wrong, speeds
+    return member
 
 
 def hold_to(folder: Path, world_size: int, rounds_by_lanes: dict[int, int]) -> None:
     """Run the rounds on ranks of their own, and fail unless all transports gave the minimum."""
-    ranks = RanksAsProcesses(folder, join=with_all_transports)
-    told = ranks.run(partial(run_courses, rounds_by_lanes), world_size)
-    print(f"{world_size} ranks, rounds of all three in a second: {told[0][1]}")  # noqa: T201
-    for rank, (wrong, _) in enumerate(told):
+    told = RanksAsProcesses(folder, join=join).run(partial(run_all, rounds_by_lanes), world_size)
+    for rank, wrong in enumerate(told):
         assert not wrong, f"seed {SEED}, rank {rank} of {world_size}: " + "\n".join(wrong)
+
+
+def run_all(rounds_by_lanes: dict[int, int], member: Member, hold: Hold) -> list[str]:
+    """Return what was wrong in rounds of each length."""
+    wrong: list[str] = []
+    for lanes, rounds in rounds_by_lanes.items():
+        group, below, beside = (TorchCollective.create(timeout_s=PATIENCE_S) for _ in range(3))
+        transports: dict[str, Collective] = {
+            "torch": group,
+            "shm": over_shared_memory(below, lanes),
+            "hierarchical": over_hosts(2, beside, lanes),
+        }
+        wrong += run_rounds(transports, lanes, rounds)[:WRONG_MAX]
+        group.gather(b"", PATIENCE_S)
+        for each in transports.values():
+            each.close()
+    return wrong
+
+
+def run_rounds(transports: dict[str, Collective], lanes: int, rounds: int) -> list[str]:
+    """Run rounds of all transports side by side; return a line for each that came back wrong.
+
+    Half of them are pending until the next one, and each rank is delayed in its own way.
+    """
+    rank, world_size = transports["torch"].rank, transports["torch"].world_size
+    drawn = np.random.default_rng([SEED, world_size, lanes])
+    delays = random.Random(f"{SEED} {rank} {world_size} {lanes}")
+    pending: dict[str, tuple[PendingRound, Vector, int]] = {}
+    wrong: list[str] = []
+
+    def finish(name: str) -> None:
+        if name in pending:
+            launched, expected, number = pending.pop(name)
+            delay(delays)
+            folded = launched.wait(PATIENCE_S)
+            if folded.dtype != np.int64 or folded.tobytes() != expected.tobytes():
+                wrong.append(f"{name}, round {number}: {folded!r} in place of {expected!r}")
+
+    for number in range(rounds):
+        vectors = [random_lanes(drawn, lanes) for _ in range(world_size)]
+        expected = reduce(np.minimum, vectors)
+        pipelined = drawn.random() < 0.5
+        for name, collective in transports.items():
+            finish(name)
+            delay(delays)
+            pending[name] = collective.launch(vectors[rank].copy()), expected, number
+            if not pipelined:
+                finish(name)
+    for name in transports:
+        finish(name)
+    return wrong
+
+
+def delay(delays: random.Random) -> None:
+    """Keep the processor for a while, in one round out of four."""
+    if delays.random() < 0.25:
+        until = time.perf_counter() + delays.uniform(0, SPIN_S_MAX)
+        while time.perf_counter() < until:
+            pass
 
 
 ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 + 1

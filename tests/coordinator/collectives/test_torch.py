@@ -7,7 +7,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -24,6 +24,9 @@ from tests.kit.collectives.contract import (
     outcome_of,
 )
 from tests.kit.ranks.as_processes import RanksAsProcesses
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 pytestmark = pytest.mark.distributed
 
@@ -91,7 +94,7 @@ def test_a_rank_that_dies_before_a_gathering_is_named(
 
 def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:
     answers = threading.Event()
-    attendance = Attendance(SilentStore(answers), [0, 1], 0)
+    attendance = Attendance(cast("Store", SilentStore(answers)), [0, 1], 0)
     attendance.come()
 
     assert attendance.absent() == []
@@ -99,7 +102,7 @@ def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() ->
 
 
 def test_a_store_that_is_gone_names_nobody() -> None:
-    attendance = Attendance(GoneStore(), [0, 1], 0)
+    attendance = Attendance(cast("Store", GoneStore()), [0, 1], 0)
     attendance.come()
 
     assert attendance.absent() == []

@@ -24,7 +24,7 @@ from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.group.member.member import Substitutes
 from lockstep.ranks.group.member.rank_cache import RankCache
-from lockstep.ranks.group.member.request_log import Backlog
+from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.config import Bounds, CacheConfig, SlidingWindow, Timeouts
 from lockstep.ranks.protocol.orders import (
     AttachStore,
@@ -214,7 +214,7 @@ class InTurn(Generic[CacheT]):
         self.now_ms = [1000] * ranks
         self.group = InProcessGroup(ranks)
         self.executors = [ToldExecutor() for _ in range(ranks)]
-        self.logs = [Backlog() for _ in range(ranks)] if logs else None
+        self.logs = [RequestLog() for _ in range(ranks)] if logs else None
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
     def _cache(self, rank: int, config: CacheConfig) -> CacheT:

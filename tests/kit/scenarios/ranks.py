@@ -19,7 +19,7 @@ from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.group.member.request_log import Backlog
+from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.orders import (
     Cancel,
     CopyToDevice,
@@ -81,7 +81,7 @@ class ToldRank:
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
-        self._log: Backlog | None = None
+        self._log: RequestLog | None = None
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
         """See `Rank`."""
@@ -108,7 +108,7 @@ class ToldRank:
             case ["unstaged"]:
                 self._staged = NOTHING_STAGED
             case ["inbox"]:
-                self._log = Backlog()
+                self._log = RequestLog()
             case ["message", number, *content]:
                 assert self._log is not None, "write 'all ranks: inbox' before the first message"
                 self._log.note(int(number), " ".join(content).encode())

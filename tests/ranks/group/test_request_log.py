@@ -14,7 +14,7 @@ from lockstep.coordinator.seats import Seats
 from lockstep.coordinator.verdict import Verdicts
 from lockstep.errors import DivergenceError, UsageError
 from lockstep.ranks.group.cache import Cache
-from lockstep.ranks.group.member.request_log import AgreedRequests, Backlog
+from lockstep.ranks.group.member.request_log import AgreedRequests, RequestLog
 from lockstep.ranks.replica.replica import Replica
 from tests.kit.ranks.in_turn import RanksInTurn
 
@@ -52,7 +52,7 @@ def test_order_and_repetition_change_nothing_of_what_is_had(
 ) -> None:
     """Rule R13: how many there are in a row is a level, whatever has come in which order how often."""
     order, again = arrivals
-    backlog = Backlog()
+    backlog = RequestLog()
     levels = [0]
     for number in order + again:
         backlog.note(number, b"%d" % number)
@@ -64,7 +64,7 @@ def test_order_and_repetition_change_nothing_of_what_is_had(
 
 
 def test_the_first_bytes_of_a_number_stay() -> None:
-    backlog = Backlog()
+    backlog = RequestLog()
 
     assert [backlog.note(1, b"one"), backlog.note(1, b"two")] == [True, False]
     assert backlog.read(1) == b"one"
@@ -72,14 +72,14 @@ def test_the_first_bytes_of_a_number_stay() -> None:
 
 def test_requests_far_beyond_those_that_are_here_are_not_kept() -> None:
     """Rule R10: whoever hands on numbers without end fills no memory."""
-    backlog = Backlog(beyond_max=4)
+    backlog = RequestLog(beyond_max=4)
 
     assert [backlog.note(number, b"") for number in (5, 4, 1, 5)] == [False, True, True, True]
     assert (backlog.count, backlog.waiting) == (1, 3)
 
 
 def test_what_was_let_go_of_is_not_here_any_more_and_does_not_come_again() -> None:
-    backlog = Backlog()
+    backlog = RequestLog()
     for number in (1, 2, 3):
         backlog.note(number, b"m")
     backlog.let_go(2)
@@ -90,7 +90,7 @@ def test_what_was_let_go_of_is_not_here_any_more_and_does_not_come_again() -> No
 
 
 def test_a_wait_ends_with_the_message_or_with_its_time() -> None:
-    backlog = Backlog()
+    backlog = RequestLog()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(backlog.wait, 1, 60.0)
         backlog.note(1, b"m")

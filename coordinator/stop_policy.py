@@ -4,11 +4,15 @@ Every policy is bounded: each has a deadline, measured by each rank's own execut
 rank that sees it pass stops all of them. What differs is what the engine waits for.
 """
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from ..errors import ConfigError
+from msgspec import Meta
+
+from .settings import TIMEOUT_S_MAX, Settings
+
+StopTime = Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)]
 
 
 class StopRule(StrEnum):
@@ -25,8 +29,8 @@ class StopRule(StrEnum):
 _TIMEOUT = StopRule.TIMEOUT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopPolicy:
+@dataclass(frozen=True, kw_only=True)
+class StopPolicy(Settings):
     """A stop rule with its times.
 
     Under `timeout` a prefetch of n tokens may take `base_s + n / 1024 * per_ki_token_s`, at most
@@ -35,19 +39,9 @@ class StopPolicy:
     """
 
     rule: StopRule = StopRule.TIMEOUT
-    base_s: float = 1.0
-    per_ki_token_s: float = 0.25
-    cap_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        for field, value in (
-            ("base_s", self.base_s),
-            ("per_ki_token_s", self.per_ki_token_s),
-            ("cap_s", self.cap_s),
-        ):
-            # Written so that it refuses what is not a number, too.
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"stop policy: {field} is {value}, must be 0 or more and finite")
+    base_s: StopTime = 1.0
+    per_ki_token_s: StopTime = 0.25
+    cap_s: StopTime = 30.0
 
     def timeout_s(self, tokens: int) -> float:
         """Return how long a prefetch of `tokens` tokens may take."""

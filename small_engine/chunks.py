@@ -9,7 +9,7 @@ does, so its requests reserve chunk by chunk.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
+from ..ranks.protocol.config import RankCacheConfig, Recurrent, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Chunks:
     """The distances of checkpoints of the model's recurrent states."""
 
     @classmethod
-    def of(cls, config: CacheConfig) -> "Chunks":
+    def of(cls, config: RankCacheConfig) -> "Chunks":
         """Return how requests are computed with such a cache."""
         page_tokens = config.layout.page_tokens
         rooms = [

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from ..coordinator.settings import Settings
 from ..errors import ConfigError
 from ..page_format.object_header import (
     HeaderFinding,
@@ -183,7 +184,7 @@ def _fuller(
 
 def from_uri(uri: StoreUri) -> MemoryBackend:
     """Return the backend of a `memory://` or `memory://name` URI."""
-    uri.only_options(())
+    uri.read(Settings)
     if uri.path not in ("", "/"):
         raise ConfigError(f"store {uri.text!r} has a path; write memory:// or memory://name")
     if not uri.host:

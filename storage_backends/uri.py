@@ -5,7 +5,8 @@
 
 Wrappers (the outermost first) stand before the scheme. What host, path and options mean is the
 scheme's own business, except that an option `<wrapper>.<name>` belongs to that wrapper. Each reads
-its own through `StoreUri` and refuses what it does not know, so that a misspelt one cannot pass.
+its own as `Settings` through `StoreUri.read`, which refuses what they do not have, so that a misspelt
+one cannot pass.
 
 A URI may have credentials in it, as that of an index's database may. Whatever is printed, logged,
 raised or reported of one goes through `without_secrets`; what others say of it, as the client of a
@@ -14,7 +15,7 @@ store does, through `without_secrets_of`.
 
 import os
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +23,10 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
+from ..coordinator.settings import SettingsT, read_settings
 from ..errors import ConfigError, LockstepError
 
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
-_DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
 _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
 """Who connects, and the password, which may have characters in it that it must not."""
@@ -54,36 +55,25 @@ class StoreUri:
     path: str = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
 
-    def only_options(self, known: Sequence[str]) -> None:
-        """Raise `ConfigError` if there is an option that neither `known` nor a wrapper answers for.
+    def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
+        """Return the options as settings, beside the `parts` that the rest of the URI says.
 
-        Options of the wrappers that the URI names are theirs to check (`only_wrapper_options`).
+        With `wrapper` those of a wrapper: of `breaker.calls` the setting is `calls`. Raises
+        `ConfigError` for an option that has no field, or another kind of value; options of the wrappers
+        that the URI names are theirs to read.
         """
-        for name in self.options:
-            owner, dot, _ = name.partition(".")
-            if name in known or (dot and owner in self.wrappers):
-                continue
-            listed = ", ".join(sorted(known)) or "none"
-            hint = f"; it needs {owner}+ before the scheme" if dot else ""
-            raise ConfigError(
-                f"store {self.text!r}: unknown option {name!r}; {self.scheme}:// knows: {listed}{hint}"
-            )
-
-    def only_wrapper_options(self, wrapper: str, known: Sequence[str]) -> None:
-        """Raise `ConfigError` if there is an option of `wrapper` that is not in `known`.
-
-        Names are whole: `breaker.calls`.
-        """
-        for name in self.options:
-            if name.startswith(f"{wrapper}.") and name not in known:
-                listed = ", ".join(sorted(known)) or "none"
-                raise ConfigError(
-                    f"store {self.text!r}: unknown option {name!r}; {wrapper}+ knows: {listed}"
-                )
-
-    def flag(self, name: str) -> bool:
-        """Return whether an option that may be 0 or 1 is 1; without it, it is 0."""
-        return self.choice(name, ("0", "1"), "0") == "1"
+        given: dict[str, object] = {}
+        for name, value in self.options.items():
+            owner, dot, its = name.partition(".")
+            if not (dot and owner in self.wrappers):
+                if (dot or name in parts) and not wrapper:
+                    hint = f"; it needs {owner}+ before the scheme" if dot else ""
+                    raise ConfigError(f"store {self.text!r}: there is no option {name!r}{hint}")
+                its, owner = name, ""
+            if owner == wrapper:
+                given[its] = value
+        where = f"store {self.text!r}{wrapper and f': {wrapper}'}"
+        return read_settings(kind, given | parts, where, strict=False)
 
     def directory(self, example: str) -> Path:
         """Return the absolute path that a URI without a host names; `example` is such a URI."""
@@ -103,51 +93,6 @@ class StoreUri:
             raise ConfigError(
                 f"store {self.text!r} has half a character (a lone surrogate); write it in UTF-8"
             ) from None
-
-    def choice(self, name: str, values: Sequence[str], default: str) -> str:
-        """Return the option's value, which must be one of `values`."""
-        value = self.options.get(name, default)
-        if value not in values:
-            raise ConfigError(
-                f"store {self.text!r}: {name} is {value!r}, must be one of: {', '.join(values)}"
-            )
-        return value
-
-    def number(self, name: str, default: int, *, low: int, high: int) -> int:
-        """Return the option's value as a whole number from `low` to `high`."""
-        value = self.options.get(name)
-        if value is None:
-            return default
-        if not (value.isascii() and value.isdigit() and len(value) < 20):
-            raise ConfigError(
-                f"store {self.text!r}: {name} is {value!r}, must be a whole number from {low} to {high}"
-            )
-        if not low <= int(value) <= high:
-            raise ConfigError(
-                f"store {self.text!r}: {name} is {value}, must be from {low} to {high}"
-            )
-        return int(value)
-
-    def decimal(self, name: str, default: float, *, low: float, high: float) -> float:
-        """Return the option's value as a number from `low` to `high`: seconds, or a fraction."""
-        value = self.options.get(name)
-        if value is None:
-            return default
-        if _DECIMAL.fullmatch(value) is None:
-            raise ConfigError(
-                f"store {self.text!r}: {name} is {value!r}, must be a number such as 2 or 0.01, from "
-                f"{_plain(low)} to {_plain(high)}"
-            )
-        if not low <= float(value) <= high:
-            raise ConfigError(
-                f"store {self.text!r}: {name} is {value}, must be from {_plain(low)} to {_plain(high)}"
-            )
-        return float(value)
-
-
-def _plain(number: float) -> str:
-    """Return a number as an option may be written: in digits, without an exponent."""
-    return f"{number:.9f}".rstrip("0").rstrip(".")
 
 
 def without_secrets(text: str) -> str:

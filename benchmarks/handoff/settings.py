@@ -1,14 +1,14 @@
 """What the benchmark of handoffs measures, checked when it is made, and what a turn of it took."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ...errors import ConfigError
 from ...page_format.object_shape import PART_BYTES_MAX
-from ...ranks.protocol.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
+from ...ranks.protocol.engine_settings import MOONCAKE, TCP, EngineSettings, Transfer
 from ..bare_calls import require_memory_twice
 from ..byte_sizes import BYTES
 
@@ -26,7 +26,7 @@ class HandoffSettings:
     """Bytes of all pages of a round."""
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
     """How often everything is measured in turns."""
-    transfer: Annotated[str, Parameter(choices=TRANSFERS)] = TCP
+    transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
     """What moves pages from host memory to host memory: tcp, or mooncake for Mooncake's transfer
     engine, over TCP as well."""
 

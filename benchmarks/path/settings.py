@@ -10,8 +10,7 @@ from cyclopts.validators import Number
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
 from ...storage_backends.file.backend import THREADS
-from ...storage_backends.three_fs.backend import RINGS
-from ...storage_backends.three_fs.sizes import SLOT_BYTES, sizes_of
+from ...storage_backends.three_fs.sizes import SLOT_BYTES, ThreeFsOptions
 from ...storage_backends.uri import StoreUri, parse_uri
 from ..agreement_settings import Ranks
 from ..byte_sizes import BYTES
@@ -26,7 +25,7 @@ LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
 """Keys and values of one head of one layer, in bfloat16."""
-_THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", RINGS)}
+_THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", ThreeFsOptions.rings)}
 """The option of a scheme that says how many threads a store has, and what it has without."""
 
 
@@ -132,4 +131,4 @@ class PathSettings:
     @property
     def slot_bytes(self) -> int:
         """The distance of pages in the files of a store of slots."""
-        return sizes_of(self.uri)[0] or SLOT_BYTES
+        return self.uri.read(ThreeFsOptions).slot_bytes or SLOT_BYTES

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError, UsageError
 from ...ranks.group.host_cache import HostCache
+from ...ranks.protocol.config import WritePolicy
 from ...storage_backends.uri import parse_uri, without_secrets
 from .batch_facts import Facts, batch_facts
 from .engine.contract import Batch
@@ -24,8 +25,11 @@ VERDICT_S = 1e-6
 class Controls:
     """The controls of one rank's cache. All calls come from SGLang's scheduler, on every rank alike."""
 
-    def __init__(self, host: HostCache, *, witness: bool) -> None:
+    def __init__(
+        self, host: HostCache, *, witness: bool, write_policy: str = WritePolicy.WRITE_THROUGH
+    ) -> None:
         self._host = host
+        self._write_policy = str(write_policy)
         self._witness = witness
         self._batch: Facts = ()
         store = host.config.store
@@ -72,9 +76,13 @@ class Controls:
             uri = store_to_attach(
                 storage_backend,
                 storage_backend_extra_config_json,
-                stop_rule=hicache_storage_prefetch_policy,
-                write_policy=hicache_write_policy,
-                config=self._host.config,
+                {
+                    "hicache_storage_prefetch_policy": (
+                        hicache_storage_prefetch_policy,
+                        str(self._host.config.stop_policy.rule),
+                    ),
+                    "hicache_write_policy": (hicache_write_policy, self._write_policy),
+                },
             )
         except ConfigError as error:
             return False, str(error)

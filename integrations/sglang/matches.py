@@ -75,17 +75,16 @@ class Matches:
         if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)
             if namespace is not None:
-                waiting = self.waiting.arrive(
-                    handle,
+                waiting = Waiting(
                     token_bytes(key.token_ids, count, prompt),
                     namespace,
-                    device_tokens,
                     prompt=prompt,
                     extra_key=request.extra_key,
                     cache_salt=request.cache_salt,
                     room=_room_of(request) + self.slots.page_tokens,
                     held_by=self.running.saved_by(handle),
                 )
+                self.waiting.arrive(handle, waiting, device_tokens)
         return waiting
 
     def _whole_pages(self, request: SglangRequest, key: RadixKey) -> int:

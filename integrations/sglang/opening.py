@@ -11,12 +11,11 @@ from sglang.srt.runtime_context import get_memory
 
 from ...errors import ConfigError
 from ...ranks.group.host_cache import HostCache
-from ...ranks.protocol.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
+from ...ranks.protocol.config import ComponentConfig, HostCacheConfig, Recurrent, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
 from ..releases import require_release
-from ..settings import control_of
 from .below import Below
 from .engine.settings import WHERE, PoolSize, SglangSettings, parse
 from .identity.identity import Identity
@@ -73,10 +72,10 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
         slots=slots,
         namespaces=namespaces,
         weights=WeightsVersions(host, namespaces, identity.weights, identity.of_update),
-        write_policy=settings.write_policy,
-        prefetch_threshold_tokens=settings.prefetch_threshold_tokens,
+        write_policy=settings.flags.hicache_write_policy,
+        prefetch_threshold_tokens=settings.plugin.prefetch_threshold,
         idle_wait_s=settings.plugin.idle_wait_s,
-        witness=settings.witness,
+        witness=settings.plugin.witness,
         stream=ctx.tp_worker.model_runner.forward_stream if device.type == "cuda" else None,
     )
     return LockstepRadixCache(params, below)
@@ -98,21 +97,14 @@ def _open_host(
         KV_POOL,
     )
     host = HostCache.open(
-        CacheConfig(
+        HostCacheConfig(
             model=plugin.model or ctx.model_config.model_path,
             weights_version=identity.of_kv({name: pool.layout for name, pool in pools.items()}),
             layout=pools[KV_POOL].layout,
             components=_components(ctx.params, pools, sizes),
             host_pages=sizes[KV_POOL],
             populate_host=True,
-            store=plugin.store,
-            stop_policy=plugin.stop_policy,
-            write_policy=settings.write_policy,
-            pipeline_depth=plugin.pipeline_depth,
-            transport=plugin.transport,
-            bounds=plugin.bounds,
-            timeouts=plugin.timeouts,
-            control=control_of(plugin),
+            **plugin.for_cache(),
         ),
         {name: pool.lend(ctx.tp_rank, ctx.tp_size) for name, pool in pools.items()},
     )
@@ -140,7 +132,6 @@ def _components(
             # A draft that reads further back keeps more than the model's own window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
-            device_pages=0,
             host_pages=sizes[WINDOW_POOL],
         )
         found.append(window)
@@ -150,7 +141,6 @@ def _components(
             # SGLang decides where it keeps one: wherever a page ends.
             checkpoint_tokens=params.page_size,
             layout=pools[STATE_POOL].layout,
-            device_pages=0,
             host_pages=sizes[STATE_POOL],
         )
         found.append(state)
@@ -169,9 +159,9 @@ def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> 
         host.config.layout.page_tokens,
         ", ".join(nbytes),
         f"store {without_secrets(store)}" if store else "no store",
-        settings.write_policy,
+        settings.flags.hicache_write_policy,
         host.config.stop_policy.rule,
         host.config.pipeline_depth,
         host.stats().transport,
-        ", batches witnessed" if settings.witness else "",
+        ", batches witnessed" if settings.plugin.witness else "",
     )

@@ -71,7 +71,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._idle = False
         self._updating = False
         """Whether an update of the weights runs, before which all copies have ended."""
-        self.lockstep = Controls(host, witness=below.witness)
+        self.lockstep = Controls(host, witness=below.witness, write_policy=below.write_policy)
         """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)

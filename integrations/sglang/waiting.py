@@ -50,13 +50,13 @@ class Load:
 class Waiting:
     """One request that waits."""
 
-    name: str
-    """Its name on every rank; SGLang uses a handle again after a retraction."""
     tokens: bytes
     """The whole pages of its prompt, as int32."""
     namespace: str
-    extra_key: str | None
-    cache_salt: str | None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    name: str = ""
+    """Its name on every rank, once it has arrived; SGLang uses a handle again after a retraction."""
     prompt: PromptItems = TEXT_ALONE
     room: int = 0
     """How many tokens it needs on the device in all, with what it is to decode."""
@@ -115,35 +115,13 @@ class WaitingRequests:
         in_order = list((visited | known).values())
         return in_order[in_order.index(first) + 1 :]
 
-    def arrive(
-        self,
-        handle: Handle,
-        tokens: bytes,
-        namespace: str,
-        device_tokens: int,
-        *,
-        prompt: PromptItems = TEXT_ALONE,
-        extra_key: str | None = None,
-        cache_salt: str | None = None,
-        room: int = 0,
-        held_by: str | None = None,
-    ) -> Waiting:
+    def arrive(self, handle: Handle, waiting: Waiting, device_tokens: int) -> None:
         """Note a request, and begin to bring what storage has of it."""
         self._arrivals += 1
-        waiting = Waiting(
-            f"r{self._arrivals}",
-            tokens,
-            namespace,
-            extra_key,
-            cache_salt,
-            prompt,
-            room,
-            held_by=held_by,
-        )
+        waiting.name = f"r{self._arrivals}"
         self._known[handle] = waiting
-        if held_by is None:
+        if waiting.held_by is None:
             self._prefetch(waiting, device_tokens)
-        return waiting
 
     def go_on(self, waiting: Waiting, device_tokens: int) -> None:
         """Let a retracted request look for what was saved of it."""

@@ -77,7 +77,6 @@ class SequencePages:
             SlidingWindow(
                 window_tokens=self._layers[at[0]].window or 0,
                 layout=self.layouts[pool],
-                device_pages=0,
                 host_pages=host_pages,
                 pool=pool,
             )

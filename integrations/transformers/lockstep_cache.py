@@ -17,18 +17,17 @@ from transformers import __version__ as transformers_version
 from ...coordinator.collectives.in_process import InProcessGroup
 from ...errors import ConfigError, UsageError
 from ...ranks.group.host_cache import HostCache
-from ...ranks.protocol.config import CacheConfig
+from ...ranks.protocol.config import HostCacheConfig
 from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.operations.requests import LoadState
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
-from ..settings import control_of
 from ..weights import FileDigests
 from .forward_passes import ForwardPasses
 from .kept_layers import SequencePages, kept_layers
 from .kv_identity import configuration_digest, signature, weights_of
 from .past import ReusedPast
-from .settings import GenerateSettings, parse
+from .settings import GenerateSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +67,7 @@ class LockstepCache:
         Raises `ConfigError` for settings that make no sense or differ, for a model whose layers keep
         what has no pages, and for weights that cannot be told from others.
         """
-        parsed = parse(settings)
+        parsed = GenerateSettings.read(settings)
         ranks = _ranks(model)
         read = FileDigests(
             Path(parsed.weight_digests or f"{HF_HOME}/lockstep").expanduser() / "weights.json",
@@ -78,19 +77,13 @@ class LockstepCache:
         rest = configuration_digest(model, transformers_version)
         pages = SequencePages(kept_layers(model, ranks), ranks, parsed.pages, parsed.page_tokens)
         host_pages = parsed.host_pages_of(pages.page_bytes)
-        config = CacheConfig(
+        config = HostCacheConfig(
             model=parsed.model or model.config._name_or_path or type(model).__name__,  # noqa: SLF001
             weights_version=f"{weights}/{rest}{pages.kept_whole}",
             layout=pages.layouts[KV_POOL],
             components=pages.components(host_pages),
             host_pages=host_pages,
-            store=parsed.store,
-            stop_policy=parsed.stop_policy,
-            pipeline_depth=parsed.pipeline_depth,
-            transport=parsed.transport,
-            bounds=parsed.bounds,
-            timeouts=parsed.timeouts,
-            control=control_of(parsed),
+            **parsed.for_cache(),
         )
         alone = InProcessGroup(1).member(0) if ranks == 1 else None
         cache = HostCache.open(config, pages.lent, alone)

@@ -62,14 +62,12 @@ class PoolGroup:
                 pool=self.name,
                 checkpoint_tokens=self.span_tokens,
                 layout=layout,
-                device_pages=0,
                 host_pages=host_pages,
             )
         return SlidingWindow(
             pool=self.name,
             window_tokens=self.span_tokens,
             layout=layout,
-            device_pages=0,
             host_pages=host_pages,
         )
 

@@ -22,14 +22,14 @@ from ...ranks.group.decider.deciding import DecidingCache, decide
 from ...ranks.group.decider.opening import open_worker
 from ...ranks.group.decider.worker import WorkerRank
 from ...ranks.group.host_cache import HostCache
-from ...ranks.protocol.config import CacheConfig
+from ...ranks.protocol.config import HostCacheConfig
 from ...ranks.protocol.dispatch import OPENINGS
 from ...telemetry.port import watch
 from .. import releases
-from ..settings import control_of
 from ..weights import FileDigests
 from . import handover, start_line
 from .adapters import Adapters
+from .arrivals import Arrivals
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout, require_drafts_before_saves
@@ -116,7 +116,7 @@ def _settings(
     cache_config: EngineCacheConfig,
     parsed: ConnectorSettings,
     kv_caches: dict[str, torch.Tensor],
-) -> tuple[CacheConfig, dict[str, EnginePages]]:
+) -> tuple[HostCacheConfig, dict[str, EnginePages]]:
     """Return the settings of a rank's cache, and the engine's pages that it copies to and from.
 
     `cache_config` is the worker's own.
@@ -138,21 +138,15 @@ def _settings(
         environment=environment,
         given=[name for name in environment if _is_set(name)],
     )
-    settings = CacheConfig(
+    settings = HostCacheConfig(
         model=parsed.model or config.model_config.model,
         weights_version=kv,
         layout=engine.layout,
         components=engine.components(host_pages),
         host_pages=host_pages,
         populate_host=True,
-        store=parsed.store,
-        stop_policy=parsed.stop_policy,
-        pipeline_depth=parsed.pipeline_depth,
-        transport=parsed.transport,
-        bounds=parsed.bounds,
-        timeouts=parsed.timeouts,
-        control=control_of(parsed),
         peers=parsed.peers,
+        **parsed.for_cache(),
     )
     return settings, engine.lend(world_size)
 
@@ -175,28 +169,26 @@ def _side(
     start_line.tell(cache, log)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     encoders = config.ec_transfer_config
+    adapters = Adapters(
+        # Records of their own: no request waits while another engine reads the weights of a model.
+        FileDigests(records / "adapters.json", log=log),
+        parsed.adapter_versions,
+        options=adapter_options(config, engine_version=engine_version),
+        log=log,
+    )
     return SchedulerSide(
         cache,
-        # Records of their own: no request waits while another engine reads the weights of a model.
-        Adapters(
-            FileDigests(records / "adapters.json", log=log),
-            parsed.adapter_versions,
-            options=adapter_options(config, engine_version=engine_version),
-            log=log,
-        ),
+        Arrivals(cache, adapters, own_embeddings=encoders is None or not encoders.is_ec_consumer),
+        lending,
+        parsed,
         weights=Weights(
             {WEIGHTS_OF_THE_START, parsed.weights_version or WEIGHTS_OF_THE_START},
             cache.inspection.config.life.hex(),
             parsed.weights_change,
             placed=None if events is None else partial(events.saw, cache),
         ),
-        lending=lending,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
-        idle_wait_s=parsed.idle_wait_s,
         # Where workers are elsewhere, only the engine's steps bring what they answer.
         waits_in_pass=not isinstance(cache, DecidingCache),
-        in_flight=parsed.in_flight,
-        handing_over=parsed.handing_over,
-        own_embeddings=encoders is None or not encoders.is_ec_consumer,
     )

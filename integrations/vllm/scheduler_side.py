@@ -15,16 +15,15 @@ from dataclasses import replace
 
 from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.operations.requests import LoadState
-from .adapters import Adapters
 from .arrivals import Arrivals
 from .contract import ScheduledStep, VllmRequest
 from .giving import Giving
-from .handing_over import HANDING_OVER, HandingOver
 from .leaving import Leaving
 from .lending import BlockTables, Lending, load
 from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
 from .pending_backups import PendingBackups
+from .settings import ConnectorSettings
 from .taking import Taking
 from .tracked import Ended, TrackedRequest
 from .transfer_params import Handoff
@@ -40,35 +39,31 @@ class SchedulerSide:
     def __init__(
         self,
         cache: HostCache,
-        adapters: Adapters,
+        arrivals: Arrivals,
+        lending: Lending,
+        settings: ConnectorSettings,
         *,
         weights: Weights | None = None,
-        lending: Lending,
         loads: bool,
         backs_up: bool,
-        idle_wait_s: float,
         waits_in_pass: bool = False,
-        in_flight: InFlight = InFlight.KEEP,
-        handing_over: HandingOver = HANDING_OVER,
-        own_embeddings: bool = True,
     ) -> None:
         """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
         self.cache = cache
-        self._arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
+        self._arrivals = arrivals
         self._weights = weights or Weights()
-        self._in_flight = in_flight
+        self._in_flight = settings.in_flight
         self._device_is_mixed = False
         """Whether the engine's own prefix cache may find blocks of former weights."""
         self._page_tokens = cache.config.layout.page_tokens
         self._lending = lending
         self._loads = loads
         self._backs_up = backs_up
-        self._idle_wait_s = idle_wait_s
-        self._steps = PassSteps(cache, idle_wait_s, allowed=waits_in_pass)
-        self._giving = Giving(
-            cache, handing_over.ttl_s, has_states=lending.has_states, backs_up=backs_up
-        )
-        self._taking = Taking(cache, handing_over.patience_s, loads=loads)
+        self._idle_wait_s = settings.idle_wait_s
+        self._steps = PassSteps(cache, settings.idle_wait_s, allowed=waits_in_pass)
+        waits = settings.handing_over
+        self._giving = Giving(cache, waits.ttl_s, has_states=lending.has_states, backs_up=backs_up)
+        self._taking = Taking(cache, waits.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
         """What the last pass let compute, by the engine's ids."""
         self._unfinished: set[str] = set()

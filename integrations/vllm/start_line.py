@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from ...page_format.page_layout import PageLayout
 from ...ranks.group.host_cache import HostCache
-from ...ranks.protocol.config import CacheConfig, Recurrent
+from ...ranks.protocol.config import RankCacheConfig, Recurrent
 from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 
@@ -25,7 +25,7 @@ def tell(cache: HostCache, log: logging.Logger) -> None:
 
 
 def start_line(
-    config: CacheConfig, host_pages: Mapping[str, int], ranks: int, transport: str
+    config: RankCacheConfig, host_pages: Mapping[str, int], ranks: int, transport: str
 ) -> str:
     """Return the line for caches that have agreed on so many host pages in each pool."""
     tokens = host_pages[KV_POOL] * config.layout.page_tokens
@@ -43,19 +43,19 @@ def start_line(
     )
 
 
-def _layouts(config: CacheConfig) -> Iterator[tuple[str, PageLayout]]:
+def _layouts(config: RankCacheConfig) -> Iterator[tuple[str, PageLayout]]:
     yield KV_POOL, config.layout
     for each in config.components:
         yield each.pool, each.layout
 
 
-def _page_bytes(config: CacheConfig, layout: PageLayout, ranks: int) -> int:
+def _page_bytes(config: RankCacheConfig, layout: PageLayout, ranks: int) -> int:
     """Return the bytes of a page on a rank; all hold as much, but for stages of unlike size."""
     shard = layout.shard(0, ranks, absent=config.absent_columns, stages=config.pipeline_stages)
     return shard.page_bytes
 
 
-def _part(config: CacheConfig, pool: str, layout: PageLayout, pages: int, ranks: int) -> str:
+def _part(config: RankCacheConfig, pool: str, layout: PageLayout, pages: int, ranks: int) -> str:
     """Return what is said of one pool."""
     layers = max(each.layers for each in layout.columns)
     nbytes = _page_bytes(config, layout, ranks)

@@ -12,13 +12,13 @@ from cyclopts.validators import Number
 
 from ...coordinator.bootstrap import Scalar, flatten
 from ...coordinator.collective import Transport
+from ...coordinator.settings import TIMEOUT_S_MAX
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...errors import ConfigError
 from ...ranks.protocol.agreed_pools import shard_layouts
 from ...ranks.protocol.config import (
     PAGES_MAX,
     RANKS_MAX,
-    TIMEOUT_S_MAX,
     CacheConfig,
     Eviction,
     NamespaceLimit,

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.page_layout import PageLayout
-from ...ranks.protocol.config import ComponentConfig, SlidingWindow
+from ...ranks.protocol.config import ComponentConfig
 from ...ranks.protocol.orders import KV_POOL
 from ...ranks.protocol.replica_config import ComponentSettings, ReplicaConfig
 from ...small_engine.profile import Profile
@@ -81,12 +81,11 @@ class ModelPools:
     ) -> ReplicaConfig:
         """Return the settings of a replica whose pages have one token (`PagedPrompt`)."""
         components = tuple(
-            ComponentSettings(
-                kind=each.kind,
-                pool=each.pool,
+            ComponentSettings.of(
+                each,
+                self.page_tokens,
                 device_pages=each.device_pages,
                 host_pages=each.host_pages if host_pages else 0,
-                every_pages=-(-_reach(each) // self.page_tokens),
             )
             for each in self._components(device_pages, host_pages)
         )
@@ -102,10 +101,3 @@ class ModelPools:
 
     def _components(self, device_pages: int, host_pages: int) -> tuple[ComponentConfig, ...]:
         return self.profile.components(self.page_tokens, device_pages, host_pages)
-
-
-def _reach(component: ComponentConfig) -> int:
-    """Return the tokens of a window, or between two checkpoints."""
-    if isinstance(component, SlidingWindow):
-        return component.window_tokens
-    return component.checkpoint_tokens

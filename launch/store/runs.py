@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from ...errors import LockstepError
 from ...storage_backends.base import Capabilities
+from ...storage_backends.file.backend import FileOptions
 from ...storage_backends.file.quarantine import QUARANTINE
-from ...storage_backends.file.sweep import limits_of
 from ...storage_backends.records.catalogue import Catalogue
 from ...storage_backends.uri import parse_uri, without_secrets
 from ..cli.amounts import age_in_words, bytes_in_words, count, shown_store
@@ -89,7 +89,7 @@ def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> 
     parsed = parse_uri(uri)
     in_files = parsed.scheme == "file"
     quarantine = _quarantine_record(Path(os.path.normpath(parsed.path))) if in_files else None
-    limits = limits_of(parsed) if in_files else None
+    limits = parsed.read(FileOptions).limits if in_files else None
     total = catalogue.total
     quota_bytes = None if limits is None else limits.quota_bytes
     return {

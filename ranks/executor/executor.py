@@ -18,7 +18,7 @@ from ...coordinator.proposal import Proposal, Readiness
 from ...errors import InternalError, UsageError
 from ...storage_backends.wrappers.base import Call
 from ..protocol.agreed_pools import AgreedPool
-from ..protocol.config import CacheConfig
+from ..protocol.config import RankCacheConfig
 from ..protocol.orders import (
     KV_POOL,
     AttachStore,
@@ -101,7 +101,7 @@ class RankExecutor:
     @classmethod
     def create(
         cls,
-        config: CacheConfig,
+        config: RankCacheConfig,
         agreed: Mapping[str, AgreedPool],
         device: torch.device | Mapping[str, EnginePages],
         *,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...coordinator.collective import Collective
-from ...errors import ConfigError, UsageError
+from ...errors import UsageError
 from ..protocol.answers import Admission, Wait
 from ..protocol.config import CacheConfig
 from ..protocol.orders import KV_POOL
@@ -31,7 +31,6 @@ from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, require_text
 from .member.member import Listener
 from .member.rank_cache import RankCache
-from .member.request_log import RequestLog
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +49,8 @@ class Cache(RankCache):
     Calls out of order or with impossible arguments raise `UsageError` and change nothing. Once the
     group's epoch is over, all commands but `release` and `abort` raise the `GroupError` that ended it.
     """
+
+    config: CacheConfig
 
     @classmethod
     def open(
@@ -75,11 +76,6 @@ class Cache(RankCache):
         from .control.opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
-        if not config.device_pages:
-            raise ConfigError(
-                "device_pages is 0, must be 1 or more; where the engine owns the device pages, open"
-                " a HostCache"
-            )
         group = collective or new_group(config)
         opened = open_rank(
             config,
@@ -88,13 +84,7 @@ class Cache(RankCache):
             names_pages=listener is not None,
             timeline=timeline,
         )
-
-        def make(requests: RequestLog | None) -> "Cache":
-            return cls(
-                config, group, *opened, requests=requests, listener=listener, timeline=timeline
-            )
-
-        return controlled(make, config, group, opened[0])
+        return controlled(cls(config, group, *opened, listener=listener, timeline=timeline), group)
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

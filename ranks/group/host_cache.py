@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...coordinator.collective import Collective
-from ...errors import ConfigError, GroupError, InternalError, UsageError
+from ...errors import GroupError, InternalError, UsageError
 from ..protocol.answers import Wait
-from ..protocol.config import CacheConfig
+from ..protocol.config import HostCacheConfig
 from ..protocol.orders import KV_POOL, Direction, Fence
 from ..protocol.timed_events import Timeline
 from ..replica.core.pages import PageRun, page_run
@@ -33,7 +33,6 @@ from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, require_text
 from .member.member import FLUSH_POLL_S, Flushed, Listener
 from .member.rank_cache import RankCache
-from .member.request_log import RequestLog
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,10 +56,12 @@ class HostCache(RankCache):
     stream has come to.
     """
 
+    config: HostCacheConfig
+
     @classmethod
     def open(
         cls,
-        config: CacheConfig,
+        config: HostCacheConfig,
         pages: "Lent",
         collective: Collective | None = None,
         *,
@@ -75,10 +76,6 @@ class HostCache(RankCache):
         from .control.opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
-        if config.device_pages:
-            raise ConfigError(
-                f"device_pages is {config.device_pages}, must be 0: the engine owns them"
-            )
         group = collective or new_group(config)
         opened = open_rank(
             config,
@@ -87,13 +84,7 @@ class HostCache(RankCache):
             names_pages=listener is not None,
             timeline=timeline,
         )
-
-        def make(requests: RequestLog | None) -> "HostCache":
-            return cls(
-                config, group, *opened, requests=requests, listener=listener, timeline=timeline
-            )
-
-        return controlled(make, config, group, opened[0])
+        return controlled(cls(config, group, *opened, listener=listener, timeline=timeline), group)
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

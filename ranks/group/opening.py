@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import re
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -38,9 +39,8 @@ from ..protocol.agreed_pools import (
     agreed_pools,
     namespace_of,
     pool_layouts,
-    size_settings,
 )
-from ..protocol.config import CacheConfig
+from ..protocol.config import CacheConfig, HostCacheConfig, RankCacheConfig
 from ..protocol.engine_settings import EngineSettings
 from ..protocol.orders import KV_POOL
 from ..protocol.outside import Peers
@@ -55,14 +55,15 @@ _log = logging.getLogger(__name__)
 _ENGINE_PAGES = "engine pages"
 _PER_RANK = ("peers.address", "peers.reached_at", "peers.device")
 """Settings that are each rank's own."""
+_POOL_SIZE = re.compile(r"(components\[\d+\]\.)?(device|host)_pages")
 
 
-def new_group(config: CacheConfig) -> Collective:
+def new_group(config: RankCacheConfig) -> Collective:
     """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
     return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
 
 
-def connected(config: CacheConfig, group: TorchCollective) -> Collective:
+def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
     """Connect the ranks of a group by the transport that is configured.
 
     Collective over the group, which belongs to the transport from now on (`connecting.connect`).
@@ -71,13 +72,13 @@ def connected(config: CacheConfig, group: TorchCollective) -> Collective:
     return connect(group, config.transport, lanes=shape.length, timeout_s=_longest_s(config))
 
 
-def _longest_s(config: CacheConfig) -> float:
+def _longest_s(config: RankCacheConfig) -> float:
     # Gloo's own bound must end neither what the start is still allowed to wait for, nor a round.
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
 def open_rank(
-    config: CacheConfig,
+    config: RankCacheConfig,
     collective: Collective,
     device: torch.device | Lent,
     *,
@@ -93,6 +94,12 @@ def open_rank(
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
+        wanted = CacheConfig if isinstance(device, torch.device) else HostCacheConfig
+        if not isinstance(config, wanted):
+            raise ConfigError(
+                f"a {wanted.__name__.removesuffix('Config')} needs a {wanted.__name__}, not a"
+                f" {type(config).__name__}"
+            )
         return _agree_and_open(
             config,
             collective,
@@ -106,7 +113,7 @@ def open_rank(
 
 
 def _agree_and_open(
-    config: CacheConfig,
+    config: RankCacheConfig,
     collective: Collective,
     device: torch.device | Mapping[str, EnginePages],
     *,
@@ -116,7 +123,8 @@ def _agree_and_open(
     timeout_s = config.timeouts.open_s
     lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
     mine = lent[KV_POOL].pages if KV_POOL in lent else 0
-    pools, engine_pages = _agree(config, collective, mine, timeout_s)
+    sizes, engine_pages = _agree(config, collective, mine, timeout_s)
+    pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
@@ -145,7 +153,7 @@ def _agree_and_open(
     assert executor is not None
     replica_config = ReplicaConfig.of(
         config,
-        pools={name: (each.device_pages, each.host_pages) for name, each in pools.items()},
+        pools=sizes,
         model_digest=bytes.fromhex(namespace_of(config).digest()),
         life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
         engine_pages=engine_pages,
@@ -155,30 +163,34 @@ def _agree_and_open(
 
 
 def _agree(
-    config: CacheConfig,
+    config: RankCacheConfig,
     collective: Collective,
     engine_pages: int,
     timeout_s: float,
-) -> tuple[dict[str, AgreedPool], int]:
-    """Compare the settings of all ranks; return this rank's pools in the sizes that all can have.
+) -> tuple[dict[str, tuple[int, int]], int]:
+    """Compare the settings of all ranks; return the sizes of the pools, by name, that all can have.
 
     And the smallest number of device pages that an engine has, where engines own them.
     """
-    fields: dict[str, Scalar] = flatten(config)
-    for name in _PER_RANK:
-        fields.pop(name, None)
+    fields: dict[str, Scalar] = {
+        name: value
+        for name, value in flatten(config).items()
+        if name not in _PER_RANK and _POOL_SIZE.fullmatch(name) is None
+    }
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
-    fields["owner of device pages"] = "cache" if config.device_pages else "engine"
+    fields["owner of device pages"] = "cache" if isinstance(config, CacheConfig) else "engine"
     # The settings that may differ between ranks; the smallest is used.
-    names = [name for pair in size_settings(config).values() for name in pair]
-    smallest = {name: int(str(fields.pop(name))) for name in names}
-    smallest[_ENGINE_PAGES] = engine_pages
+    mine = config.pool_sizes()
+    smallest = {
+        f"{pool} {tier}": size for pool, pair in mine.items() for tier, size in enumerate(pair)
+    }
     secret = "" if config.peers is None else config.peers.secret
     shown = partial(_shown, secret)
-    sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=shown)
-    pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
-    return pools, sizes[_ENGINE_PAGES]
+    found = agree_on_settings(
+        collective, fields, {**smallest, _ENGINE_PAGES: engine_pages}, timeout_s, shown=shown
+    )
+    return {pool: (found[f"{pool} 0"], found[f"{pool} 1"]) for pool in mine}, found[_ENGINE_PAGES]
 
 
 def _shown(secret: str, text: str) -> str:
@@ -209,7 +221,7 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
     agree_that_all_are_ready(collective, problem, timeout_s)
 
 
-def store_access(config: CacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
+def store_access(config: RankCacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
     """Say how a rank uses a store, whether it is there from the start or attached later.
 
     `store` is the URI that all ranks are given. Raises `ConfigError` for one that makes no sense, by
@@ -227,7 +239,7 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
     )
 
 
-def source_access(config: CacheConfig, rank: int, world_size: int, source: str) -> StoreAccess:
+def source_access(config: RankCacheConfig, rank: int, world_size: int, source: str) -> StoreAccess:
     """Say how a rank reads from another group that serves its pages at the URI `source`.
 
     Raises `ConfigError` for a URI that makes no sense, or where `peers` is not set.
@@ -267,7 +279,7 @@ def _reading_options(peers: Peers) -> str:
 
 
 def _page_server(
-    config: CacheConfig, collective: Collective, executor: RankExecutor
+    config: RankCacheConfig, collective: Collective, executor: RankExecutor
 ) -> PageServer | None:
     """Return the server of this rank's pages, which the executor has from now on; None without one."""
     if config.peers is None:
@@ -322,7 +334,7 @@ def _kind(uri: str) -> str:
     return "+".join([*parsed.wrappers, parsed.scheme])
 
 
-def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:
+def _maker(config: RankCacheConfig, uri: str) -> Callable[[], StorageBackend]:
     """Return a function that returns a store's backend.
 
     A backend of ours is made at once, so that a wrong URI is refused here. That of another package is
@@ -335,7 +347,7 @@ def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:
     return lambda: backend
 
 
-def _backend(config: CacheConfig, uri: str) -> StorageBackend:
+def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
     return ClaimedBackend(
         make_backend(uri),
         model=config.model,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ...page_format.namespace import Namespace
 from ...page_format.page_layout import PageLayout, ShardLayout
-from .config import CacheConfig
+from .config import RankCacheConfig
 from .orders import KV_POOL
 
 
@@ -19,7 +19,7 @@ class AgreedPool:
     host_pages: int
 
 
-def pool_layouts(config: CacheConfig) -> dict[str, PageLayout]:
+def pool_layouts(config: RankCacheConfig) -> dict[str, PageLayout]:
     """Return the layout of each pool by the pool's name, full attention's first.
 
     It is that of the model, whichever optional columns are kept here.
@@ -27,7 +27,7 @@ def pool_layouts(config: CacheConfig) -> dict[str, PageLayout]:
     return {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
 
 
-def namespace_of(config: CacheConfig) -> Namespace:
+def namespace_of(config: RankCacheConfig) -> Namespace:
     """Return what must agree before caches may share pages; every key begins with its digest."""
     return Namespace(
         model=config.model,
@@ -36,7 +36,7 @@ def namespace_of(config: CacheConfig) -> Namespace:
     )
 
 
-def shard_layouts(config: CacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:
+def shard_layouts(config: RankCacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:
     """Return what `rank` keeps of a page of each pool, without the columns that are absent here.
 
     By the pool's name, full attention's first. Raises `ConfigError` if `world_size` ranks cannot
@@ -50,27 +50,15 @@ def shard_layouts(config: CacheConfig, rank: int, world_size: int) -> dict[str, 
     }
 
 
-def size_settings(config: CacheConfig) -> dict[str, tuple[str, str]]:
-    """Return by pool the names that `coordinator.bootstrap.flatten` gives its sizes: device, host."""
-    paths = {KV_POOL: ""}
-    paths |= {each.pool: f"components[{index}]." for index, each in enumerate(config.components)}
-    return {pool: (f"{path}device_pages", f"{path}host_pages") for pool, path in paths.items()}
-
-
 def agreed_pools(
-    config: CacheConfig, sizes: Mapping[str, int], rank: int, world_size: int
+    config: RankCacheConfig, sizes: Mapping[str, tuple[int, int]], rank: int, world_size: int
 ) -> dict[str, AgreedPool]:
     """Return the pools of `rank` by name, full attention's first.
 
-    `sizes` has the agreed value of every one of `size_settings`. Raises `ConfigError` if
+    `sizes` has the pages on the device and on the host that were agreed on. Raises `ConfigError` if
     `world_size` ranks cannot divide a layout.
     """
-    settings = size_settings(config)
     return {
-        pool: AgreedPool(
-            layout=layout,
-            device_pages=sizes[settings[pool][0]],
-            host_pages=sizes[settings[pool][1]],
-        )
+        pool: AgreedPool(layout=layout, device_pages=sizes[pool][0], host_pages=sizes[pool][1])
         for pool, layout in shard_layouts(config, rank, world_size).items()
     }

@@ -1,13 +1,23 @@
 """The settings of one rank's cache, validated once, when they are made."""
 
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta
 
 from ...coordinator.collective import Transport
+from ...coordinator.settings import (
+    TIMEOUT_S_MAX,
+    AtLeastOne,
+    Count,
+    Seconds,
+    Settings,
+    TaggedSettings,
+    Text,
+)
 from ...coordinator.stop_policy import StopPolicy
 from ...errors import ConfigError
 from ...page_format.object_name import MANIFEST_POOL, MARK_POOL
@@ -22,12 +32,16 @@ PAGES_MAX = (1 << 31) - 1
 RANKS_MAX = 1024
 """The most ranks of a group."""
 
+PoolPages = Annotated[int, Meta(ge=0, le=PAGES_MAX)]
+
+TTL_S_MIN = 0.001
+"""Agreed time is counted in milliseconds."""
+
+TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
+
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
 """Names that stand in place of a pool's for objects that describe others: the manifests of models, and
 the marks of groups that have written."""
-
-TIMEOUT_S_MAX = 1e6
-"""Every wait is bounded: no timeout is longer than eleven days."""
 
 
 class WritePolicy(StrEnum):
@@ -54,127 +68,121 @@ class Eviction(StrEnum):
     """One that only requests of the lowest priority used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+@dataclass(frozen=True, kw_only=True)
+class Bounds(Settings):
     """How much may be in flight at a time. What exceeds a bound waits in order, then is refused."""
 
-    prefetches: int = 32
+    prefetches: AtLeastOne = 32
     """Prefetches that the ballot has room for; each costs three lanes in every round."""
-    prefetches_waiting: int = 4096
+    prefetches_waiting: Count = 4096
     """Prefetches that wait for their turn; one more is refused."""
-    prefetch_pages: int | None = None
+    prefetch_pages: Count | None = None
     """Host pages that all prefetches together may ask for; None stands for half the host pool."""
-    persists: int = 64
+    persists: AtLeastOne = 64
     """Writes to storage at a time."""
-    persists_waiting: int = 4096
+    persists_waiting: Count = 4096
     """Writes that wait, holding their host pages; one more is dropped and counted."""
-    pinned_pages: int | None = None
+    pinned_pages: Count | None = None
     """Pages of full attention that `pin` may keep in host memory in all; None stands for half the
     pool. Pages that are on the device only may be at most half of each of its pools."""
-    quarantine_pages: int | None = None
+    quarantine_pages: Count | None = None
     """Pages that operations may keep which were stopped and do not fall quiet. A store whose operations
     keep more host pages is detached; None stands for a quarter of the host pool. Copies that keep more
     of any pool end the epoch; None stands for half of each pool."""
-    remembered_misses: int = 65536
+    remembered_misses: Count = 65536
     """Keys that were promised and could not be read, and as many that are not stored; the oldest are
     forgotten first."""
-    inflight_bytes: int = 256 << 20
+    inflight_bytes: AtLeastOne = 256 << 20
     """Bytes that this rank's storage loop reads and writes at a time."""
 
-    def __post_init__(self) -> None:
-        for name in ("prefetches", "persists", "inflight_bytes"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name} is {value}, must be 1 or more")
-        for name in (
-            "prefetches_waiting",
-            "persists_waiting",
-            "remembered_misses",
-            "prefetch_pages",
-            "pinned_pages",
-            "quarantine_pages",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}, must not be negative")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+@dataclass(frozen=True, kw_only=True)
+class Timeouts(Settings):
     """How long each kind of wait may take, in seconds."""
 
-    round_s: float = 60.0
+    round_s: Seconds = 60.0
     """A round. Longer than the engine's compile stalls, shorter than its watchdog."""
-    lookup_s: float = 5.0
+    lookup_s: Seconds = 5.0
     """A lookup in the store."""
-    persist_s: float = 60.0
+    persist_s: Seconds = 60.0
     """One write operation."""
-    copy_s: float = 60.0
+    copy_s: Seconds = 60.0
     """One copy between device and host."""
-    fence_s: float = 1.0
+    fence_s: Seconds = 1.0
     """How long an engine that wants to overwrite pages waits for backups that read them."""
-    quiesce_s: float = 10.0
+    quiesce_s: Seconds = 10.0
     """How long I/O that was stopped may still touch its pages before they are quarantined."""
-    miss_memory_s: float = 60.0
+    miss_memory_s: Seconds = 60.0
     """How long a failed read is remembered, in agreed time."""
-    absence_memory_s: float = 1.0
+    absence_memory_s: Seconds = 1.0
     """How long it is remembered, in agreed time, that not every rank's store has a page: none asks for
     it again meanwhile, also if another group writes it."""
-    open_s: float = 180.0
+    open_s: Seconds = 180.0
     """How long it may last until every rank has its memory and its store, when a cache is opened; and,
     in agreed time, until every rank has a store that is attached later."""
-    flush_s: float = 120.0
+    flush_s: Seconds = 120.0
     """How long `flush` and `close` wait for what is in flight, in agreed time."""
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            # Written so that it refuses what is not a number, too.
-            if not 0 < value <= TIMEOUT_S_MAX:
-                raise ConfigError(
-                    f"{each.name} is {value}, must be more than 0 and at most {TIMEOUT_S_MAX:.0f}"
-                )
 
+class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
+    """A pool beside full attention's."""
 
-class SlidingWindow(Struct, frozen=True, kw_only=True, tag="sliding_window"):
-    """The KV of layers that attend to the last `window_tokens` tokens only: a pool of its own."""
+    UNCHECKED: ClassVar[frozenset[str]] = frozenset({"layout"})
+    kind: ClassVar[str]
 
-    kind: ClassVar[str] = "sliding_window"
-    window_tokens: int
-    layout: PageLayout
-    """The layout of its pages, which have as many tokens as those of full attention."""
-    device_pages: int
-    host_pages: int
-    pool: str = "window"
+    pool: str
     """The pool's name; part of the name of every object in storage."""
+    layout: PageLayout
+    device_pages: PoolPages = 0
+    """Pages on the device that are the cache's own; none under an engine that lends its pages."""
+    host_pages: PoolPages
 
     def __post_init__(self) -> None:
-        _check_pool(self)
-        if self.window_tokens < 1:
+        super().__post_init__()
+        reserved = (KV_POOL, *RECORD_POOLS)
+        if not re.fullmatch("[a-z0-9.-]{1,32}", self.pool) or self.pool in reserved:
             raise ConfigError(
-                f"pool {self.pool!r}: window_tokens is {self.window_tokens}, must be 1 or more"
+                f"a pool cannot be called {self.pool!r}; use up to 32 lower-case letters and"
+                f" digits, and not {', '.join(map(repr, reserved))}, which have a meaning already"
             )
 
 
-class Recurrent(Struct, frozen=True, kw_only=True, tag="recurrent"):
+class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window"):
+    """The KV of layers that attend to the last `window_tokens` tokens only: a pool of its own.
+
+    The layout's pages have as many tokens as those of full attention.
+    """
+
+    kind: ClassVar[str] = "sliding_window"
+    pool: str = "window"
+    window_tokens: AtLeastOne
+
+    @property
+    def reach_tokens(self) -> int:
+        """The tokens of the window."""
+        return self.window_tokens
+
+
+class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
     """A recurrent state (Mamba, linear attention): one page of its own pool for each checkpoint.
 
     A state stands for everything before it, whatever its length, so its layout is that of a page of
-    one token.
+    one token. `device_pages` are slots for checkpoints and for the states that requests work on, one
+    for each.
     """
 
     kind: ClassVar[str] = "recurrent"
-    checkpoint_tokens: int
-    """A checkpoint is kept at every multiple of this, which is a multiple of the page's tokens."""
-    layout: PageLayout
-    device_pages: int
-    """Slots for checkpoints and for the states that requests work on, one for each."""
-    host_pages: int
     pool: str = "state"
-    """The pool's name; part of the name of every object in storage."""
+    checkpoint_tokens: AtLeastOne
+    """A checkpoint is kept at every multiple of this, which is a multiple of the page's tokens."""
+
+    @property
+    def reach_tokens(self) -> int:
+        """The tokens from one checkpoint to the next."""
+        return self.checkpoint_tokens
 
     def __post_init__(self) -> None:
-        _check_pool(self)
+        super().__post_init__()
         if self.layout.page_tokens != 1:
             raise ConfigError(
                 f"pool {self.pool!r}: the layout of a state has pages of"
@@ -185,39 +193,21 @@ class Recurrent(Struct, frozen=True, kw_only=True, tag="recurrent"):
 ComponentConfig = SlidingWindow | Recurrent
 
 
-def _check_pool(component: ComponentConfig) -> None:
-    reserved = (KV_POOL, *RECORD_POOLS)
-    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool in reserved:
-        raise ConfigError(
-            f"a pool cannot be called {component.pool!r}; use up to 32 lower-case letters and"
-            f" digits, and not {', '.join(map(repr, reserved))}, which have a meaning already"
-        )
-    for name in ("device_pages", "host_pages"):
-        value = getattr(component, name)
-        if not 0 <= value <= PAGES_MAX:
-            raise ConfigError(
-                f"pool {component.pool!r}: {name} is {value}, must be 0 to {PAGES_MAX}"
-            )
-
-
-TTL_S_MIN = 0.001
-"""Agreed time is counted in milliseconds."""
-
 ANY_NAMESPACE = "*"
 """Stands for every namespace that has no limit of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamespaceLimit:
+@dataclass(frozen=True, kw_only=True)
+class NamespaceLimit(Settings):
     """How much one namespace may keep in the cache, and for how long."""
 
     namespace: str
     """`*` stands for each namespace that is not named."""
-    device_pages: int | None = None
+    device_pages: Count | None = None
     """Full-attention pages on the device beyond which its least recently used leave."""
-    host_pages: int | None = None
+    host_pages: Count | None = None
     """Full-attention pages in host memory beyond which its least recently used leave."""
-    ttl_s: float | None = None
+    ttl_s: TtlSeconds | None = None
     """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
 
     @property
@@ -225,28 +215,65 @@ class NamespaceLimit:
         """Whether the namespace may not keep what it likes."""
         return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
 
+
+@dataclass(frozen=True, kw_only=True)
+class OperationSettings(Settings):
+    """How long operations may take, and how many there may be: what every layer is told."""
+
+    stop_policy: StopPolicy = field(default_factory=StopPolicy)
+    bounds: Bounds = field(default_factory=Bounds)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings(OperationSettings):
+    """What the user of every engine may say of a group."""
+
+    store: Text | None = field(default=None, repr=False)
+    """The store's URI (L3), which may have a password in it; None for host memory alone. `{rank}` in it
+    stands for the rank, where each has its own."""
+    pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 1
+    """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
+    transport: Transport = Transport.AUTO
+    """The transport of the rounds. `auto` chooses one by the hosts of the ranks, and says which and why
+    (`CacheStats.transport`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionSettings(OperationSettings):
+    """What leaves first, and how much each namespace may keep."""
+
+    eviction: str = Eviction.LRU
+    """One of `Eviction`, or the name of a policy that was registered
+    (`register_eviction_policy`)."""
+    limits: tuple[NamespaceLimit, ...] = ()
+    """Quotas and times to live of namespaces."""
+
     def __post_init__(self) -> None:
-        for name in ("device_pages", "host_pages"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(
-                    f"limit of namespace {self.namespace!r}: {name} is {value}, must be 0 or more"
-                )
-        if self.ttl_s is not None and not TTL_S_MIN <= self.ttl_s <= TIMEOUT_S_MAX:
-            raise ConfigError(
-                f"limit of namespace {self.namespace!r}: ttl_s is {self.ttl_s}, must be"
-                f" {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}"
-            )
+        super().__post_init__()
+        find_policy(self.eviction)
+        require_distinct("namespaces have one limit each", [each.namespace for each in self.limits])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
-    """Everything that one rank's cache needs to know.
+@dataclass(frozen=True, kw_only=True)
+class WriteSettings(Settings):
+    """When a cache copies its own device pages to host memory."""
+
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    selective_hits: AtLeastOne = 2
+    """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCacheConfig(GroupSettings, EvictionSettings):
+    """What every cache of a rank needs to know, whoever owns the device pages.
 
     All but the pool sizes must be equal on every rank; of those the smallest is used.
     """
 
-    model: str
+    UNCHECKED = frozenset({"layout", "components", "description"})
+
+    model: Text
     """The model's name; part of every key."""
     weights_version: str = "0"
     """Changes whenever the weights do; part of every key."""
@@ -259,117 +286,53 @@ class CacheConfig:
     same with engines of the same layouts that do."""
     description: ModelDescription | None = None
     """The engine's description of all that the model keeps; what has no pool is refused by name."""
-    device_pages: int = 0
-    """Pages on the device (L1); 0 where the engine owns them and lends them for copies."""
-    host_pages: int
+    host_pages: PoolPages
     """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
     populate_host: bool = False
     """Take the host's pages from the system in the background, while no store moves bytes, and not at
     their first use, which can take longer than the copy into them."""
-    store: str | None = field(default=None, repr=False)
-    """The store's URI (L3), which may have a password in it, or None. `{rank}` in it stands
-    for the rank, where each has its own."""
-    stop_policy: StopPolicy = field(default_factory=StopPolicy)
-    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    selective_hits: int = 2
-    """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
-    eviction: str = Eviction.LRU
-    """One of `Eviction`, or the name of a policy that was registered
-    (`register_eviction_policy`)."""
-    limits: tuple[NamespaceLimit, ...] = ()
-    """Quotas and times to live of namespaces."""
     peers: Peers | None = None
     """Set where pages are served to other groups, or read from them, directly out of host memory."""
     control: Control | None = None
     """Set where an operator may ask the group for something while it serves."""
-    pipeline_stages: int = 1
+    pipeline_stages: AtLeastOne = 1
     """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
     and each keeps the layers of its stage."""
-    pipeline_depth: int = 1
-    """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
-    transport: Transport = Transport.AUTO
-    """The transport of the rounds. `auto` chooses one by the hosts of the ranks, and says which and why
-    (`CacheStats.transport`)."""
-    bounds: Bounds = field(default_factory=Bounds)
-    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("model is empty; give the model's name")
-        if not 0 <= self.device_pages <= PAGES_MAX:
-            raise ConfigError(f"device_pages is {self.device_pages}, must be 0 to {PAGES_MAX}")
-        if not 0 <= self.host_pages <= PAGES_MAX:
-            raise ConfigError(f"host_pages is {self.host_pages}, must be 0 to {PAGES_MAX}")
-        if self.pipeline_stages < 1:
-            raise ConfigError(f"pipeline_stages is {self.pipeline_stages}, must be 1 or more")
-        if self.pipeline_depth not in (0, 1):
-            raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
-        for name, choices in (("transport", Transport), ("write_policy", WritePolicy)):
-            value = getattr(self, name)
-            try:
-                # What is compared by identity later must not be the text that equals it.
-                object.__setattr__(self, name, choices(value))
-            except ValueError:
-                raise ConfigError(
-                    f"{name} is {value!r}, must be one of {', '.join(choices)}"
-                ) from None
-        find_policy(self.eviction)
+        super().__post_init__()
         for name in ("store", "peers"):
             if getattr(self, name) is not None and not self.host_pages:
                 raise ConfigError(f"{name} needs host memory: set host_pages to 1 or more")
-        self._check_components()
+        require_distinct("pool names must differ", [each.pool for each in self.components])
+        for each in self.components:
+            self._check_component(each)
         self._check_columns()
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
         """Return the pages on the device and on the host of each pool, by its name."""
-        sizes = {KV_POOL: (self.device_pages, self.host_pages)}
+        sizes = {KV_POOL: (0, self.host_pages)}
         sizes |= {each.pool: (each.device_pages, each.host_pages) for each in self.components}
         return sizes
 
-    def _check_components(self) -> None:
-        if self.selective_hits < 1:
-            raise ConfigError(f"selective_hits is {self.selective_hits}, must be 1 or more")
-        limited = [limit.namespace for limit in self.limits]
-        if len(set(limited)) != len(limited):
-            raise ConfigError(f"namespaces have one limit each: {', '.join(limited)}")
-        pools = [component.pool for component in self.components]
-        if len(set(pools)) != len(pools):
-            raise ConfigError(f"pool names must differ: {', '.join(pools)}")
-        page_tokens = self.layout.page_tokens
-        for component in self.components:
-            name = f"pool {component.pool!r}"
-            if bool(component.device_pages) != bool(self.device_pages):
-                raise ConfigError(
-                    f"{name}: device_pages is {component.device_pages} beside {self.device_pages} of"
-                    " full attention; a model with such a pool needs device pages of both"
-                )
-            if bool(component.host_pages) != bool(self.host_pages):
-                raise ConfigError(
-                    f"{name}: host_pages is {component.host_pages} beside {self.host_pages} of full"
-                    " attention; set both or neither"
-                )
-            if isinstance(component, SlidingWindow):
-                if component.layout.page_tokens != page_tokens:
-                    raise ConfigError(
-                        f"{name}: its pages have {component.layout.page_tokens} tokens and those of"
-                        f" full attention {page_tokens}; they must be equal"
-                    )
-                least = -(-component.window_tokens // page_tokens) + 1
-                if self.device_pages and component.device_pages < least:
-                    raise ConfigError(
-                        f"{name}: device_pages is {component.device_pages}, must be {least} or more:"
-                        " a window, and a page to compute in"
-                    )
-            elif component.checkpoint_tokens < 1 or component.checkpoint_tokens % page_tokens:
+    def _check_component(self, component: ComponentConfig) -> None:
+        name, page_tokens = f"pool {component.pool!r}", self.layout.page_tokens
+        if bool(component.host_pages) != bool(self.host_pages):
+            raise ConfigError(
+                f"{name}: host_pages is {component.host_pages} beside {self.host_pages} of full"
+                " attention; set both or neither"
+            )
+        if isinstance(component, Recurrent):
+            if component.checkpoint_tokens % page_tokens:
                 raise ConfigError(
                     f"{name}: checkpoint_tokens is {component.checkpoint_tokens}, must be a multiple"
                     f" of the page's {page_tokens} tokens"
                 )
-            elif component.device_pages == 1:
-                raise ConfigError(
-                    f"{name}: device_pages is 1, must be 2 or more: a checkpoint, and the state that"
-                    " a request works on"
-                )
+        elif component.layout.page_tokens != page_tokens:
+            raise ConfigError(
+                f"{name}: its pages have {component.layout.page_tokens} tokens and those of"
+                f" full attention {page_tokens}; they must be equal"
+            )
 
     def _check_columns(self) -> None:
         layouts = [self.layout, *(each.layout for each in self.components)]
@@ -387,3 +350,50 @@ class CacheConfig:
     def _kept(self, layout: PageLayout) -> list[str]:
         """Return the names of the columns that this engine's pages have."""
         return [column.name for column in layout.kept(self.absent_columns)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(RankCacheConfig, WriteSettings):
+    """The settings of a `Cache`, which has device pages of its own."""
+
+    device_pages: Annotated[int, Meta(ge=1, le=PAGES_MAX)]
+    """Pages on the device (L1)."""
+
+    def pool_sizes(self) -> dict[str, tuple[int, int]]:
+        """See `RankCacheConfig`."""
+        return super().pool_sizes() | {KV_POOL: (self.device_pages, self.host_pages)}
+
+    def _check_component(self, component: ComponentConfig) -> None:
+        super()._check_component(component)
+        least, what = 2, "a checkpoint, and the state that a request works on"
+        if isinstance(component, SlidingWindow):
+            least = -(-component.window_tokens // self.layout.page_tokens) + 1
+            what = "a window, and a page to compute in"
+        if component.device_pages < least:
+            raise ConfigError(
+                f"pool {component.pool!r}: device_pages is {component.device_pages}, must be {least}"
+                f" or more: {what}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCacheConfig(RankCacheConfig):
+    """The settings of a `HostCache`, whose engine lends device pages and says when each is copied."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for what, each in (
+            *((f"pool {each.pool!r}", each) for each in self.components),
+            *((f"limit of namespace {each.namespace!r}", each) for each in self.limits),
+        ):
+            if each.device_pages:
+                raise ConfigError(
+                    f"{what}: device_pages is {each.device_pages}, and the engine owns the device's"
+                    " pages; leave it out"
+                )
+
+
+def require_distinct(what: str, names: Sequence[str]) -> None:
+    """Raise `ConfigError`, which begins with `what`, if a name occurs twice."""
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{what}: {', '.join(names)}")

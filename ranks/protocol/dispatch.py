@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from ...coordinator.codec import Codec, Record
 from ...coordinator.expectations import Expectation
 from ...coordinator.proposal import Change
-from .config import CacheConfig
+from .config import HostCacheConfig
 from .orders import Order
 from .replica_config import ReplicaConfig
 
@@ -69,7 +69,7 @@ class Opened(Record, frozen=True):
 
     rank: int
     world_size: int
-    config: CacheConfig
+    config: HostCacheConfig
     """The settings that all ranks have agreed on."""
     replica: ReplicaConfig
     serving_address: str

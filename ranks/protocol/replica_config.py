@@ -1,24 +1,21 @@
 """The replica's part of a cache's settings; equal on every rank."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ...coordinator.stop_policy import StopPolicy
+from ...coordinator.settings import Settings, part_of
 from .config import (
-    Bounds,
     CacheConfig,
-    Eviction,
-    NamespaceLimit,
-    Recurrent,
-    SlidingWindow,
-    Timeouts,
-    WritePolicy,
+    ComponentConfig,
+    EvictionSettings,
+    RankCacheConfig,
+    WriteSettings,
 )
 from .orders import KV_POOL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentSettings:
+@dataclass(frozen=True, kw_only=True)
+class ComponentSettings(Settings):
     """One component beside full attention."""
 
     kind: str
@@ -29,9 +26,22 @@ class ComponentSettings:
     every_pages: int
     """Its window, or the distance of its checkpoints, in pages of tokens."""
 
+    @classmethod
+    def of(
+        cls, component: ComponentConfig, page_tokens: int, *, device_pages: int, host_pages: int
+    ) -> "ComponentSettings":
+        """Return the settings of a component in the sizes that were agreed on."""
+        return cls(
+            kind=component.kind,
+            pool=component.pool,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            every_pages=-(-component.reach_tokens // page_tokens),
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig:
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaConfig(EvictionSettings, WriteSettings):
     """The settings of a replica; equal on every rank."""
 
     page_tokens: int
@@ -48,21 +58,14 @@ class ReplicaConfig:
     life: bytes = b""
     """Drawn when the cache was opened; keys after a `reset` are this life's alone, and so is the epoch
     that its rounds have in their headers."""
-    stop_policy: StopPolicy = field(default_factory=StopPolicy)
-    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    selective_hits: int = 2
-    eviction: str = Eviction.LRU
-    limits: tuple[NamespaceLimit, ...] = ()
     names_pages: bool = False
     """Whether notices name pages by their keys, which costs a hash for each page of tokens. It changes
     nothing else, so it may differ between ranks."""
-    bounds: Bounds = field(default_factory=Bounds)
-    timeouts: Timeouts = field(default_factory=Timeouts)
 
     @classmethod
     def of(
         cls,
-        config: CacheConfig,
+        config: RankCacheConfig,
         *,
         pools: Mapping[str, tuple[int, int]],
         model_digest: bytes,
@@ -74,27 +77,30 @@ class ReplicaConfig:
 
         `pools` has, by name of pool, the pages on the device and on the host that were agreed on.
         """
+        page_tokens, shared = config.layout.page_tokens, part_of(config, EvictionSettings)
+        if isinstance(config, CacheConfig):
+            shared |= part_of(config, WriteSettings)
         device_pages, host_pages = pools[KV_POOL]
+        components = tuple(
+            ComponentSettings.of(
+                each,
+                page_tokens,
+                device_pages=pools[each.pool][0],
+                host_pages=pools[each.pool][1],
+            )
+            for each in config.components
+        )
         return cls(
-            page_tokens=config.layout.page_tokens,
+            page_tokens=page_tokens,
             device_pages=device_pages,
             engine_pages=engine_pages,
             host_pages=host_pages,
-            components=tuple(
-                _component(each, config.layout.page_tokens, *pools[each.pool])
-                for each in config.components
-            ),
+            components=components,
             has_store=config.store is not None,
             model_digest=model_digest,
             life=life,
-            stop_policy=config.stop_policy,
-            write_policy=config.write_policy,
-            selective_hits=config.selective_hits,
-            eviction=config.eviction,
-            limits=config.limits,
             names_pages=names_pages,
-            bounds=config.bounds,
-            timeouts=config.timeouts,
+            **shared,
         )
 
     @property
@@ -118,16 +124,3 @@ class ReplicaConfig:
         """Return the capacities of the pools of one tier, by component."""
         full = (self.device_pages, self.host_pages)[tier]
         return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))
-
-
-def _component(
-    config: SlidingWindow | Recurrent, page_tokens: int, device: int, host: int
-) -> ComponentSettings:
-    tokens = config.window_tokens if isinstance(config, SlidingWindow) else config.checkpoint_tokens
-    return ComponentSettings(
-        kind=config.kind,
-        pool=config.pool,
-        device_pages=device,
-        host_pages=host,
-        every_pages=-(-tokens // page_tokens),
-    )

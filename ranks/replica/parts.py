@@ -1,7 +1,10 @@
-"""The classes that a replica is put together from. A test hands in others, to see who notices."""
+"""The classes that a rank is put together from. A test hands in others, to see who notices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...coordinator.ballot import Ballot
+from ...coordinator.lanes import BallotShape
 from .attaching import Attaching
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
@@ -40,6 +43,8 @@ class Parts:
     lent: type[LentDevice] = LentDevice
     pinning: type[Pinning] = Pinning
     attaching: type[Attaching] = Attaching
+    ballot: Callable[[BallotShape, int], Ballot] = Ballot
+    """Makes the ballot of a rank."""
 
 
 SOUND = Parts()

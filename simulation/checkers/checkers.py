@@ -10,7 +10,7 @@ from ...coordinator.operation import Kind, Phase
 from ...ranks.group.host_cache import HostCache
 from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.protocol.answers import Admission
-from ...ranks.protocol.config import CacheConfig, Recurrent
+from ...ranks.protocol.config import RankCacheConfig, Recurrent
 from ...ranks.replica.check import InvariantViolation
 from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.components import Component
@@ -92,7 +92,7 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
 class TreeChecker:
     """Compares what the tree offers with what the memory of each rank holds."""
 
-    def __init__(self, contents: Contents, config: CacheConfig) -> None:
+    def __init__(self, contents: Contents, config: RankCacheConfig) -> None:
         self._contents = contents
         self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
         self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
@@ -175,7 +175,7 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
 class DeadlineChecker:
     """Every operation ends in bounded virtual time, whatever storage does."""
 
-    def __init__(self, config: CacheConfig, *, step_us_max: int, still_us: int) -> None:
+    def __init__(self, config: RankCacheConfig, *, step_us_max: int, still_us: int) -> None:
         """The time that the ranks agree on may stand still for up to `still_us` in all."""
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000

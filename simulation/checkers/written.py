@@ -19,7 +19,7 @@ _Piece = tuple[Component, Node, int]
 """Of a component, the pages of a node from a position on."""
 
 
-def check_written(seen: Inspection, stores: Sequence[SimulatedStore], policy: WritePolicy) -> None:
+def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
     """Raise unless each rank's store has accepted what it should have.
 
     A store that was attached later need not have what was in memory before; and pages in quarantine may
@@ -27,7 +27,7 @@ def check_written(seen: Inspection, stores: Sequence[SimulatedStore], policy: Wr
     """
     if promises_anything(seen):
         for node in seen.prefixes.tree.nodes():
-            _check(seen, stores, _promised(seen, node, policy))
+            _check(seen, stores, _promised(seen, node))
 
 
 def check_written_again(
@@ -71,11 +71,12 @@ def _on_host(seen: Inspection, node: Node) -> Iterator[_Piece]:
             yield component, node, node.start
 
 
-def _promised(seen: Inspection, node: Node, policy: WritePolicy) -> Iterator[_Piece]:
+def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     """Yield what the store should have for a node, of its whole path."""
     components = seen.prefixes.components
     yield from _on_host(seen, node)
-    if policy is not WritePolicy.WRITE_THROUGH or not seen.config.device_pages:
+    through = seen.config.write_policy is WritePolicy.WRITE_THROUGH
+    if not (through and seen.config.device_pages):
         return
     full = components[0]
     if node.values[DEVICE][0] is not None:

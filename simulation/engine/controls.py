@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 
 from ...ranks.group.member.rank_cache import RankCache
+from ...ranks.protocol.config import CacheConfig
 from ..rank.cluster import ask
 from ..world.faults import FAULT_PROFILES
 from ..world.policies import draw_limits
@@ -18,7 +19,7 @@ class Controls:
     def __init__(self, world: World) -> None:
         self.share = FAULT_PROFILES[world.fault_profile].controlled
         """How often an operator asks for something."""
-        self._resets = bool(world.config.device_pages)
+        self._resets = isinstance(world.config, CacheConfig)
         """An engine with pages of its own resets the cache itself, together with those."""
         self._random = world.stream("controls")
         self.generation = 0

@@ -8,7 +8,7 @@ slot that the model changes in place.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...ranks.protocol.config import CacheConfig, SlidingWindow
+from ...ranks.protocol.config import RankCacheConfig, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
 from ..findings.finding import Violated
 from ..findings.pages import PagesMissing, Slot, TwoOwners
@@ -106,7 +106,7 @@ class RecurrentLayers(Layers):
 class Model:
     """All layers of a model, on the device memory of every rank."""
 
-    def __init__(self, config: CacheConfig, contents: Contents) -> None:
+    def __init__(self, config: RankCacheConfig, contents: Contents) -> None:
         self._page = page_tokens = config.layout.page_tokens
         self.layers: list[Layers] = [FullAttentionLayers(KV_POOL, page_tokens, contents)]
         for component in config.components:

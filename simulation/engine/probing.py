@@ -49,6 +49,6 @@ def _reserve(caches: Sequence[Cache], world: World, name: str, tokens: int) -> b
     )
     if not isinstance(answer, Wait):
         return True
-    if world.config.write_policy is not WritePolicy.WRITE_BACK:
+    if caches[0].config.write_policy is not WritePolicy.WRITE_BACK:
         raise Violated(NotToBeHad(tokens // world.page_tokens, "device pages", answer.value))
     return False

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...coordinator.ballot import Ballot
 from ...coordinator.collective import Collective
 from ...ranks.group.cache import Cache
 from ...ranks.group.host_cache import HostCache
@@ -49,7 +48,6 @@ class Build:
     make: MakeExecutor = make_executor
     parts: Parts = SOUND
     """The parts of the replica."""
-    ballot: type[Ballot] = Ballot
     cache: type[Cache] = Cache
     """The cache of a rank whose replica owns the device pages."""
     host_cache: type[HostCache] = HostCache
@@ -130,16 +128,15 @@ def begin_epoch(
         memories.append(memory)
         executors.append(executor)
         kind = build.host_cache if world.l1 == ENGINE else build.cache
-        return kind(
+        cache = kind(
             config,
             collective,
             executor,
             replica_config,
-            requests=logs[rank],
-            substitutes=Substitutes(
-                clock_ms=clocks[rank].now_ms, parts=build.parts, ballot=build.ballot
-            ),
+            substitutes=Substitutes(clock_ms=clocks[rank].now_ms, parts=build.parts),
         )
+        cache.take_requests(logs[rank])
+        return cache
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
     return Epoch(cluster, executors, memories, logs)

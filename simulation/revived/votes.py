@@ -52,8 +52,8 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 def count_without_names() -> Build:
     """The watermark of backups says how many have ended, and each rank settles as many of its own."""
-    parts = Parts(agenda=_ShowsItsLine)
-    return Build(parts=parts, ballot=_Counts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
+    parts = Parts(agenda=_ShowsItsLine, ballot=_Counts)
+    return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
 
 class _Counts(Ballot):

@@ -1,6 +1,6 @@
 """What a schedule's cache copies and keeps: write policy, order of eviction, limits and pins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from ...ranks.protocol.config import ANY_NAMESPACE, Eviction, NamespaceLimit, WritePolicy
@@ -19,14 +19,17 @@ class Policies:
 
 def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
     """Draw the policies; an engine that owns the device pages decides itself what to back up."""
-    write_policy = random.choice((*[WritePolicy.WRITE_THROUGH] * 3, *WritePolicy))
-    return Policies(
-        write_policy=WritePolicy.WRITE_THROUGH if engine_owns_device else write_policy,
+    policies = Policies(
+        write_policy=random.choice((*[WritePolicy.WRITE_THROUGH] * 3, *WritePolicy)),
         selective_hits=random.randint(1, 3),
         eviction=random.choice((Eviction.LRU, *Eviction)),
         limits=draw_limits(random) if random.random() < 0.25 else (),
         pinned_pages=random.choice((None, 4, 20)),
     )
+    if not engine_owns_device:
+        return policies
+    limits = tuple(replace(each, device_pages=None) for each in policies.limits)
+    return replace(policies, write_policy=WritePolicy.WRITE_THROUGH, limits=limits)
 
 
 def draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:

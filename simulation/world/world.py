@@ -1,8 +1,9 @@
 """The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from msgspec import structs
 
@@ -12,6 +13,8 @@ from ...ranks.protocol.config import (
     Bounds,
     CacheConfig,
     ComponentConfig,
+    HostCacheConfig,
+    RankCacheConfig,
     Recurrent,
     SlidingWindow,
     Timeouts,
@@ -20,7 +23,7 @@ from ...ranks.protocol.orders import KV_POOL
 from ...ranks.protocol.outside import Peers
 from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
-from .policies import draw_policies
+from .policies import Policies, draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
@@ -49,7 +52,7 @@ class World:
     """Who owns the device pages: REPLICA or ENGINE."""
     device_pools: Mapping[str, int]
     """How many pages each pool has on the device of each rank, by name, whoever owns them."""
-    config: CacheConfig
+    config: RankCacheConfig
     faults: Mishaps
     requests_max: int
     """How many requests the engine has in flight at a time."""
@@ -136,13 +139,6 @@ def _draw_layout(random: Random, heads: int) -> PageLayout:
     return PageLayout(page_tokens=random.choice((1, 2, 3, 4, 4, 4)), columns=(column,))
 
 
-def _owned(components: Sequence[ComponentConfig], l1: str) -> tuple[ComponentConfig, ...]:
-    """Return the components without device pages, where those are the engine's."""
-    return tuple(
-        each if l1 == REPLICA else structs.replace(each, device_pages=0) for each in components
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """What is settled for one of two groups before its world is drawn."""
@@ -193,19 +189,17 @@ def draw_world(
         prompt_pages_max=prompt_pages_max,
         tiny=plan.tiny_pools,
     )
-    config = CacheConfig(
+    config = _config(
+        l1,
+        components,
+        device_pages,
+        policies,
         model="simulated",
         layout=layout,
-        components=_owned(components, l1),
-        device_pages=device_pages if l1 == REPLICA else 0,
         host_pages=host_pages,
         store="memory://" if random.random() < 0.94 else None,
         peers=Peers(),
         stop_policy=_draw_stop_policy(random),
-        write_policy=policies.write_policy,
-        selective_hits=policies.selective_hits,
-        eviction=policies.eviction,
-        limits=policies.limits,
         pipeline_depth=depth,
         bounds=_draw_bounds(random, policies.pinned_pages, tiny=plan.tiny_bounds),
         timeouts=draw_timeouts(random, fence_s=owner.choice((0.001, 0.006))),
@@ -227,6 +221,27 @@ def draw_world(
         step_us_max=random.choice((6_000, 15_000, 30_000)),
         prompt_pages_max=prompt_pages_max,
         role=side.role,
+    )
+
+
+def _config(
+    l1: str,
+    components: tuple[ComponentConfig, ...],
+    device_pages: int,
+    policies: Policies,
+    **others: Any,
+) -> RankCacheConfig:
+    """Return the settings of a cache, which owns the device pages or has them lent."""
+    shared = {**others, "eviction": policies.eviction, "limits": policies.limits}
+    if l1 != REPLICA:
+        lent = tuple(structs.replace(each, device_pages=0) for each in components)
+        return HostCacheConfig(components=lent, **shared)
+    return CacheConfig(
+        components=components,
+        device_pages=device_pages,
+        write_policy=policies.write_policy,
+        selective_hits=policies.selective_hits,
+        **shared,
     )
 
 

@@ -28,11 +28,14 @@ import errno
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from ...errors import ConfigError, StorageError
 from ...page_format.object_name import ObjectName
@@ -44,14 +47,13 @@ from ..uri import StoreUri
 from .contents import file_bytes
 from .objects import Durability, ObjectFiles
 from .read_only import ReadOnlyFiles
-from .sweep import SweepLimits, limits_of
+from .sweep import QUOTA_BYTES_MAX, SweepLimits
 from .sweeper import Sweeper
-from .trust import Trust, trust_of
+from .trust import Trust
 from .uses import UseTimes
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 """More help with a disk that has to be waited for, and cost where there are no cores for them."""
-THREADS_MAX: Final = 256
 _JOB_BYTES_MIN: Final = 4 << 20
 """A job moves at least this much. Small pages are mostly Python's own work, which two threads do
 more slowly than one; so a batch of them is divided only if it is large."""
@@ -69,16 +71,30 @@ _OPEN_TIMEOUT_S: Final = 30.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LISTED_AT_A_TIME: Final = 256
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
-_OPTIONS: Final = (
-    "durability",
-    "direct",
-    "threads",
-    "quota_gib",
-    "quota_bytes",
-    "ttl_s",
-    "trust",
-    "read_only",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(SweepLimits):
+    """The options of a `file://` URI."""
+
+    durability: Durability = Durability.NONE
+    direct: bool = False
+    threads: Annotated[int, Meta(ge=1, le=256)] = THREADS
+    quota_gib: Annotated[float, Meta(ge=1e-6, le=QUOTA_BYTES_MAX >> 30)] | None = None
+    trust: Trust = Trust.OWNER
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quota_gib is not None and self.quota_bytes is not None:
+            raise ConfigError("quota_gib and quota_bytes are one too many")
+
+    @property
+    def limits(self) -> SweepLimits | None:
+        """What the store may keep; None if it may keep everything."""
+        quota = self.quota_bytes if self.quota_gib is None else int(self.quota_gib * (1 << 30))
+        limits = SweepLimits(quota_bytes=quota, ttl_s=self.ttl_s)
+        return None if limits == SweepLimits() else limits
 
 
 class FileBackend(ThreadedBackend):
@@ -92,37 +108,32 @@ class FileBackend(ThreadedBackend):
     def __init__(
         self,
         root: Path,
+        options: FileOptions | None = None,
         *,
-        durability: Durability = Durability.NONE,
-        direct: bool = False,
-        threads: int = THREADS,
-        limits: SweepLimits | None = None,
-        trust: Trust = Trust.OWNER,
-        read_only: bool = False,
         text: str = "",
     ) -> None:
         if not root.is_absolute():
             raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
-        if not 1 <= threads <= THREADS_MAX:
-            raise ConfigError(
-                f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
-            )
+        options = options or FileOptions()
         super().__init__(
             str(root),
             "lockstep-file",
-            threads=threads,
+            threads=options.threads,
             job_bytes_min=_JOB_BYTES_MIN,
             job_names_min=_JOB_NAMES_MIN,
         )
         self.root = root
-        self._direct = direct
-        self.read_only = read_only
+        self._direct = options.direct
+        self.read_only = options.read_only
+        trust = options.trust
         self._files = (
             ReadOnlyFiles(root, trust=trust, text=text)
-            if read_only
-            else ObjectFiles(root, durability, direct=direct, trust=trust, text=text)
+            if options.read_only
+            else ObjectFiles(
+                root, options.durability, direct=options.direct, trust=trust, text=text
+            )
         )
-        self._limits = None if read_only else limits
+        self._limits = None if options.read_only else options.limits
         self._sweeper: Sweeper | None = None
         self._seen = SeenNames(_NAMES_SEEN_MAX)
         self._looking = asyncio.Lock()
@@ -291,15 +302,5 @@ class FileBackend(ThreadedBackend):
 
 def from_uri(uri: StoreUri) -> FileBackend:
     """Return the backend of a `file://` URI."""
-    uri.only_options(_OPTIONS)
-    durability = uri.choice("durability", [each.value for each in Durability], "none")
-    return FileBackend(
-        uri.directory("file:///absolute/path"),
-        durability=Durability(durability),
-        direct=uri.flag("direct"),
-        threads=uri.number("threads", THREADS, low=1, high=THREADS_MAX),
-        limits=limits_of(uri),
-        trust=trust_of(uri),
-        read_only=uri.flag("read_only"),
-        text=uri.text,
-    )
+    root = uri.directory("file:///absolute/path")
+    return FileBackend(root, uri.read(FileOptions), text=uri.text)

@@ -30,12 +30,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import log2
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
-from ...errors import ConfigError
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...page_format.object_name import OBJECTS, name_digest
 from ..records.catalogue import RECORD_BYTES, is_record
-from ..uri import StoreUri
 from .contents import FileContents
 from .listing import stored_as
 from .publish import FILE_MODE, sweep
@@ -53,8 +54,7 @@ EMPTY_AGE_S: Final = 3600.0
 FUTURE_S: Final = 60.0
 """A file that was used so much later than now was marked by a wrong clock. It is marked anew, or it
 would stay until then. What was used a little later was used while the pass went on."""
-_QUOTA_BYTES_MAX: Final = 1 << 60
-_TTL_MAX_S: Final = 1e10
+QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
@@ -64,12 +64,12 @@ _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, on every filesystem."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepLimits:
+@dataclass(frozen=True, kw_only=True)
+class SweepLimits(Settings):
     """What a store may keep; None for as much or as long as there is."""
 
-    quota_bytes: int | None = None
-    ttl_s: float | None = None
+    quota_bytes: Annotated[int, Meta(ge=1, le=QUOTA_BYTES_MAX)] | None = None
+    ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Since an object was last used."""
 
 
@@ -355,22 +355,3 @@ def _unlink(directory: int, name: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def limits_of(uri: StoreUri) -> SweepLimits | None:
-    """Return what the store may keep, as its URI says; None if it may keep everything."""
-    given = [name for name in ("quota_gib", "quota_bytes") if name in uri.options]
-    if len(given) > 1:
-        raise ConfigError(f"store {uri.text!r}: quota_gib and quota_bytes are one too many")
-    quota_bytes: int | None = None
-    if "quota_bytes" in given:
-        quota_bytes = uri.number("quota_bytes", 0, low=1, high=_QUOTA_BYTES_MAX)
-    elif given:
-        gib = uri.decimal("quota_gib", 0.0, low=1e-6, high=_QUOTA_BYTES_MAX / (1 << 30))
-        quota_bytes = int(gib * (1 << 30))
-    ttl_s: float | None = None
-    if "ttl_s" in uri.options:
-        ttl_s = uri.decimal("ttl_s", 0.0, low=1.0, high=_TTL_MAX_S)
-    if quota_bytes is None and ttl_s is None:
-        return None
-    return SweepLimits(quota_bytes=quota_bytes, ttl_s=ttl_s)

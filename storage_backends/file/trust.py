@@ -13,7 +13,6 @@ from typing import Final
 
 from ...errors import ConfigError
 from ...page_format.object_name import NAME_DIGEST_BYTES, OBJECTS
-from ..uri import StoreUri
 from .publish import TEMPORARY
 from .quarantine import QUARANTINE
 
@@ -32,11 +31,6 @@ class Trust(StrEnum):
     GROUP = "group"
     """Also the group that the directory belongs to."""
     ANY = "any"
-
-
-def trust_of(uri: StoreUri) -> Trust:
-    """Return whom a store's URI trusts."""
-    return Trust(uri.choice("trust", [each.value for each in Trust], Trust.OWNER))
 
 
 def check_trust(root: Path, root_fd: int, trust: Trust) -> None:

@@ -45,15 +45,6 @@ _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
 """The library needs half a minute to find out that there is no such device."""
-_OPTIONS: Final = (
-    "segment_bytes",
-    "buffer_bytes",
-    "protocol",
-    "device",
-    "metadata",
-    "host",
-    "replicas",
-)
 
 
 class MooncakeBackend(ThreadedBackend):
@@ -233,7 +224,6 @@ def from_uri(uri: StoreUri) -> MooncakeBackend:
 
 def settings_of(uri: StoreUri) -> MooncakeSettings:
     """Return what a `mooncake://` URI says, or raise `ConfigError` saying what is wrong with it."""
-    uri.only_options(_OPTIONS)
     uri.refuse_half_characters()
     host, _, port = uri.host.rpartition(":")
     numeric = port.isascii() and port.isdigit() and len(port) < 6
@@ -241,13 +231,4 @@ def settings_of(uri: StoreUri) -> MooncakeSettings:
         raise ConfigError(f"store {uri.text!r} must name the master as mooncake://host:port")
     if uri.path.strip("/"):
         raise ConfigError(f"store {uri.text!r} has a path; write mooncake://host:port?option=value")
-    return MooncakeSettings(
-        master=uri.host,
-        host=uri.options.get("host", "127.0.0.1"),
-        metadata=uri.options.get("metadata", "P2PHANDSHAKE"),
-        protocol=uri.choice("protocol", ("tcp", "rdma"), "tcp"),
-        device=uri.options.get("device", ""),
-        segment_bytes=uri.number("segment_bytes", 0, low=0, high=1 << 50),
-        buffer_bytes=uri.number("buffer_bytes", 16 << 20, low=0, high=1 << 40),
-        replicas=uri.number("replicas", 1, low=1, high=64),
-    )
+    return uri.read(MooncakeSettings, master=uri.host)

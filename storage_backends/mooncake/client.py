@@ -19,9 +19,13 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
+from ...ranks.protocol.engine_settings import Protocol
 from ..buffers import address_of
 from ..threaded_backend import Stop
 from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
@@ -38,8 +42,8 @@ left_behind: list["MooncakeDistributedStore"] = []
 """Clients that could not leave their store. To forget one would be to close it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MooncakeSettings:
+@dataclass(frozen=True, kw_only=True)
+class MooncakeSettings(Settings):
     """How a client takes part in a store."""
 
     master: str
@@ -47,13 +51,13 @@ class MooncakeSettings:
     host: str = "127.0.0.1"
     """Under which other clients reach this one's segment."""
     metadata: str = "P2PHANDSHAKE"
-    protocol: str = "tcp"
+    protocol: Protocol = "tcp"
     device: str = ""
-    segment_bytes: int = 0
+    segment_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     """Memory that this process gives to the store; with none it only uses that of others."""
-    buffer_bytes: int = 16 << 20
+    buffer_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 16 << 20
     """The library's own staging memory."""
-    replicas: int = 1
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class MooncakeClient:

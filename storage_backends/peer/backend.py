@@ -23,22 +23,31 @@ memory of our own (`one_sided`), so that a call of it that hangs costs no more e
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName
 from ...ranks.protocol.allowed_sources import AllowedSources
-from ...ranks.protocol.engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
+from ...ranks.protocol.engine_settings import EngineSettings, TransferSettings
 from ...ranks.protocol.host_port import split_address
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..uri import StoreUri
 from .calls import look_up, read_objects
 from .group import PeerGroup
 
-CONNECT_S: Final = 5.0
-INFLIGHT_BYTES: Final = 64 << 20
-_OPTIONS: Final = ("secret", "connect_s", "inflight_bytes", "allow_sources", "transfer")
-_ENGINE_OPTIONS: Final = ("protocol", "device", "insists")
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions(TransferSettings):
+    """The options of a `peer://` URI."""
+
+    secret: str = field(default="", repr=False)
+    connect_s: Annotated[float, Meta(ge=0.01, le=600)] = 5.0
+    inflight_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 64 << 20
+    allow_sources: str = ""
+    """As `Peers` has them, with commas between."""
 
 
 class PeerBackend:
@@ -50,8 +59,8 @@ class PeerBackend:
         secret: str = "",
         *,
         text: str = "",
-        connect_s: float = CONNECT_S,
-        inflight_bytes: int = INFLIGHT_BYTES,
+        connect_s: float = PeerOptions.connect_s,
+        inflight_bytes: int = PeerOptions.inflight_bytes,
         engine: EngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
@@ -137,7 +146,6 @@ class PeerBackend:
 
 def from_uri(uri: StoreUri) -> PeerBackend:
     """Return the backend of a `peer://` URI."""
-    uri.only_options((*_OPTIONS, *_ENGINE_OPTIONS))
     try:
         split_address(uri.host)
     except ConfigError:
@@ -147,29 +155,13 @@ def from_uri(uri: StoreUri) -> PeerBackend:
         ) from None
     if uri.path not in ("", "/"):
         raise ConfigError(f"store {uri.text!r} has a path; write peer://host:port")
+    options = uri.read(PeerOptions)
     return PeerBackend(
         uri.host,
-        uri.options.get("secret", ""),
+        options.secret,
         text=uri.text,
-        connect_s=uri.decimal("connect_s", CONNECT_S, low=0.01, high=600),
-        inflight_bytes=uri.number("inflight_bytes", INFLIGHT_BYTES, low=1, high=1 << 40),
-        engine=_engine_settings(uri),
-        allowed=AllowedSources(
-            [each for each in uri.options.get("allow_sources", "").split(",") if each]
-        ),
+        connect_s=options.connect_s,
+        inflight_bytes=options.inflight_bytes,
+        engine=options.engine,
+        allowed=AllowedSources([each for each in options.allow_sources.split(",") if each]),
     )
-
-
-def _engine_settings(uri: StoreUri) -> EngineSettings | None:
-    """Return which engine is to read, None for none."""
-    settings = EngineSettings(
-        protocol=uri.choice("protocol", PROTOCOLS, "tcp"),
-        device=uri.options.get("device", ""),
-        insists=uri.flag("insists"),
-    )
-    if uri.choice("transfer", TRANSFERS, TCP) == MOONCAKE:
-        return settings
-    given = [each for each in _ENGINE_OPTIONS if each in uri.options]
-    if given:
-        raise ConfigError(f"store {uri.text!r}: {given[0]} is of transfer=mooncake alone")
-    return None

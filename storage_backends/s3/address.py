@@ -6,30 +6,23 @@ a refused URI had in it is therefore not repeated either, if it may be secret.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
 from ..uri import StoreUri, without_secrets
 
-CONCURRENCY: Final = 32
-"""One request waits for the network most of its time, so many of them are needed to fill a link."""
-CONCURRENCY_MAX: Final = 1024
-_OPTIONS: Final = (
-    "endpoint",
-    "region",
-    "concurrency",
-    "anonymous",
-    "read_only",
-)
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
 _SECRET: Final = re.compile(r"secret|token|access|password|credential|(^|_)key", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Address:
+@dataclass(frozen=True, kw_only=True)
+class S3Address(Settings):
     """One prefix of one bucket, and how to reach it."""
 
     bucket: str
@@ -40,8 +33,9 @@ class S3Address:
     region: str | None = None
     anonymous: bool = False
     """Whether requests go unsigned, without any credentials."""
-    concurrency: int = CONCURRENCY
-    """Requests in flight at a time."""
+    concurrency: Annotated[int, Meta(ge=1, le=1024)] = 32
+    """Requests in flight at a time. One waits for the network most of its time, so many are needed to
+    fill a link."""
     read_only: bool = False
     """Whether nothing in the bucket is made, replaced or removed."""
 
@@ -52,7 +46,6 @@ class S3Address:
 def address_of(uri: StoreUri) -> S3Address:
     """Return what an `s3://` URI says of the bucket. Raises `ConfigError`."""
     _refuse_secrets(uri)
-    uri.only_options(_OPTIONS)
     if not uri.host:
         raise ConfigError(f"store {uri.text!r} names no bucket; write s3://bucket/prefix")
     if _BUCKET.fullmatch(uri.host) is None:
@@ -64,18 +57,12 @@ def address_of(uri: StoreUri) -> S3Address:
     prefix = uri.path.strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise ConfigError(f"store {uri.text!r}: the prefix has an empty part, '.' or '..'")
-    region = uri.options.get("region")
-    if region is not None and _REGION.fullmatch(region) is None:
-        raise ConfigError(f"store {uri.text!r}: region is {region!r}, write it as us-east-1")
-    return S3Address(
-        bucket=uri.host,
-        prefix=prefix,
-        endpoint=_endpoint(uri),
-        region=region,
-        anonymous=uri.flag("anonymous"),
-        concurrency=uri.number("concurrency", CONCURRENCY, low=1, high=CONCURRENCY_MAX),
-        read_only=uri.flag("read_only"),
-    )
+    address = uri.read(S3Address, bucket=uri.host, prefix=prefix)
+    if address.region is not None and _REGION.fullmatch(address.region) is None:
+        raise ConfigError(
+            f"store {uri.text!r}: region is {address.region!r}, write it as us-east-1"
+        )
+    return replace(address, endpoint=_endpoint(uri))
 
 
 def _refuse_secrets(uri: StoreUri) -> None:
@@ -86,8 +73,9 @@ def _refuse_secrets(uri: StoreUri) -> None:
     if "@" in uri.host:
         bucket = uri.host.rpartition("@")[2]
         raise ConfigError(f"store s3://{bucket}/...: the URI has credentials before '@'; {remedy}")
+    known = {each.name for each in fields(S3Address)}
     for name in uri.options:
-        if name not in _OPTIONS and _SECRET.search(name):
+        if name not in known and _SECRET.search(name):
             raise ConfigError(
                 f"store s3://{uri.host}/...: option {name!r} is a credential; {remedy}"
             )

@@ -29,28 +29,23 @@ from time import monotonic
 from typing import Final
 
 from ...errors import ConfigError, StorageError
-from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
 from ..complaints import Complaints
-from ..file.trust import Trust, trust_of
 from ..seen_names import SeenNames
 from ..threaded_backend import Stop, ThreadCalls, ThreadedBackend
 from ..uri import StoreUri
-from .files import FILES_MAX, SlotFiles, made_directory
+from .files import SlotFiles, made_directory
 from .index_calls import IndexCalls
 from .index_file import path_of
 from .page_index import PageIndex
 from .reads import OpenSlots, PlacedRead, SlotReads
-from .sizes import agree_on_sizes, sizes_of
+from .sizes import ThreeFsOptions, agree_on_sizes
 from .transfers import Transfers
 from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
-FILES: Final = 4
-RINGS: Final = 4
-RINGS_MAX: Final = 64
 LEASE_S: Final = 60.0
 """How long the slots of a dead writer are lost; longer than a write takes."""
 _JOB_BYTES_MIN: Final = 2 << 20
@@ -72,8 +67,7 @@ _log = logging.getLogger(__name__)
 class ThreeFsBackend(ThreadedBackend):
     """Keeps the contract of `StorageBackend` in slots of large files.
 
-    `slot_bytes` and `file_slots` may be None: as the store has them. `text` names the store in the
-    log, as its URI without secrets does.
+    `text` names the store in the log, as its URI without secrets does.
     """
 
     slots: OpenSlots
@@ -83,32 +77,23 @@ class ThreeFsBackend(ThreadedBackend):
         self,
         root: Path,
         index: PageIndex,
+        options: ThreeFsOptions | None = None,
         *,
-        slot_bytes: int | None = None,
-        file_slots: int | None = None,
-        files: int = FILES,
-        rings: int = RINGS,
         lease_s: float = LEASE_S,
         transfers: Transfers | None = None,
-        trust: Trust = Trust.OWNER,
-        read_only: bool = False,
         text: str = "",
     ) -> None:
         if not root.is_absolute():
             raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
-        if slot_bytes is not None and slot_bytes % HEADER_BYTES:
-            raise ConfigError(
-                f"store {root}: slot_bytes is {slot_bytes}, must be a multiple of {HEADER_BYTES}"
-            )
-        super().__init__(str(root), "lockstep-3fs", threads=rings, job_bytes_min=_JOB_BYTES_MIN)
+        options = options or ThreeFsOptions()
+        super().__init__(
+            str(root), "lockstep-3fs", threads=options.rings, job_bytes_min=_JOB_BYTES_MIN
+        )
         self._root = root
         self._index = index
-        self._slot_bytes = slot_bytes
-        self._file_slots = file_slots
-        self._files = files
+        self._options = options
         self._lease_s = lease_s
-        self._trust = trust
-        self.read_only = read_only
+        self.read_only = options.read_only
         self._complaints = Complaints(text or f"3fs://{root}", _ROOM)
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
@@ -242,14 +227,14 @@ class ThreeFsBackend(ThreadedBackend):
 
     def _open_blocking(self) -> None:
         index = self._index
-        with made_directory(self._root, self._trust):
+        with made_directory(self._root, self._options.trust):
             index.open()
         transfers = self._transfers = self._transfers or choose_transfers(self._root)
         files = self._open_files = SlotFiles(self._root, transfers)
         files.open(index)
-        settings = agree_on_sizes(self._root, index, self._slot_bytes, self._file_slots)
+        settings = agree_on_sizes(self._root, index, self._options)
         files.use(settings)
-        wanted = self._files * settings.file_slots
+        wanted = self._options.files * settings.file_slots
         slots = index.provide(0 if self.read_only else wanted)
         complaints = self._complaints
         transfers.use(settings.slot_bytes, complaints)
@@ -273,20 +258,9 @@ class ThreeFsBackend(ThreadedBackend):
 
 def from_uri(uri: StoreUri) -> ThreeFsBackend:
     """Return the backend of a `3fs://` URI."""
-    uri.only_options(("index", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only"))
-    root = uri.directory("3fs:///mount/path?index=...")
-    index = uri.options.get("index")
-    if index is None:
+    root, options = uri.directory("3fs:///mount/path?index=..."), uri.read(ThreeFsOptions)
+    if not options.index:
         raise ConfigError(f"store {uri.text!r} has no index; add ?index=sqlite:///absolute/path")
-    slot_bytes, file_slots = sizes_of(uri)
     return ThreeFsBackend(
-        root,
-        PageIndex(path_of(index), home=root),
-        slot_bytes=slot_bytes,
-        file_slots=file_slots,
-        files=uri.number("files", FILES, low=1, high=FILES_MAX),
-        rings=uri.number("rings", RINGS, low=1, high=RINGS_MAX),
-        trust=trust_of(uri),
-        read_only=uri.flag("read_only"),
-        text=uri.text,
+        root, PageIndex(path_of(options.index), home=root), options, text=uri.text
     )

@@ -23,7 +23,7 @@ from typing import Final
 from ...errors import ConfigError
 from ..file.publish import DIRECTORY_MODE, FILE_MODE
 from ..file.trust import Trust, check_own
-from .page_index import PageIndex, Settings
+from .page_index import PageIndex, SlotSizes
 from .transfers import Transfers
 
 STORE: Final = "store"
@@ -66,7 +66,7 @@ class SlotFiles:
                 "filesystem that it belongs to, or give another index"
             )
 
-    def use(self, settings: Settings) -> None:
+    def use(self, settings: SlotSizes) -> None:
         """Learn how long the files are."""
         self._file_bytes = settings.slot_bytes * settings.file_slots
 
@@ -173,7 +173,7 @@ def made_directory(path: Path, trust: Trust) -> Generator[None]:
         raise
 
 
-def place_of(slot: int, settings: Settings) -> tuple[str, int]:
+def place_of(slot: int, settings: SlotSizes) -> tuple[str, int]:
     """Return the file that a slot is in, and where it begins there."""
     number, within = divmod(slot, settings.file_slots)
     return f"slots-{number:06d}", within * settings.slot_bytes

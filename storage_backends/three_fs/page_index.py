@@ -125,7 +125,7 @@ class Used(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SlotSizes:
     """What everybody who uses an index must agree on; decided by who comes first."""
 
     slot_bytes: int
@@ -233,10 +233,10 @@ class PageIndex:
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
-    def agree(self, settings: Settings) -> Settings:
+    def agree(self, settings: SlotSizes) -> SlotSizes:
         """Return the settings that the index was begun with; `settings`, if there were none."""
         with self._change() as database:
-            return Settings(
+            return SlotSizes(
                 slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
                 file_slots=int(_set_default(database, "file_slots", settings.file_slots)),
             )

@@ -27,7 +27,7 @@ from ..complaints import Complaints
 from ..threaded_backend import Stop
 from .files import SlotFiles, WrongFileError
 from .index_calls import IndexCalls, LateError
-from .page_index import Entry, PageIndex, Settings
+from .page_index import Entry, PageIndex, SlotSizes
 from .transfers import Extent, Moved, Transfers
 
 _READ_TRIES: Final = 8
@@ -48,7 +48,7 @@ class OpenSlots:
     files: SlotFiles
     index: IndexCalls
     transfers: Transfers
-    settings: Settings
+    settings: SlotSizes
     complaints: Complaints
 
 

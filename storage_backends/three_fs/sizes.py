@@ -1,13 +1,18 @@
 """The sizes of a `3fs://` store, which its index knows and everybody who uses it agrees on."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
 from ...page_format.object_header import HEADER_BYTES
+from ..file.trust import Trust
 from ..records.manifest import MANIFEST_BYTES
-from ..uri import StoreUri
-from .page_index import PageIndex, Settings
+from .files import FILES_MAX
+from .page_index import PageIndex, SlotSizes
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES
 SLOT_BYTES_MIN: Final = HEADER_BYTES + MANIFEST_BYTES
@@ -17,17 +22,25 @@ FILE_SLOTS: Final = 1024
 FILE_SLOTS_MAX: Final = 1 << 20
 
 
-def sizes_of(uri: StoreUri) -> tuple[int | None, int | None]:
-    """Return `slot_bytes` and `file_slots` as the URI has them; None asks for nothing."""
-    limits = {
-        "slot_bytes": (SLOT_BYTES_MIN, SLOT_BYTES_MAX),
-        "file_slots": (1, FILE_SLOTS_MAX),
-    }
-    slot_bytes, file_slots = (
-        uri.number(name, 0, low=low, high=high) if name in uri.options else None
-        for name, (low, high) in limits.items()
-    )
-    return slot_bytes, file_slots
+@dataclass(frozen=True, kw_only=True)
+class ThreeFsOptions(Settings):
+    """The options of a `3fs://` URI."""
+
+    index: str = ""
+    slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)] | None = None
+    """None, as for `file_slots`: as the store has them."""
+    file_slots: Annotated[int, Meta(ge=1, le=FILE_SLOTS_MAX)] | None = None
+    files: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 4
+    rings: Annotated[int, Meta(ge=1, le=64)] = 4
+    trust: Trust = Trust.OWNER
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.slot_bytes is not None and self.slot_bytes % HEADER_BYTES:
+            raise ConfigError(
+                f"slot_bytes is {self.slot_bytes}, must be a multiple of {HEADER_BYTES}"
+            )
 
 
 def slot_bytes_for(payload_bytes: int) -> int:
@@ -35,17 +48,14 @@ def slot_bytes_for(payload_bytes: int) -> int:
     return max(SLOT_BYTES_MIN, HEADER_BYTES * (1 + -(-payload_bytes // HEADER_BYTES)))
 
 
-def agree_on_sizes(
-    root: Path, index: PageIndex, slot_bytes: int | None, file_slots: int | None
-) -> Settings:
+def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> SlotSizes:
     """Return the sizes of the store; those asked for, if it is new. None asks for nothing.
 
     Raises `ConfigError` if the store has others than were asked for, or the index says what no store
     can have, and `StorageError` if it says no number.
     """
-    ours = Settings(
-        slot_bytes=SLOT_BYTES if slot_bytes is None else slot_bytes,
-        file_slots=FILE_SLOTS if file_slots is None else file_slots,
+    ours = SlotSizes(
+        slot_bytes=options.slot_bytes or SLOT_BYTES, file_slots=options.file_slots or FILE_SLOTS
     )
     settings = index.agree(ours)
     if not _are_possible(settings):
@@ -55,8 +65,8 @@ def agree_on_sizes(
             "something else, so give a new index"
         )
     for name, asked, there in (
-        ("slot_bytes", slot_bytes, settings.slot_bytes),
-        ("file_slots", file_slots, settings.file_slots),
+        ("slot_bytes", options.slot_bytes, settings.slot_bytes),
+        ("file_slots", options.file_slots, settings.file_slots),
     ):
         if asked is not None and asked != there:
             raise ConfigError(
@@ -66,7 +76,7 @@ def agree_on_sizes(
     return settings
 
 
-def _are_possible(settings: Settings) -> bool:
+def _are_possible(settings: SlotSizes) -> bool:
     slot_bytes = settings.slot_bytes
     return (
         SLOT_BYTES_MIN <= slot_bytes <= SLOT_BYTES_MAX

@@ -22,16 +22,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated
 
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Read, StorageBackend, Write
 from ..buffers import fitting
 from ..uri import StoreUri
 from .base import Answer, AroundWrapper, Call, PendingCall
 
-CALLS: Final = 5
-COOL_DOWN_S: Final = 5.0
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerOptions(Settings):
+    """The options of the wrapper."""
+
+    calls: Annotated[int, Meta(ge=1, le=1000)] = 5
+    cool_down_s: Annotated[float, Meta(ge=0.001, le=3600)] = 5.0
 
 
 class BreakerState(StrEnum):
@@ -63,8 +71,8 @@ class BreakerBackend(AroundWrapper):
         self,
         backend: StorageBackend,
         *,
-        calls: int = CALLS,
-        cool_down_s: float = COOL_DOWN_S,
+        calls: int = BreakerOptions.calls,
+        cool_down_s: float = BreakerOptions.cool_down_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(backend)
@@ -139,9 +147,5 @@ def _is_possible(key: ObjectName | Read | Write) -> bool:
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> BreakerBackend:
     """Return `backend` with the breaker that the URI's options ask for."""
-    uri.only_wrapper_options("breaker", ("breaker.calls", "breaker.cool_down_s"))
-    return BreakerBackend(
-        backend,
-        calls=uri.number("breaker.calls", CALLS, low=1, high=1000),
-        cool_down_s=uri.decimal("breaker.cool_down_s", COOL_DOWN_S, low=0.001, high=3600),
-    )
+    options = uri.read(BreakerOptions, "breaker")
+    return BreakerBackend(backend, calls=options.calls, cool_down_s=options.cool_down_s)

@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
+from msgspec import Meta
+
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
@@ -52,6 +55,23 @@ _OF_READS: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.FLIP)
 _OF_WRITES: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LOST)
 _OF_EXISTENCE: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LIE)
 _OF_REMOVALS: Final = (Fault.ERROR, Fault.TIMEOUT)
+
+
+_Rate = Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultOptions(Settings):
+    """The options of the wrapper; a kind without a rate never comes, unless none has one."""
+
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 20
+    delay: _Rate | None = None
+    error: _Rate | None = None
+    timeout: _Rate | None = None
+    lost: _Rate | None = None
+    lie: _Rate | None = None
+    flip: _Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,20 +275,14 @@ def _flip(buffers: Sequence[memoryview]) -> None:
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
     """Return `backend` with the faults that the URI's options ask for."""
-    options = {kind: f"fault.{kind}" for kind in Fault}
-    uri.only_wrapper_options("fault", ("fault.seed", "fault.delay_ms", *options.values()))
-    rates = {
-        kind: uri.decimal(option, 0.0, low=0.0, high=1.0)
-        for kind, option in options.items()
-        if option in uri.options
-    }
-    if not rates:
-        rates = dict.fromkeys(Fault, RATE)
+    options = uri.read(FaultOptions, "fault")
+    given = {kind: getattr(options, kind) for kind in Fault}
+    rates = {kind: rate for kind, rate in given.items() if rate is not None}
     try:
         plan = FaultPlan(
-            seed=uri.number("fault.seed", 0, low=0, high=(1 << 63) - 1),
-            rates=MappingProxyType(rates),
-            delay_s=uri.number("fault.delay_ms", 20, low=0, high=3_600_000) / 1000,
+            seed=options.seed,
+            rates=MappingProxyType(rates or dict.fromkeys(Fault, RATE)),
+            delay_s=options.delay_ms / 1000,
         )
         return FaultBackend(backend, plan)
     except ConfigError as error:

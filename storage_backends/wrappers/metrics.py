@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ...coordinator.settings import Settings
 from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, StorageBackend, WriteOutcome
 from ..latencies import Histogram, Latencies
@@ -160,5 +161,5 @@ class _Seen:
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> MetricsBackend:
     """Return `backend`, measured."""
-    uri.only_wrapper_options("metrics", ())
+    uri.read(Settings, "metrics")
     return MetricsBackend(backend)

@@ -16,7 +16,7 @@ from lockstep.benchmarks.rank_processes import Measurement, Say, run_ranks
 from lockstep.launch.cli.interruption import Interrupted
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.file.backend import THREADS
-from lockstep.storage_backends.three_fs.backend import RINGS
+from lockstep.storage_backends.three_fs.sizes import ThreeFsOptions
 from tests.kit.launch.in_process import Run, run_lockstep
 from tests.kit.storage.calls import object_name, opened_at, put_many, soon
 
@@ -170,7 +170,7 @@ def test_a_page_has_on_each_rank_the_bytes_that_were_asked_for(mib: int, ranks: 
         ("file:///x?threads=7", 7),
         ("file:///x", THREADS),
         ("3fs:///x?index=sqlite:///y&rings=3", 3),
-        ("3fs:///x?index=sqlite:///y", RINGS),
+        ("3fs:///x?index=sqlite:///y", ThreeFsOptions.rings),
         ("s3://bucket", THREADS),
     ],
 )

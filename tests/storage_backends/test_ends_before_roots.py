@@ -10,8 +10,7 @@ import pytest
 
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import After, StorageBackend, Write, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
-from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.file.sweeper import Sweeper
 from tests.kit.storage.calls import get_many, object_name, page, soon, using
 from tests.kit.storage.files import sweeper_of
@@ -90,8 +89,8 @@ def bounded(
         )
         return lambda: using(store.backend())
     monkeypatch.setattr(Sweeper, "start", no_passes)
-    limits = SweepLimits(quota_bytes=OBJECTS_MAX * ROOM)
-    return lambda: using(FileBackend(tmp_path / "kv", limits=limits))
+    options = FileOptions(quota_bytes=OBJECTS_MAX * ROOM)
+    return lambda: using(FileBackend(tmp_path / "kv", options))
 
 
 def give_way(backend: StorageBackend) -> None:

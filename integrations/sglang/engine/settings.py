@@ -8,24 +8,17 @@ HiCache has no flag for.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from ....coordinator.stop_policy import StopPolicy, StopRule
+from msgspec import Meta
+
+from ....coordinator.settings import Count, Settings, Text, read_settings
+from ....coordinator.stop_policy import StopPolicy, StopRule, StopTime
 from ....errors import ConfigError
-from ....ranks.protocol.config import CacheConfig, WritePolicy
-from ...settings import (
-    PluginSettings,
-    integer,
-    mapping,
-    number,
-    one_of,
-    read,
-    require_known,
-    text,
-    truth,
-)
+from ....ranks.protocol.config import WritePolicy
+from ...settings import ServingSettings
 
 WHERE = "--hicache-storage-backend-extra-config"
 
@@ -35,26 +28,58 @@ BACKEND = "dynamic"
 NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 """Keys by which SGLang would find a backend of HiCache's. They may stay where they are."""
 
-OWN = (
-    "witness",
-    "prefetch_threshold",
-    "prefetch_timeout_base",
-    "prefetch_timeout_per_ki_token",
-    *NAMES_A_BACKEND,
-)
-"""Keys that other engines do not have."""
 
+@dataclass(frozen=True, kw_only=True)
+class Flags(Settings):
+    """SGLang's flags for HiCache, as it has resolved them."""
 
-class Flags(Protocol):
-    """The flags of SGLang's that speak of HiCache, as it has resolved them."""
-
-    hicache_ratio: float | None
-    hicache_size: int
-    hicache_write_policy: str
-    hicache_host_memory_mode: str
+    hicache_ratio: Annotated[float, Meta(gt=0, le=1e6)] | None
+    """Host pages for each device page, where no size is given."""
+    hicache_size: Count
+    """Host memory for pages on each rank in GB; 0 where the ratio counts."""
+    hicache_write_policy: WritePolicy
+    hicache_host_memory_mode: Literal["cache"]
+    """Lockstep keeps pages in host memory."""
     hicache_storage_backend: str | None
     hicache_storage_backend_extra_config: str | None
-    hicache_storage_prefetch_policy: str
+    hicache_storage_prefetch_policy: StopRule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hicache_storage_backend not in {None, BACKEND}:
+            raise ConfigError(
+                f"hicache_storage_backend is {self.hicache_storage_backend!r}, which is a store of"
+                f" HiCache's; give {BACKEND!r}, and the store's URI as 'store' in {WHERE}"
+            )
+        if self.hicache_write_policy is WritePolicy.WRITE_BACK:
+            raise ConfigError(
+                "hicache_write_policy is 'write_back': SGLang's tree does not say whose tokens a page"
+                " has when it evicts it, so nothing could be copied then; take"
+                " 'write_through_selective'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraSettings(ServingSettings):
+    """The extra configuration; equal on every rank."""
+
+    where: ClassVar[str] = WHERE
+
+    witness: bool = False
+    """Whether ranks compare each batch before any of them computes it."""
+    prefetch_threshold: Count = 0
+    """A request asks storage only for more tokens than are on the device by at least so many."""
+    prefetch_timeout_base: StopTime | None = None
+    """`base_s` of the stop policy, where that is not given itself."""
+    prefetch_timeout_per_ki_token: StopTime | None = None
+    """`per_ki_token_s` of the stop policy, where that is not given itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AttachSettings(Settings):
+    """What the extra configuration may say when a store is attached while the engine runs."""
+
+    store: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +94,8 @@ class PoolSize:
 class SglangSettings:
     """Everything that a user has said; equal on every rank."""
 
-    plugin: PluginSettings
-    write_policy: WritePolicy
-    host_ratio: float
-    """Host pages for each device page, where no size is given."""
-    host_size_gb: int
-    """Host memory for pages on each rank in GB; 0 where the ratio counts."""
-    prefetch_threshold_tokens: int = 0
-    """A request asks storage only for more tokens than are on the device by at least so many."""
-    witness: bool = False
-    """Whether ranks compare each batch before any of them computes it."""
+    plugin: ExtraSettings
+    flags: Flags
 
     def host_pages(self, pools: Mapping[str, PoolSize], main: str) -> dict[str, int]:
         """Return the host pages of each pool, in the proportions that they have on the device.
@@ -86,12 +103,14 @@ class SglangSettings:
         `main` is the pool that `host_pages` counts. Every pool has one at least.
         """
         settings, device = self.plugin, pools[main].device_pages
-        ratio = self.host_ratio
+        size_gb = self.flags.hicache_size
+        # SGLang has a default of its own, and puts it there before a cache is made.
+        ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
         if settings.host_pages is not None:
             ratio = settings.host_pages / device
-        elif settings.host_memory_gib is not None or self.host_size_gb:
+        elif settings.host_memory_gib is not None or size_gb:
             gib = settings.host_memory_gib
-            nbytes = self.host_size_gb * 10**9 if gib is None else int(gib * (1 << 30))
+            nbytes = size_gb * 10**9 if gib is None else int(gib * (1 << 30))
             ratio = nbytes / sum(each.device_pages * each.page_bytes for each in pools.values())
             if int(ratio * device) < 1:
                 raise ConfigError(
@@ -106,67 +125,58 @@ class SglangSettings:
         }
 
 
-def parse(flags: Flags) -> SglangSettings:
+def parse(resolved: object) -> SglangSettings:
     """Return the settings; raises `ConfigError` with the flag or the key that is wrong.
 
-    Reads the file that the extra configuration may name by `@path`.
+    `resolved` has SGLang's flags as attributes. Reads the file that the extra configuration may name by
+    `@path`.
     """
-    if flags.hicache_host_memory_mode != "cache":
-        raise ConfigError(
-            f"--hicache-host-memory-mode is {flags.hicache_host_memory_mode!r}: Lockstep keeps pages in"
-            " host memory; leave it at 'cache'"
-        )
-    if flags.hicache_storage_backend not in {None, BACKEND}:
-        raise ConfigError(
-            f"--hicache-storage-backend is {flags.hicache_storage_backend!r}, which is a store of"
-            f" HiCache's; give {BACKEND!r}, and the store's URI as 'store' in {WHERE}"
-        )
+    found = {each.name: getattr(resolved, each.name) for each in fields(Flags)}
+    flags = read_settings(Flags, found, "SGLang's flags")
     extra = extra_config(flags.hicache_storage_backend_extra_config)
-    values = read(WHERE, extra, OWN)
-    own = {key: values.pop(key) for key in OWN if key in values}
-    if values.get("store") is not None and flags.hicache_storage_backend is None:
+    plugin = ExtraSettings.read(_ours(extra))
+    if plugin.store is not None and flags.hicache_storage_backend is None:
         raise ConfigError(
             f"{WHERE} names a store, and SGLang asks for prefetches only with"
             f" --hicache-storage-backend {BACKEND}; add it"
         )
-    policy = _stop_policy(flags, own, values.pop("stop_policy", None))
-    threshold = integer(f"{WHERE}: prefetch_threshold", own.get("prefetch_threshold", 0))
-    if threshold < 0:
-        raise ConfigError(f"{WHERE}: prefetch_threshold is {threshold}, must be 0 or more")
-    return SglangSettings(
-        plugin=replace(PluginSettings(**values), stop_policy=policy),
-        write_policy=_write_policy(flags.hicache_write_policy),
-        host_ratio=_ratio(flags),
-        host_size_gb=flags.hicache_size,
-        prefetch_threshold_tokens=threshold,
-        witness=truth(f"{WHERE}: witness", own.get("witness", False)),
-    )
+    times = {
+        "base_s": plugin.prefetch_timeout_base,
+        "per_ki_token_s": plugin.prefetch_timeout_per_ki_token,
+    }
+    given = {name: time_s for name, time_s in times.items() if time_s is not None}
+    if "stop_policy" not in extra:
+        policy = StopPolicy(rule=flags.hicache_storage_prefetch_policy, **given)
+        plugin = replace(plugin, stop_policy=policy)
+    elif given:
+        raise ConfigError(
+            f"{WHERE}: give stop_policy or prefetch_timeout_base and"
+            " prefetch_timeout_per_ki_token, and not both"
+        )
+    return SglangSettings(plugin=plugin, flags=flags)
 
 
 def store_to_attach(
-    backend: str,
-    given: str | None,
-    *,
-    stop_rule: str | None,
-    write_policy: str | None,
-    config: CacheConfig,
+    backend: str, given: str | None, policies: Mapping[str, tuple[str | None, str]]
 ) -> str:
     """Return the URI of a store that is to be attached while the engine runs.
 
-    Raises `ConfigError` for whatever else of the configuration would be another one than at the start.
+    `policies` has by name what is asked for now, and what was at the start. Raises `ConfigError` for
+    whatever else of the configuration would be another one than at the start.
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}; Lockstep's is {BACKEND!r}")
     # A file could be another one for each rank, and they must all be told the same.
     extra = _parsed(WHERE, given or "{}")
-    require_known(WHERE, extra, {"store", *NAMES_A_BACKEND})
-    for name, now, other in (
-        ("hicache_storage_prefetch_policy", config.stop_policy.rule, stop_rule),
-        ("hicache_write_policy", config.write_policy, write_policy),
-    ):
-        if other not in {None, str(now)}:
-            raise ConfigError(f"{name} is {other!r}, and was {str(now)!r} when the engine started")
-    return text(f"{WHERE}: store", extra.get("store"))
+    store = read_settings(_AttachSettings, _ours(extra), WHERE).store
+    for name, (asked, started) in policies.items():
+        if asked not in {None, started}:
+            raise ConfigError(f"{name} is {asked!r}, and was {started!r} when the engine started")
+    return store
+
+
+def _ours(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in extra.items() if key not in NAMES_A_BACKEND}
 
 
 def extra_config(given: str | None) -> Mapping[str, Any]:
@@ -188,51 +198,6 @@ def _parsed(where: str, given: str) -> Mapping[str, Any]:
         values = cast("object", json.loads(given))
     except ValueError as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
-    return mapping(where, values)
-
-
-def _stop_policy(flags: Flags, own: Mapping[str, Any], given: StopPolicy | None) -> StopPolicy:
-    """Return when a request stops waiting: HiCache's flag and keys, or the group of ours."""
-    times = {
-        name: number(f"{WHERE}: {key}", own[key])
-        for name, key in (
-            ("base_s", "prefetch_timeout_base"),
-            ("per_ki_token_s", "prefetch_timeout_per_ki_token"),
-        )
-        if key in own
-    }
-    if given is not None:
-        if times:
-            raise ConfigError(
-                f"{WHERE}: give stop_policy or prefetch_timeout_base and"
-                " prefetch_timeout_per_ki_token, and not both"
-            )
-        return given
-    rule = one_of(
-        "--hicache-storage-prefetch-policy", StopRule, flags.hicache_storage_prefetch_policy
-    )
-    try:
-        return StopPolicy(rule=rule, **times)
-    except ConfigError as error:
-        raise ConfigError(f"{WHERE}: {error}") from error
-
-
-def _write_policy(name: str) -> WritePolicy:
-    policy = one_of("--hicache-write-policy", WritePolicy, name)
-    if policy is WritePolicy.WRITE_BACK:
-        raise ConfigError(
-            "--hicache-write-policy is 'write_back': SGLang's tree does not say whose tokens a page has"
-            " when it evicts it, so nothing could be copied then; take 'write_through_selective'"
-        )
-    return policy
-
-
-def _ratio(flags: Flags) -> float:
-    ratio = flags.hicache_ratio
-    if flags.hicache_size < 0 or (ratio is not None and not 0 < ratio < math.inf):
-        raise ConfigError(
-            f"--hicache-ratio is {ratio} and --hicache-size {flags.hicache_size}; they must be more"
-            " than 0"
-        )
-    # SGLang has a default of its own, and puts it there before a cache is made.
-    return 2.0 if ratio is None else ratio
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is {values!r}, must hold keys and values")
+    return cast("Mapping[str, Any]", values)

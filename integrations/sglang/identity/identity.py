@@ -9,7 +9,7 @@ from sglang.srt.environ import envs
 
 from ....errors import ConfigError
 from ....page_format.page_layout import PageLayout
-from ...settings import PluginSettings
+from ...settings import ServingSettings
 from ...weights import FileDigests
 from ..engine.settings import WHERE
 from .adapters import Adapters
@@ -23,7 +23,7 @@ log = logging.getLogger("sglang.lockstep")
 class Identity:
     """Names the weights of one engine. All calls come from the scheduler's thread."""
 
-    def __init__(self, settings: PluginSettings, model_config: object) -> None:
+    def __init__(self, settings: ServingSettings, model_config: object) -> None:
         self._folder = Path(
             settings.weight_digests or f"{envs.SGLANG_CACHE_DIR.get()}/lockstep"
         ).expanduser()

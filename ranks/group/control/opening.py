@@ -1,7 +1,6 @@
 """How a group comes to take requests: by a log that all ranks read, and a socket of rank 0."""
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,11 +8,8 @@ from ....coordinator.bootstrap import agree_that_all_are_ready
 from ....coordinator.collective import Collective
 from ....coordinator.collectives.in_process import MemoryStore
 from ....errors import ConfigError
-from ...executor.base import Executor
-from ...protocol.config import CacheConfig
 from ...protocol.outside import Control
 from ..member.rank_cache import RankCache
-from ..member.request_log import RequestLog
 from .answering import Answering
 from .group_control import GroupControl
 from .port import ControlPort
@@ -22,41 +18,33 @@ from .stored_requests import StoredRequests
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 
-def controlled(
-    make: Callable[[RequestLog | None], CacheT],
-    config: CacheConfig,
-    collective: Collective,
-    executor: Executor,
-) -> CacheT:
-    """Return the cache that `make` makes with a log, which obeys an operator where that is set.
+def controlled(cache: CacheT, collective: Collective) -> CacheT:
+    """Return the cache, which has a log and obeys an operator from now on where that is set.
 
-    Collective: every rank calls it at the same point. Raises the same `ConfigError` on every rank where
-    rank 0 cannot listen; executor and collective are closed if there is no cache to have them.
+    Collective: every rank calls it at the same point. Raises the same `ConfigError` on every rank if
+    rank 0 cannot listen; the cache is abandoned then.
     """
-    if config.control is None:
-        return make(None)
-    try:
-        log, port = _opened(config.control, collective, config.timeouts.open_s)
-    except BaseException:
-        executor.close()
-        collective.close()
-        raise
-    cache = make(log)
-    _begin(cache, log, port, config.control.refused)
+    control = cache.config.control
+    if control is not None:
+        try:
+            log, port = _opened(control, collective, cache.config.timeouts.open_s)
+        except BaseException:
+            cache.abandon()
+            raise
+        _begin(cache, log, port, control.refused)
     return cache
 
 
-def controlled_alone(make: Callable[[RequestLog | None], CacheT], config: CacheConfig) -> CacheT:
-    """Return the cache that `make` makes where one process decides for all ranks; see `controlled`."""
-    if config.control is None:
-        return make(None)
-    port, log = ControlPort(Path(config.control.path)), StoredRequests(MemoryStore({}))
-    try:
-        cache = make(log)
-    except BaseException:
-        port.close()
-        raise
-    _begin(cache, log, port, config.control.refused)
+def controlled_alone(cache: CacheT) -> CacheT:
+    """Return the cache of a process that decides for all ranks; see `controlled`."""
+    control = cache.config.control
+    if control is not None:
+        try:
+            port = ControlPort(Path(control.path))
+        except BaseException:
+            cache.abandon()
+            raise
+        _begin(cache, StoredRequests(MemoryStore({})), port, control.refused)
     return cache
 
 
@@ -64,6 +52,7 @@ def _begin(
     cache: RankCache, log: StoredRequests, port: ControlPort | None, refused: tuple[str, ...]
 ) -> None:
     """Let a cache carry out what is asked, and on rank 0 answer it, until it closes."""
+    cache.take_requests(log)
     control = GroupControl(cache)
     cache.at_close(control.close)
     if port is not None:

@@ -34,10 +34,10 @@ from ...protocol.dispatch import (
     Vote,
 )
 from ...protocol.orders import Direction, Order
+from ...replica.parts import Parts
 from ..control.opening import controlled_alone
 from ..host_cache import HostCache
 from ..member.member import Listener, Substitutes
-from ..member.request_log import RequestLog
 
 
 class _Outgoing:
@@ -130,7 +130,6 @@ class DecidingCache(HostCache):
         self,
         opened: Opened,
         *,
-        requests: RequestLog | None = None,
         listener: Listener | None = None,
     ) -> None:
         """`opened` is what any one of the workers has told; see `decide`."""
@@ -141,9 +140,8 @@ class DecidingCache(HostCache):
             self._channel,
             _DistantExecutors(self._outgoing, opened.serving_address),
             opened.replica,
-            requests=requests,
             listener=listener,
-            substitutes=Substitutes(ballot=partial(_DistantBallot, self._outgoing)),
+            substitutes=Substitutes(parts=Parts(ballot=partial(_DistantBallot, self._outgoing))),
         )
 
     @property
@@ -220,8 +218,4 @@ def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> Decid
         )
     if len({each.replica.life for each in by_rank.values()}) != 1:
         raise ConfigError("the workers' caches were not opened together; start the engine anew")
-
-    def make(requests: RequestLog | None) -> DecidingCache:
-        return DecidingCache(by_rank[0], requests=requests, listener=listener)
-
-    return controlled_alone(make, by_rank[0].config)
+    return controlled_alone(DecidingCache(by_rank[0], listener=listener))

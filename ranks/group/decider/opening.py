@@ -10,14 +10,14 @@ from ....coordinator.collectives.torch_gloo import TorchCollective
 from ....coordinator.lanes import BallotShape
 from ....errors import ConfigError
 from ...executor.engine_pages import EnginePages
-from ...protocol.config import CacheConfig
+from ...protocol.config import HostCacheConfig
 from ...protocol.dispatch import OPENINGS, Opened
 from ..opening import open_rank
 from .worker import WorkerRank
 
 
 def open_worker(
-    config: CacheConfig,
+    config: HostCacheConfig,
     pages: Mapping[str, EnginePages],
     group: TorchCollective,
     *,

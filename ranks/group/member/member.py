@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ....coordinator.ballot import Ballot
 from ....coordinator.collective import Collective
 from ....coordinator.collectives.home_process import HomeProcess
 from ....coordinator.lanes import BallotShape
@@ -16,7 +15,7 @@ from ....coordinator.verdict import Verdict
 from ....errors import GroupError, InternalError, RankUnhealthy, UsageError
 from ....storage_backends.latencies import Latencies
 from ...executor.base import Executor
-from ...protocol.config import CacheConfig
+from ...protocol.config import RankCacheConfig
 from ...protocol.effects import NOTHING, Effects
 from ...protocol.notices import Notice
 from ...protocol.replica_config import ReplicaConfig
@@ -66,7 +65,6 @@ class Substitutes:
 
     clock_ms: Callable[[], int] | None = None
     parts: Parts = SOUND
-    ballot: Callable[[BallotShape, int], Ballot] = Ballot
 
 
 class Member:
@@ -80,12 +78,11 @@ class Member:
 
     def __init__(
         self,
-        config: CacheConfig,
+        config: RankCacheConfig,
         collective: Collective,
         executor: Executor,
         replica_config: ReplicaConfig,
         *,
-        requests: RequestLog | None = None,
         listener: Listener | None = None,
         timeline: Timeline | None = None,
         substitutes: Substitutes | None = None,
@@ -95,7 +92,7 @@ class Member:
         self._executor = executor
         shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
         using = substitutes or Substitutes()
-        self._ballot = using.ballot(shape, collective.rank)
+        self._ballot = using.parts.ballot(shape, collective.rank)
         self._replica = Replica(replica_config, using.parts)
         self._rounds = Rounds(
             collective,
@@ -116,7 +113,7 @@ class Member:
         self._steps_took = Latencies()
         self._freed: list[str] = []
         """Released requests whose lent device pages have become free."""
-        self._requests = AgreedRequests(requests)
+        self._requests = AgreedRequests(None)
         self._listener = listener
         self._timeline = timeline
         self._observer = Observer(collective.rank, self._replica.agenda, timeline)
@@ -142,6 +139,10 @@ class Member:
     def store_state(self) -> StoreState:
         """Say how far the group is with its store, as of this rank's last step."""
         return self._replica.store_state
+
+    def take_requests(self, log: RequestLog) -> None:
+        """Take requests from this rank's log, from the first step on."""
+        self._requests = AgreedRequests(log)
 
     def obey(self, carry_out: CarryOut) -> None:
         """Have requests carried out as they become commands: on every rank, in the same step.

@@ -7,9 +7,10 @@ engine does.
 from concurrent.futures import Future
 
 from ....coordinator.proposal import Change, Proposal
+from ....coordinator.settings import TIMEOUT_S_MAX
 from ....errors import ConfigError, UsageError
 from ...protocol.answers import Dropped
-from ...protocol.config import TIMEOUT_S_MAX, TTL_S_MIN, NamespaceLimit
+from ...protocol.config import TTL_S_MIN, NamespaceLimit
 from ...replica.tree.matching import Match
 from ...replica.tree.tokens import Tokens, as_token_bytes, as_token_view
 from .arguments import require_source, require_text

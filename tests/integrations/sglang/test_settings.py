@@ -18,8 +18,7 @@ from lockstep.integrations.sglang.engine.settings import (
     parse,
     store_to_attach,
 )
-from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import CacheConfig, Timeouts, WritePolicy
+from lockstep.ranks.protocol.config import Timeouts, WritePolicy
 from lockstep.ranks.protocol.orders import KV_POOL
 
 MAIN = {KV_POOL: PoolSize(device_pages=100, page_bytes=1 << 20)}
@@ -49,9 +48,9 @@ def test_without_a_word_there_is_host_memory_and_no_store() -> None:
 
     assert settings.host_pages(MAIN, KV_POOL) == {KV_POOL: 200}
     assert settings.plugin.store is None
-    assert settings.write_policy is WritePolicy.WRITE_THROUGH
+    assert settings.flags.hicache_write_policy is WritePolicy.WRITE_THROUGH
     assert settings.plugin.stop_policy.rule is StopRule.BEST_EFFORT
-    assert (settings.prefetch_threshold_tokens, settings.witness) == (0, False)
+    assert (settings.plugin.prefetch_threshold, settings.plugin.witness) == (0, False)
 
 
 def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> None:
@@ -78,8 +77,8 @@ def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> Non
     assert (plugin.host_pages, plugin.transport) == (7, Transport.TORCH)
     assert plugin.timeouts == Timeouts(round_s=600)
     assert plugin.stop_policy == StopPolicy(rule=StopRule.TIMEOUT, base_s=2.0, per_ki_token_s=0.5)
-    assert settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
-    assert (settings.prefetch_threshold_tokens, settings.witness) == (256, True)
+    assert settings.flags.hicache_write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+    assert (plugin.prefetch_threshold, plugin.witness) == (256, True)
 
 
 def test_the_group_of_the_stop_policy_stands_in_the_place_of_the_flag() -> None:
@@ -94,7 +93,7 @@ def test_the_extra_configuration_may_be_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "extra.json"
     file.write_text('{"witness": true}')
 
-    assert parse(Given(hicache_storage_backend_extra_config=f"@{file}")).witness
+    assert parse(Given(hicache_storage_backend_extra_config=f"@{file}")).plugin.witness
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -126,17 +125,16 @@ def check(refused: str, *parts: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"hicache_ratio": 0.0}, "--hicache-ratio is 0.0"),
-        ({"hicache_ratio": float("nan")}, "--hicache-ratio is nan"),
-        ({"hicache_ratio": float("inf")}, "--hicache-ratio is inf"),
-        ({"hicache_size": -1}, "--hicache-size -1"),
+        ({"hicache_ratio": 0.0}, "hicache_ratio is 0.0, must be more than 0"),
+        ({"hicache_ratio": float("inf")}, "hicache_ratio is inf, must be at most"),
+        ({"hicache_size": -1}, "hicache_size is -1, must be at least 0"),
         ({"hicache_write_policy": "write_back"}, "take 'write_through_selective'"),
-        ({"hicache_write_policy": "never"}, "--hicache-write-policy is 'never'; known: write_th"),
-        ({"hicache_host_memory_mode": "buffer"}, "leave it at 'cache'"),
-        ({"hicache_storage_backend": "file"}, "--hicache-storage-backend is 'file', which is"),
+        ({"hicache_write_policy": "never"}, "is 'never', must be one of write_through, "),
+        ({"hicache_host_memory_mode": "buffer"}, "is 'buffer', must be one of cache"),
+        ({"hicache_storage_backend": "file"}, "hicache_storage_backend is 'file', which is"),
         (
             {"hicache_storage_prefetch_policy": "never"},
-            "--hicache-storage-prefetch-policy is 'never'; known: best_effort",
+            "hicache_storage_prefetch_policy is 'never', must be one of best_effort",
         ),
     ],
 )
@@ -147,15 +145,14 @@ def test_a_flag_that_is_wrong_is_refused_by_its_name(flags: dict[str, Any], name
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ([], "must hold keys and values, not []"),
-        ({"stor": "file:///kv"}, "no key 'stor'; known: adapter_versions, backend_name, bounds,"),
+        ([], "is [], must hold keys and values"),
+        ({"stor": "file:///kv"}, "no key 'stor'; known: adapter_versions, bounds,"),
         ({"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
         ({"host_pages": 1, "host_memory_gib": 1}, "not both"),
-        ({"witness": 1}, "witness must be true or false, not 1"),
-        ({"prefetch_threshold": "1"}, "prefetch_threshold must be an integer, not '1'"),
-        ({"prefetch_threshold": -1}, "prefetch_threshold is -1, must be 0 or more"),
-        ({"prefetch_timeout_base": "1"}, "prefetch_timeout_base must be a number, not '1'"),
-        ({"prefetch_timeout_base": -1}, "base_s is -1.0, must be 0 or more"),
+        ({"witness": 1}, "witness is 1, must be true or false"),
+        ({"prefetch_threshold": "1"}, "prefetch_threshold is '1', must be a whole number"),
+        ({"prefetch_threshold": -1}, "prefetch_threshold is -1, must be at least 0"),
+        ({"prefetch_timeout_base": -1}, "prefetch_timeout_base is -1, must be at least 0"),
         (
             {"prefetch_timeout_per_ki_token": 1, "stop_policy": {}},
             "give stop_policy or prefetch_timeout_base",
@@ -206,26 +203,17 @@ def test_memory_for_less_than_a_page_is_refused() -> None:
     check(refusal(settings.host_pages, TWO, KV_POOL), "1048576 bytes", "raise --hicache-size")
 
 
-CONFIG = CacheConfig(
-    model="m",
-    layout=PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=1, elements=1),)),
-    host_pages=1,
-    stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
-)
-
-
 def attached(
     backend: str = "dynamic",
     extra: str | None = '{"store": "file:///kv"}',
     rule: str | None = None,
-    policy: str | None = None,
 ) -> str:
-    return store_to_attach(backend, extra, stop_rule=rule, write_policy=policy, config=CONFIG)
+    return store_to_attach(backend, extra, {"prefetch_policy": (rule, "wait_complete")})
 
 
 def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> None:
     assert attached() == "file:///kv"
-    assert attached(rule="wait_complete", policy="write_through") == "file:///kv"
+    assert attached(rule="wait_complete") == "file:///kv"
     assert attached(extra='{"store": "file:///kv", "backend_name": "x"}') == "file:///kv"
 
 
@@ -233,12 +221,11 @@ def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> 
     ("told", "named"),
     [
         ({"backend": "file"}, "the storage backend is 'file'; Lockstep's is 'dynamic'"),
-        ({"extra": None}, "store must be text, not None"),
-        ({"extra": '{"store": 7}'}, "store must be text, not 7"),
-        ({"extra": '{"store": "file:///kv", "witness": true}'}, "no key 'witness'; known: back"),
+        ({"extra": None}, "store is missing; give it"),
+        ({"extra": '{"store": 7}'}, "store is 7, must be text"),
+        ({"extra": '{"store": "file:///kv", "witness": true}'}, "no key 'witness'; known: store"),
         ({"extra": "@/a/file"}, "is no JSON"),
         ({"rule": "timeout"}, "prefetch_policy is 'timeout', and was 'wait_complete'"),
-        ({"policy": "write_back"}, "write_policy is 'write_back', and was 'write_through'"),
     ],
 )
 def test_an_attach_that_says_anything_else_is_refused(told: dict[str, Any], named: str) -> None:

@@ -1,6 +1,7 @@
 """What the plug-in's scheduler half makes of vLLM's passes, on a real cache whose I/O a test tells."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ PROMPT = list(range(4 * PAGE_TOKENS + 1))
 FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
 
 
-def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: bool) -> SchedulerSide:
+def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: Any) -> SchedulerSide:
     return side_of(ranks.caches[rank], Lending(FULL), versions={"known": "1"}, **options)
 
 

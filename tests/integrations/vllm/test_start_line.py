@@ -2,7 +2,7 @@
 
 from lockstep.integrations.vllm.start_line import start_line
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
+from lockstep.ranks.protocol.config import HostCacheConfig, Recurrent, SlidingWindow
 
 
 def layout(layers: int, heads: int = 8, page_tokens: int = 16) -> PageLayout:
@@ -11,7 +11,7 @@ def layout(layers: int, heads: int = 8, page_tokens: int = 16) -> PageLayout:
 
 
 def test_a_model_of_one_kind_of_layers_is_said_in_one_line() -> None:
-    config = CacheConfig(
+    config = HostCacheConfig(
         model="m", layout=layout(32), host_pages=8192, store="s3://me:secret@kv/pages"
     )
 
@@ -29,7 +29,7 @@ def test_each_pool_of_a_hybrid_model_is_named_with_what_it_costs() -> None:
     state = Recurrent(
         checkpoint_tokens=512, layout=layout(8, page_tokens=1), device_pages=0, host_pages=10
     )
-    config = CacheConfig(model="m", layout=layout(8), host_pages=64, components=(window, state))
+    config = HostCacheConfig(model="m", layout=layout(8), host_pages=64, components=(window, state))
 
     said = start_line(config, {"kv": 64, "window": 100, "state": 10}, 1, "one process")
 

@@ -13,7 +13,7 @@ from lockstep.coordinator.lanes import BallotShape
 from lockstep.ranks.group.decider.deciding import DecidingCache, decide
 from lockstep.ranks.group.decider.worker import WorkerRank
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import HostCacheConfig, RankCacheConfig
 from lockstep.ranks.protocol.dispatch import Opened
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from tests.kit.ranks.in_turn import HostRanksInTurn
@@ -36,7 +36,8 @@ class DecidedRanksInTurn(HostRanksInTurn):
         assert isinstance(cache, DecidingCache)
         return cache
 
-    def _cache(self, rank: int, config: CacheConfig) -> HostCache:
+    def _cache(self, rank: int, config: RankCacheConfig) -> HostCache:
+        assert isinstance(config, HostCacheConfig)
         replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
         if not rank:
             shape = BallotShape(world_size=len(self.executors), seats=config.bounds.prefetches)

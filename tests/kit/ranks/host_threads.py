@@ -10,7 +10,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.group.member.member import Listener
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import HostCacheConfig
 from tests.kit.ranks.as_threads import RanksAsThreads
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def on_every_rank(
         page_tokens=PAGE_TOKENS,
         columns=(Column(name="k", layers=1, heads=HEADS, elements=2, dtype="float32"),),
     )
-    config = CacheConfig(model="m", layout=layout, host_pages=DEVICE_PAGES, **settings)
+    config = HostCacheConfig(model="m", layout=layout, host_pages=DEVICE_PAGES, **settings)
 
     def run(member: Collective, hold: Callable[[], None]) -> T:
         tensor = torch.ones(DEVICE_PAGES, HEADS // ranks, PAGE_TOKENS, 2)

@@ -25,7 +25,14 @@ from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.group.member.member import Substitutes
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.group.member.request_log import RequestLog
-from lockstep.ranks.protocol.config import Bounds, CacheConfig, SlidingWindow, Timeouts
+from lockstep.ranks.protocol.config import (
+    Bounds,
+    CacheConfig,
+    HostCacheConfig,
+    RankCacheConfig,
+    SlidingWindow,
+    Timeouts,
+)
 from lockstep.ranks.protocol.orders import (
     AttachStore,
     Cancel,
@@ -197,10 +204,12 @@ class InTurn(Generic[CacheT]):
 
         With `logs` each rank has one, into which the test puts requests.
         """
-        config = CacheConfig(
+        pages = self.default_device_pages if device_pages is None else device_pages
+        owned: dict[str, Any] = {"device_pages": pages} if pages else {}
+        config: RankCacheConfig = (CacheConfig if pages else HostCacheConfig)(
             model="test",
             layout=LAYOUT,
-            device_pages=self.default_device_pages if device_pages is None else device_pages,
+            **owned,
             host_pages=host_pages,
             store="memory://test" if store else None,
             stop_policy=stop_policy or StopPolicy(),
@@ -217,21 +226,23 @@ class InTurn(Generic[CacheT]):
         self.logs = [RequestLog() for _ in range(ranks)] if logs else None
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
-    def _cache(self, rank: int, config: CacheConfig) -> CacheT:
+    def _cache(self, rank: int, config: RankCacheConfig) -> CacheT:
         replica_config = ReplicaConfig.of(
             config,
             pools=config.pool_sizes(),
             model_digest=b"model",
             engine_pages=self._engine_pages,
         )
-        return self.kind(
+        cache = self.kind(
             config,
             self.group.member(rank),
             self.executors[rank],
             replica_config,
-            requests=None if self.logs is None else self.logs[rank],
             substitutes=Substitutes(clock_ms=lambda: self.now_ms[rank]),
         )
+        if self.logs is not None:
+            cache.take_requests(self.logs[rank])
+        return cache
 
     def every(self, command: Callable[[CacheT], T]) -> T:
         """Give every rank the command; return the answer, which must be the same everywhere."""

@@ -6,7 +6,7 @@ pages as long as its backup waits for room.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch
 from msgspec import structs
 
 from lockstep.coordinator.collective import Collective
+from lockstep.coordinator.settings import part_of
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.group.host_cache import HostCache, PagesByPool
@@ -21,7 +22,7 @@ from lockstep.ranks.group.member.member import Flushed
 from lockstep.ranks.group.member.rank_cache import RankCache
 from lockstep.ranks.protocol.agreed_pools import shard_layouts
 from lockstep.ranks.protocol.answers import Admission, Wait
-from lockstep.ranks.protocol.config import CacheConfig, Recurrent
+from lockstep.ranks.protocol.config import CacheConfig, HostCacheConfig, RankCacheConfig, Recurrent
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.operations.requests import LoadState
@@ -90,8 +91,8 @@ class LendingEngine(HostCache):
         """Begin with the device pages that `config` would give a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
         none = tuple(structs.replace(each, device_pages=0) for each in config.components)
-        without = replace(config, device_pages=0, components=none)
-        made = cls.open(without, device.lent(), member)
+        shared = part_of(config, RankCacheConfig) | {"components": none}
+        made = cls.open(HostCacheConfig(**shared), device.lent(), member)
         assert isinstance(made, LendingEngine)
         made._device, made._tables, made._leaving = device, {}, {}
         made._waiting, made._ended = {}, set()

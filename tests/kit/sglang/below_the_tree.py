@@ -78,7 +78,8 @@ class RankBelow:
         assert namespace is not None
         assert prompt is not None
         data = token_bytes(request.origin_input_ids, len(tokens), prompt)
-        self.waiting.arrive(handle, data, namespace, device_tokens, prompt=prompt, held_by=held_by)
+        waiting = Waiting(data, namespace, prompt=prompt, held_by=held_by)
+        self.waiting.arrive(handle, waiting, device_tokens)
 
     def forget(self, handle: str) -> bool:
         """Forget a request that waits; say whether it was known."""

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep.page_format.object_name import ObjectName, object_path
 from lockstep.storage_backends.base import StorageBackend
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.sweeper import Sweeper
@@ -38,7 +38,8 @@ class FileStore:
 
     def backend(self, threads: int = 3) -> FileBackend:
         return FileBackend(
-            self.root, durability=self.durability, direct=self.direct, threads=threads
+            self.root,
+            FileOptions(durability=self.durability, direct=self.direct, threads=threads),
         )
 
     @contextmanager

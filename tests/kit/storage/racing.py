@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from tests.kit.programs import program
 from tests.kit.storage.calls import object_name, page, soon, using, writing
 from tests.kit.storage.files import open_without_unnamed_files
@@ -35,7 +35,7 @@ def finish(process: "subprocess.Popen[str]") -> str:
 async def win(root: Path, writer: int, names: int) -> int:
     """Write so many names, a few at a time, with this writer's page; return how often it was first."""
     content, won = page(writer, PAGE_BYTES), 0
-    async with using(FileBackend(root, threads=2)) as backend:
+    async with using(FileBackend(root, FileOptions(threads=2))) as backend:
         for first in range(0, names, 4):
             writes = [writing(object_name(n), content) for n in range(first, min(first + 4, names))]
             won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)

@@ -21,6 +21,7 @@ from lockstep.storage_backends.three_fs.page_index import (
     PageIndex,
     Reservation,
 )
+from lockstep.storage_backends.three_fs.sizes import ThreeFsOptions
 from lockstep.storage_backends.three_fs.transfers import Transfers
 from lockstep.storage_backends.three_fs.usrbio import UsrbioTransfers
 from tests.kit.storage.calls import HEALTHY_S, digest_of, using
@@ -58,10 +59,9 @@ class SlotStore:
         return ThreeFsBackend(
             self.root,
             self.make_index() if index is None else index,
-            slot_bytes=self.slot_bytes,
-            file_slots=self.file_slots,
-            files=self.files,
-            rings=3,
+            ThreeFsOptions(
+                slot_bytes=self.slot_bytes, file_slots=self.file_slots, files=self.files, rings=3
+            ),
             lease_s=lease_s,
             transfers=self._make_transfers() if self._make_transfers is not None else None,
         )

@@ -139,7 +139,7 @@ class ScriptedEngine:
                 cache,
                 lending,
                 weights=Weights({"default"}, cache.inspection.config.life.hex(), change),
-                in_flight=in_flight,
+                settings={"in_flight": in_flight},
             )
             for cache, lending in zip(ranks.caches, self.lending, strict=True)
         ]

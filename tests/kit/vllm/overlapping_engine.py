@@ -15,7 +15,6 @@ import torch
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.handing_over import HandingOver
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
@@ -23,7 +22,7 @@ from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.decider.deciding import DecidingCache, decide
 from lockstep.ranks.group.decider.worker import WorkerRank
 from lockstep.ranks.group.opening import open_rank
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import HostCacheConfig
 from lockstep.ranks.protocol.dispatch import Opened
 from lockstep.ranks.protocol.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent, Status
@@ -77,7 +76,9 @@ class OverlappingEngine:
         self.rng = random.Random(self.seed)
         self.memory = torch.zeros(BLOCKS, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)
         self.pool = CountedBlocks()
-        config = CacheConfig(model="m", layout=LAYOUT, host_pages=self.host_pages, peers=self.peers)
+        config = HostCacheConfig(
+            model="m", layout=LAYOUT, host_pages=self.host_pages, peers=self.peers
+        )
         pages = EnginePages(LAYOUT.shard(0, 1), {"k": [self.memory]})
         executor, replica = open_rank(config, InProcessGroup(1).member(0), pages)
         shape = BallotShape(world_size=1, seats=config.bounds.prefetches)
@@ -87,7 +88,7 @@ class OverlappingEngine:
         )
         group = PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)
         lending = Lending([group], HeldBlocks(self.pool))
-        self.side = side_of(self.cache, lending, handing_over=HandingOver(ttl_s=0.01))
+        self.side = side_of(self.cache, lending, settings={"handing_over": {"ttl_s": 0.01}})
         self.waiting: deque[Sent] = deque()
         self.with_blocks: dict[str, Running] = {}
         self.held: dict[str, list[int]] = {}

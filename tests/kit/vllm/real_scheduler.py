@@ -26,7 +26,7 @@ from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.halves import Ballots, OpenedRank, PassMetadata
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.decider.worker import WorkerRank
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import HostCacheConfig
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
@@ -92,7 +92,7 @@ class Served:
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, hash_of)
 
     def _open(self) -> None:
-        config = CacheConfig(model="m", layout=LAYOUT, host_pages=256)
+        config = HostCacheConfig(model="m", layout=LAYOUT, host_pages=256)
         replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
         shape = BallotShape(world_size=RANKS, seats=config.bounds.prefetches)
         self.workers = [WorkerRank(each, shape, at) for at, each in enumerate(self.executors)]

@@ -25,7 +25,7 @@ from lockstep.integrations.vllm.weights import Weights
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.config import CacheConfig, SlidingWindow
+from lockstep.ranks.protocol.config import HostCacheConfig, SlidingWindow
 from lockstep.ranks.protocol.outside import Peers
 from tests.kit.vllm.sent_requests import Blocks, CountedBlocks, Scheduled, Sent
 from tests.kit.vllm.sides import side_of
@@ -110,7 +110,7 @@ class ScriptedEngine:
         self.hasher = ChainedHasher(hash_tokens=page_tokens, block_tokens=page_tokens)
         self.events = BlockEvents(self.hasher)
         self.cache = HostCache.open(
-            CacheConfig(
+            HostCacheConfig(
                 model="m",
                 layout=layout,
                 components=tuple(components),
@@ -128,7 +128,7 @@ class ScriptedEngine:
             weights=Weights(placed=self._saw),
             loads=loads,
             backs_up=backs_up,
-            handing_over=handing_over,
+            settings={"handing_over": handing_over},
             own_embeddings=own_embeddings,
         )
         self.answer: dict[str, Any] | None = None

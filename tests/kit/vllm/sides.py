@@ -5,15 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.arrivals import Arrivals
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.vllm.settings import ConnectorSettings
 from lockstep.integrations.weights import FileDigests
 
 
 def side_of(
-    cache: Any, lending: Lending, *, versions: Mapping[str, str] | None = None, **options: Any
+    cache: Any,
+    lending: Lending,
+    *,
+    versions: Mapping[str, str] | None = None,
+    own_embeddings: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SchedulerSide:
     """Return a half that loads and backs up, unless the `options` say otherwise."""
     adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), versions or {})
-    usual: dict[str, Any] = {"loads": True, "backs_up": True, "idle_wait_s": 0.001}
-    return SchedulerSide(cache, adapters, lending=lending, **(usual | options))
+    arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
+    read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})
+    return SchedulerSide(
+        cache, arrivals, lending, read, **({"loads": True, "backs_up": True} | options)
+    )

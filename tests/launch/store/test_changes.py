@@ -10,8 +10,7 @@ import pytest
 
 from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
-from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.records.catalogue import full_shape
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal
 from tests.kit.launch.replays import replay
@@ -181,7 +180,7 @@ def test_an_engine_that_runs_while_its_pages_are_removed_has_misses_and_writes_t
         Read(write.name, (buffer,), write.shape)
         for write, buffer in zip(writes, buffers, strict=True)
     ]
-    backend = FileBackend(kept.root, limits=SweepLimits(ttl_s=3600))
+    backend = FileBackend(kept.root, FileOptions(ttl_s=3600))
 
     with asyncio.Runner() as engine:
         engine.run(backend.open())

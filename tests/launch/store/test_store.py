@@ -100,7 +100,7 @@ def test_no_store_is_created_by_looking_for_one(
         ("memory://name", "give a store that is shared, for example file:///var/kv"),
         ("/var/kv", "is not a URI"),
         ("ftp://host/kv", "unknown scheme 'ftp'"),
-        ("file:///var/kv?colour=red", "unknown option 'colour'"),
+        ("file:///var/kv?colour=red", "there is no option 'colour'"),
         ("mooncake://127.0.0.1:1", "can ask for an object by its name only, and cannot list"),
     ],
 )

@@ -42,14 +42,7 @@ HYBRID = CacheConfig(
     host_pages=8,
     populate_host=True,
 )
-SIZES = {
-    "device_pages": 5,
-    "host_pages": 8,
-    "components[0].device_pages": 4,
-    "components[0].host_pages": 6,
-    "components[1].device_pages": 3,
-    "components[1].host_pages": 2,
-}
+SIZES = {"kv": (5, 8), "window": (4, 6), "state": (3, 2)}
 
 
 def no_store(uri: str) -> StoreAccess:

@@ -18,7 +18,7 @@ from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
 from lockstep.ranks.protocol.orders import KV_POOL, Fetch, LookUp, Need, Put
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
 from lockstep.storage_backends.wrappers.base import Call
@@ -120,7 +120,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> Make
     """Makes backends on one store."""
     if request.param == "memory":
         return lambda: MemoryBackend(shelf)
-    return lambda: FileBackend(tmp_path / "store", threads=2)
+    return lambda: FileBackend(tmp_path / "store", FileOptions(threads=2))
 
 
 def pages_of(

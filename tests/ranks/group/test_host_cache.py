@@ -13,8 +13,9 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import CacheConfig, HostCacheConfig
 from lockstep.ranks.protocol.orders import (
     CopyToHost,
     Direction,
@@ -80,7 +81,7 @@ def own_pages(*, named: bool = False) -> HostCache:
     layout = PageLayout(
         page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),)
     )
-    config = CacheConfig(model="m", layout=layout, host_pages=4, pipeline_depth=0)
+    config = HostCacheConfig(model="m", layout=layout, host_pages=4, pipeline_depth=0)
     pages = EnginePages(
         layout.shard(0, 1), {"k": [torch.ones(4, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)]}
     )
@@ -256,10 +257,13 @@ def test_one_line_names_the_rank_that_lacks_what_the_others_have(
 
 def test_each_facade_refuses_the_other_s_configuration() -> None:
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=1, elements=1),))
-    config = CacheConfig(model="m", layout=layout, device_pages=4, host_pages=4)
+    owned = CacheConfig(model="m", layout=layout, device_pages=4, host_pages=4)
+    lent = HostCacheConfig(model="m", layout=layout, host_pages=4)
 
-    with pytest.raises(ConfigError, match="device_pages is 4, must be 0: the engine owns them"):
-        HostCache.open(config, pages=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a HostCache needs a HostCacheConfig, not a CacheConfig"):
+        HostCache.open(owned, {}, InProcessGroup(1).member(0))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a Cache needs a CacheConfig, not a HostCacheConfig"):
+        Cache.open(lent, InProcessGroup(1).member(0))  # type: ignore[arg-type]
 
 
 def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:

@@ -14,7 +14,7 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
+from lockstep.ranks.protocol.config import HostCacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.operations.requests import LoadState
@@ -30,15 +30,14 @@ STATE = PageLayout(
 PROMPT = list(range(6 * TOKENS))
 
 
-def config(store: Path) -> CacheConfig:
-    return CacheConfig(
+def config(store: Path) -> HostCacheConfig:
+    return HostCacheConfig(
         model="hybrid",
         layout=PAGES,
-        device_pages=0,
         host_pages=32,
         components=(
-            SlidingWindow(window_tokens=2 * TOKENS, layout=PAGES, device_pages=0, host_pages=32),
-            Recurrent(checkpoint_tokens=TOKENS, layout=STATE, device_pages=0, host_pages=8),
+            SlidingWindow(window_tokens=2 * TOKENS, layout=PAGES, host_pages=32),
+            Recurrent(checkpoint_tokens=TOKENS, layout=STATE, host_pages=8),
         ),
         store=f"file://{store}?durability=none",
         populate_host=False,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRule
+from lockstep import Cache, CacheConfig, Column, HostCacheConfig, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import PeerLost
 from lockstep.ranks.executor.engine_pages import EnginePages
@@ -122,7 +122,7 @@ def test_copies_and_calls_are_told_with_their_operation_and_add_up_to_what_was_m
 
 def test_a_cache_under_an_engine_s_own_pages_tells_the_same() -> None:
     events: list[TimedEvent] = []
-    config = CacheConfig(model="m", layout=LAYOUT, host_pages=4, pipeline_depth=0)
+    config = HostCacheConfig(model="m", layout=LAYOUT, host_pages=4, pipeline_depth=0)
     columns = {"k": [torch.ones(4, 2, 4, 1, dtype=torch.bfloat16)]}
     pages = EnginePages(LAYOUT.shard(0, 1), columns)
     member = InProcessGroup(1).member(0)

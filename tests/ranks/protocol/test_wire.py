@@ -15,7 +15,7 @@ from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.proposal import Change
 from lockstep.errors import StorageError, WireError
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.ranks.protocol.config import CacheConfig, NamespaceLimit, Recurrent, SlidingWindow
+from lockstep.ranks.protocol.config import HostCacheConfig, NamespaceLimit, Recurrent, SlidingWindow
 from lockstep.ranks.protocol.dispatch import (
     DISPATCHES,
     OPENINGS,
@@ -92,7 +92,7 @@ DISPATCH = Dispatch(
 OPENED = Opened(
     1,
     2,
-    CacheConfig(
+    HostCacheConfig(
         model="m",
         layout=LAYOUT,
         components=(

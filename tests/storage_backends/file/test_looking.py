@@ -6,8 +6,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
-from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.storage.calls import (
     get,
@@ -79,9 +78,7 @@ async def test_nothing_can_be_written_or_removed_and_that_is_said_once(
 
 
 async def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -> None:
-    async with using(
-        FileBackend(store.root, read_only=True, limits=SweepLimits(ttl_s=1))
-    ) as backend:
+    async with using(FileBackend(store.root, FileOptions(read_only=True, ttl_s=1))) as backend:
         assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
 
 

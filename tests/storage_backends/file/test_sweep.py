@@ -18,7 +18,7 @@ from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.sweep import (
     EMPTY_AGE_S,
@@ -313,7 +313,7 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     for number in range(4):
         make_really_old(store.path(object_name(number)), 1e5)
 
-    async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))) as backend:
+    async with using(FileBackend(store.root, FileOptions(ttl_s=1e9))) as backend:
         assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
         assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
         # Its file has gone since it was read.
@@ -330,7 +330,7 @@ async def test_a_store_that_has_swept_says_of_what_it_has_removed_that_it_is_mis
     monkeypatch.setattr(Sweeper, "start", no_turns)
     names = [object_name(number) for number in range(2)]
 
-    async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=1000))) as backend:
+    async with using(FileBackend(store.root, FileOptions(ttl_s=1000))) as backend:
         await put_many(backend, range(2), SIZE)
         before = await backend.exists(names, deadline=soon())
         make_really_old(store.path(names[0]), 1e5)
@@ -351,7 +351,7 @@ async def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothi
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: real_time() + YEARS_S)
         patch.setattr(Sweeper, "start", no_turns)
-        async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=3600))) as backend:
+        async with using(FileBackend(store.root, FileOptions(ttl_s=3600))) as backend:
             assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
             assert sweeper_of(backend).turn(wanted=True) is not None
     assert left(store) == [0, 1, 2]
@@ -409,7 +409,7 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
     async def is_kept() -> bool:
         return len(left(store)) * room <= quota
 
-    async with using(FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))) as backend:
+    async with using(FileBackend(store.root, FileOptions(quota_bytes=quota))) as backend:
         written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
         assert written == {WriteOutcome.OK}
         await eventually(is_kept)
@@ -460,7 +460,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
         return {each for each in threading.enumerate() if each.name.startswith("lockstep-sweep")}
 
     before = sweepers()
-    backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
+    backend = FileBackend(store.root, FileOptions(ttl_s=3600))
     await backend.open()
     (thread,) = sweepers() - before
     assert files_open_below(store.root)
@@ -475,11 +475,11 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     ("options", "complaint"),
     [
         ("quota_gib=1&quota_bytes=5", "one too many"),
-        ("quota_bytes=0", "quota_bytes is 0, must be from 1"),
+        ("quota_bytes=0", "quota_bytes is '0', must be at least 1"),
         ("quota_gib=much", "quota_gib is 'much', must be a number"),
-        ("quota_gib=-1", "'-1', must be a number such as 2 or 0.01, from 0.000001 to 1073741824$"),
-        ("quota_gib=0", "quota_gib is 0, must be from 0.000001 to 1073741824$"),
-        ("ttl_s=0.5", "ttl_s is 0.5, must be from 1"),
+        ("quota_gib=-1", "quota_gib is '-1', must be at least 1e-06$"),
+        ("quota_gib=0", "quota_gib is '0', must be at least 1e-06$"),
+        ("ttl_s=0.5", "ttl_s is '0.5', must be at least 1"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> None:

@@ -19,9 +19,8 @@ from lockstep.page_format.object_header import encode_header
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.file.trust import Trust
 from tests.kit.storage.calls import (
     digest_of,
@@ -198,7 +197,7 @@ async def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
 
 async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:
     with no_umask():
-        async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=3600))) as backend:
+        async with using(FileBackend(store.root, FileOptions(ttl_s=3600))) as backend:
             await put_many(backend, (1, 2))
             store.spoil(NAME)
             assert await outcomes_of(backend, (1, 2)) == [ReadOutcome.CORRUPT, ReadOutcome.OK]
@@ -237,7 +236,7 @@ def test_the_group_of_a_directory_is_trusted_without_everybody_else(store: FileS
     store.root.mkdir()
     store.root.chmod(0o777)
     with pytest.raises(ConfigError, match="by everybody"):
-        run(FileBackend(store.root, trust=Trust.GROUP).open())
+        run(FileBackend(store.root, FileOptions(trust=Trust.GROUP)).open())
 
 
 @pytest.mark.parametrize("below", ["objects", "temporary", "quarantine"])

@@ -11,6 +11,7 @@ from itertools import chain
 
 import pytest
 
+from lockstep.ranks.protocol.engine_settings import Protocol
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.mooncake import memory as mooncake_memory
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
@@ -44,7 +45,7 @@ class GivingUp(LentClient):
 class Late:
     """A backend whose client is `GivingUp`."""
 
-    def __init__(self, store: MooncakeStore, protocol: str = "rdma") -> None:
+    def __init__(self, store: MooncakeStore, protocol: Protocol = "rdma") -> None:
         self._store = store
         self._settings = replace(store.settings(), protocol=protocol)
 

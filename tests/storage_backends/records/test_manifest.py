@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import StorageBackend, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.manifest import MANIFEST_BYTES, Manifest, claim_model
 from lockstep.storage_backends.wrappers.claimed import ClaimedBackend
@@ -200,7 +200,7 @@ async def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
     )
 
     with pytest.raises(StorageError, match=told):
-        await claim(FileBackend(store.root, read_only=True), "file:///kv?read_only=1")
+        await claim(FileBackend(store.root, FileOptions(read_only=True)), "file:///kv?read_only=1")
 
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:

@@ -23,7 +23,7 @@ from lockstep.storage_backends.three_fs.page_index import (
     Entry,
     PageIndex,
     Reservation,
-    Settings,
+    SlotSizes,
 )
 from tests.kit.storage.three_fs import alter
 
@@ -254,8 +254,8 @@ def test_a_released_slot_is_free_unless_it_was_lent_again(connect: Connect) -> N
 
 def test_whoever_comes_first_decides_the_settings_and_the_name(connect: Connect) -> None:
     first, second = connect(), connect()
-    assert first.agree(Settings(8192, 10)) == Settings(8192, 10)
-    assert second.agree(Settings(4096, 20)) == Settings(8192, 10)
+    assert first.agree(SlotSizes(8192, 10)) == SlotSizes(8192, 10)
+    assert second.agree(SlotSizes(4096, 20)) == SlotSizes(8192, 10)
     assert first.identity("one") == "one"
     assert second.identity("two") == "one"
 

@@ -257,9 +257,9 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
         ("3fs:///?index=sqlite:///i", "has no path"),
         ("3fs:///mnt/kv?index=mysql://h/db", "index 'mysql://h/db' is not known"),
         ("3fs:///mnt/kv?index=sqlite:///i&slot_bytes=30000", "multiple of 4096"),
-        ("3fs:///mnt/kv?index=sqlite:///i&slot_bytes=4096", "must be from 20480 to"),
-        ("3fs:///mnt/kv?index=sqlite:///i&rings=0", "rings is 0"),
-        ("3fs:///mnt/kv?index=sqlite:///i&slots=3", "unknown option 'slots'"),
+        ("3fs:///mnt/kv?index=sqlite:///i&slot_bytes=4096", "must be at least 20480"),
+        ("3fs:///mnt/kv?index=sqlite:///i&rings=0", "rings is '0', must be at least 1"),
+        ("3fs:///mnt/kv?index=sqlite:///i&slots=3", "there is no option 'slots'"),
     ],
 )
 def test_a_uri_that_makes_no_sense_is_refused_by_name(uri: str, message: str) -> None:

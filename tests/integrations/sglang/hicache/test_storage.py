@@ -359,12 +359,16 @@ def test_a_store_that_cannot_be_opened_is_one_error_at_the_start(tmp_path: Path)
 @pytest.mark.parametrize(
     ("standing", "extra", "said"),
     [
-        (Standing(), {"shop": "file:///kv"}, "there is no key 'shop'; known: store, "),
-        (Standing(), {}, 'give "store", a URI'),
-        (Standing(), {"store": 7}, "store must be text, not 7"),
+        (Standing(), {"shop": "file:///kv"}, "there is no key 'shop'; known: clear_timeout_s, "),
+        (Standing(), {}, "store is missing; give it"),
+        (Standing(), {"store": 7}, "store is 7, must be text"),
         (Standing(), {"store": "ftp://x"}, "unknown scheme 'ftp'"),
         (Standing(), {"store": "memory://", "read_timeout_s": 0}, "must be more than 0"),
-        (Standing(), {"store": "memory://", "read_timeout_s": "1"}, "must be a number of seconds"),
+        (
+            Standing(),
+            {"store": "memory://", "read_timeout_s": "1"},
+            "is '1', must be a number",
+        ),
         (Standing(dcp_size=2), {"store": "memory://"}, "decode context parallelism"),
         (Standing(tp_lcm_size=4), {"store": "memory://"}, "tp_lcm_size; leave them out"),
     ],

@@ -14,7 +14,7 @@ import torch
 from lockstep.coordinator.collective import Collective
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.config import CacheConfig, ComponentConfig, WritePolicy
+from lockstep.ranks.protocol.config import ComponentConfig, HostCacheConfig, WritePolicy
 from lockstep.ranks.protocol.orders import KV_POOL
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.copies import Copies
@@ -87,7 +87,7 @@ class Rig(Copies):
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
         engine_pools = here.of(f"{OURS}.pools.engine_layout", "engine_pools")
         pools = engine_pools(self._kv_cache(), self.page_tokens, self.ranks)
-        config = CacheConfig(
+        config = HostCacheConfig(
             model="numbers",
             layout=pools[KV_POOL].layout,
             host_pages=host_pages,

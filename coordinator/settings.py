@@ -1,0 +1,197 @@
+"""Settings: what a user may say, declared once with its bounds, and checked when it is made.
+
+A field's annotation is its check: `Annotated[int, Meta(ge=1)]`. `read_settings` reads what a user has
+written in JSON or in a URI. A wrong value is a `ConfigError` of one line that names the field by its
+path, the value, and what it must be.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import ConfigError
+
+TIMEOUT_S_MAX: Final = 1e6
+"""Every wait is bounded: no timeout is longer than eleven days."""
+
+Text = Annotated[str, Meta(min_length=1)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=TIMEOUT_S_MAX)]
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The base of settings: frozen, and checked against the annotations when they are made."""
+
+    UNCHECKED: ClassVar[frozenset[str]] = frozenset()
+    """Fields of types that have been checked by themselves, or that no annotation can check."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            if name not in self.UNCHECKED:
+                value = getattr(self, name)
+                object.__setattr__(self, name, _converted(type(self), name, value, kind))
+
+
+class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that stand in a union of kinds, checked as others are; each kind has a tag."""
+
+    UNCHECKED: ClassVar[frozenset[str]] = frozenset()
+    """See `Settings`."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            if name not in self.UNCHECKED:
+                value = getattr(self, name)
+                msgspec.structs.force_setattr(self, name, _converted(type(self), name, value, kind))
+
+
+def read_settings(
+    kind: type[SettingsT], given: object, where: str, *, strict: bool = True
+) -> SettingsT:
+    """Return settings of which a user has given some by name, at the place that `where` names.
+
+    With `strict=False` numbers and flags may be written as text, as in a URI.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} is {given!r}, must hold keys and values")
+    try:
+        return _read(kind, cast("Mapping[str, object]", given), "", strict=strict)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
+    """Return the fields that settings have in common with their base `kind`, by name."""
+    return {each.name: getattr(settings, each.name) for each in fields(kind)}
+
+
+def _read(
+    kind: type[SettingsT], given: Mapping[str, object], path: str, *, strict: bool
+) -> SettingsT:
+    known, place = _kinds(kind), path and f"{path[:-1]}: "
+    for name in given:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            what = "key" if strict else "option"
+            raise ConfigError(f"{place}there is no {what} {name!r}; known: {listed or 'none'}")
+    for each in fields(kind):
+        if each.default is each.default_factory is MISSING and each.name not in given:
+            raise ConfigError(f"{path}{each.name} is missing; give it")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = _choices(known[name])[0]
+        if isinstance(inner, type) and issubclass(inner, Settings) and isinstance(value, Mapping):
+            nested = cast("Mapping[str, object]", value)
+            values[name] = _read(inner, nested, f"{path}{name}.", strict=strict)
+        else:
+            values[name] = _converted(kind, name, value, known[name], path, strict=strict)
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{place}{error}") from error
+
+
+def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
+    """Return what each field may hold, by name."""
+    return _hints(cast("Any", kind))
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    if issubclass(kind, TaggedSettings):
+        return {name: hints[name] for name in kind.__struct_fields__}
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a value may have, without what is annotated of them."""
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(each for one in get_args(kind) for each in _choices(one))
+    return (get_args(kind)[0] if get_origin(kind) is Annotated else kind,)
+
+
+def _values(kind: Any) -> tuple[object, ...]:
+    """Return the values of an enumeration or a literal type; none of anything else."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return tuple(each.value for each in kind)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _converted(
+    owner: type[Settings | TaggedSettings],
+    name: str,
+    value: object,
+    kind: Any,
+    path: str = "",
+    *,
+    strict: bool = True,
+) -> object:
+    """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        hidden = issubclass(owner, Settings) and not next(
+            each.repr for each in fields(owner) if each.name == name
+        )
+        shown = "" if hidden else f" is {value!r},"
+        raise ConfigError(f"{path}{name}{shown} {_remedy(str(error), kind)}") from None
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "keys and values",
+    "null": "null",
+    ">=": "at least",
+    ">": "more than",
+    "<=": "at most",
+    "<": "less than",
+}
+
+
+def _remedy(message: str, kind: Any) -> str:
+    """Return what a value must be, which msgspec has refused with this message."""
+    said, _, at = message.partition(" - at `$")
+    values = [str(each) for one in _choices(kind) for each in _values(one)]
+    if values:
+        return f"must be one of {', '.join(values)}"
+    found = re.fullmatch(
+        r"Expected `([a-z |]+)`(?:, got `.*`| ([<>=]+) (.+)| of length >= 1)", said
+    )
+    if found is None:
+        return f"which is refused: {said}"
+    types, sign, bound = found.groups()
+    if sign is not None:
+        wanted = f"{_WORDS[sign]} {float(bound):.15g}"
+    elif ", got" in said:
+        wanted = " or ".join(_WORDS[each] for each in types.split(" | "))
+    else:
+        wanted = "text that is not empty"
+    return f"must be {wanted}{', each part of it' if at else ''}"

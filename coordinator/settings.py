@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from functools import cache
 from types import UnionType
 from typing import (
     Annotated,
@@ -116,11 +115,6 @@ def _read(
 
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
     """Return what each field may hold, by name."""
-    return _hints(cast("Any", kind))
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, TaggedSettings):
         return {name: hints[name] for name in kind.__struct_fields__}

@@ -5,6 +5,8 @@ that was used longest ago. Policies are found by name, and another package adds 
 `register_eviction_policy`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import ConfigError
@@ -42,47 +44,30 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class LeastRecent:
-    """What was used longest ago leaves first."""
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    """A policy of this package."""
 
-    name = "lru"
-
-    def grade(self, node: Graded) -> int:
-        del node
-        return 0
+    name: str
+    grade: Callable[[Graded], int]
 
 
-class LeastFrequent:
-    """What was hit least often leaves first."""
+LEAST_RECENT = _BuiltIn("lru", lambda _: 0)
+"""What was used longest ago leaves first."""
 
-    name = "lfu"
-
-    def grade(self, node: Graded) -> int:
-        return min(node.hits, HITS_GRADED_MAX)
-
-
-class Segmented:
-    """What was used once leaves before anything that was hit again (segmented LRU).
-
-    One long scan of new prompts so cannot drive out what several requests share.
-    """
-
-    name = "slru"
-
-    def grade(self, node: Graded) -> int:
-        return 1 if node.hits else 0
-
-
-class ByPriority:
-    """What only requests of low priority used leaves first."""
-
-    name = "priority"
-
-    def grade(self, node: Graded) -> int:
-        return node.priority
-
-
-_POLICIES: dict[str, EvictionPolicy] = {}
+_POLICIES: dict[str, EvictionPolicy] = {
+    each.name: each
+    for each in (
+        LEAST_RECENT,
+        # What was hit least often leaves first.
+        _BuiltIn("lfu", lambda node: min(node.hits, HITS_GRADED_MAX)),
+        # What was used once leaves before anything that was hit again (segmented LRU), so that one long
+        # scan of new prompts cannot drive out what several requests share.
+        _BuiltIn("slru", lambda node: 1 if node.hits else 0),
+        # What only requests of low priority used leaves first.
+        _BuiltIn("priority", lambda node: node.priority),
+    )
+}
 
 
 def register_eviction_policy(policy: EvictionPolicy) -> None:
@@ -104,7 +89,3 @@ def find_policy(name: str) -> EvictionPolicy:
     if name not in _POLICIES:
         raise ConfigError(f"unknown eviction policy {name!r}; known: {', '.join(known_policies())}")
     return _POLICIES[name]
-
-
-for _policy in (LeastRecent(), LeastFrequent(), Segmented(), ByPriority()):
-    register_eviction_policy(_policy)

@@ -33,7 +33,7 @@ class Inner(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Outer(Settings):
-    name: Text
+    name: Text = "x"
     inner: Inner = field(default_factory=Inner)
     other: Inner | None = None
     secret: str = field(default="", repr=False)
@@ -50,7 +50,7 @@ class Outer(Settings):
 
 
 def test_what_is_given_is_converted_and_the_rest_is_as_by_default() -> None:
-    given = {"name": "x", "other": {"colour": "blue"}, "parts": ["a"], "wait_s": 2, "flag": True}
+    given = {"other": {"colour": "blue"}, "parts": ["a"], "wait_s": 2, "flag": True}
 
     assert read_settings(Outer, given, "here") == Outer(
         name="x", other=Inner(colour=Colour.BLUE), parts=("a",), wait_s=2.0, flag=True
@@ -74,53 +74,31 @@ def test_text_stands_for_numbers_and_flags_where_nothing_else_can_be_written() -
     ("given", "said"),
     [
         (7, "here is 7, must hold keys and values"),
-        ({}, "here: name is missing; give it"),
         ({"name": ""}, "here: name is '', must be text that is not empty"),
         ({"name": 5}, "here: name is 5, must be text"),
         (
             {"nam": "x"},
             "here: there is no key 'nam'; known: flag, inner, kind, name, other, parts,",
         ),
-        ({"name": "x", "inner": {"pages": 0}}, "here: inner.pages is 0, must be at least 1"),
-        (
-            {"name": "x", "inner": {"pages": True}},
-            "here: inner.pages is True, must be a whole number",
-        ),
-        (
-            {"name": "x", "inner": {"pages": 1.5}},
-            "here: inner.pages is 1.5, must be a whole number",
-        ),
-        (
-            {"name": "x", "other": {"colour": "grey"}},
-            "here: other.colour is 'grey', must be one of red, blue",
-        ),
-        ({"name": "x", "other": {"depth": 2}}, "here: other.depth is 2, must be at most 1"),
-        (
-            {"name": "x", "other": {"depth": "2"}},
-            "here: other.depth is '2', must be a whole number or null",
-        ),
-        (
-            {"name": "x", "other": {"page": 1}},
-            "here: other: there is no key 'page'; known: colour, depth, pages",
-        ),
-        ({"name": "x", "inner": 5}, "here: inner is 5, must be keys and values"),
-        ({"name": "x", "secret": 5}, "here: secret must be text"),
-        ({"name": "x", "parts": "abc"}, "here: parts is 'abc', must be a list"),
-        (
-            {"name": "x", "parts": ["a", 1]},
-            "here: parts is ['a', 1], must be text, each part of it",
-        ),
-        (
-            {"name": "x", "texts": {"a": 1}},
-            "here: texts is {'a': 1}, must be text, each part of it",
-        ),
-        ({"name": "x", "wait_s": 0}, "here: wait_s is 0, must be more than 0"),
-        ({"name": "x", "wait_s": float("nan")}, "here: wait_s is nan, must be more than 0"),
-        ({"name": "x", "wait_s": float("inf")}, "here: wait_s is inf, must be at most 1000000"),
-        ({"name": "x", "wait_s": 10**400}, "which is refused: Number out of range"),
-        ({"name": "x", "flag": 1}, "here: flag is 1, must be true or false"),
-        ({"name": "x", "flag": True}, "here: flag needs other"),
-        ({"name": "x", "kind": "udp"}, "here: kind is 'udp', must be one of tcp, rdma"),
+        ({"inner": {"pages": 0}}, "here: inner.pages is 0, must be at least 1"),
+        ({"inner": {"pages": True}}, "here: inner.pages is True, must be a whole number"),
+        ({"inner": {"pages": 1.5}}, "here: inner.pages is 1.5, must be a whole number"),
+        ({"other": {"colour": "grey"}}, "here: other.colour is 'grey', must be one of red, blue"),
+        ({"other": {"depth": 2}}, "here: other.depth is 2, must be at most 1"),
+        ({"other": {"depth": "2"}}, "here: other.depth is '2', must be a whole number or null"),
+        ({"other": {"page": 1}}, "here: other: there is no key 'page'; known: colour, de"),
+        ({"inner": 5}, "here: inner is 5, must be keys and values"),
+        ({"secret": 5}, "here: secret must be text"),
+        ({"parts": "abc"}, "here: parts is 'abc', must be a list"),
+        ({"parts": ["a", 1]}, "here: parts is ['a', 1], must be text, each part of it"),
+        ({"texts": {"a": 1}}, "here: texts is {'a': 1}, must be text, each part of it"),
+        ({"wait_s": 0}, "here: wait_s is 0, must be more than 0"),
+        ({"wait_s": float("nan")}, "here: wait_s is nan, must be more than 0"),
+        ({"wait_s": float("inf")}, "here: wait_s is inf, must be at most 1000000"),
+        ({"wait_s": 10**400}, "which is refused: Number out of range"),
+        ({"flag": 1}, "here: flag is 1, must be true or false"),
+        ({"flag": True}, "here: flag needs other"),
+        ({"kind": "udp"}, "here: kind is 'udp', must be one of tcp, rdma"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_the_remedy(given: Any, said: str) -> None:
@@ -129,6 +107,15 @@ def test_what_is_wrong_is_named_with_its_value_and_the_remedy(given: Any, said: 
 
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_setting_without_a_default_must_be_given() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wanting(Settings):
+        name: str
+
+    with pytest.raises(ConfigError, match=r"^here: name is missing; give it$"):
+        read_settings(Wanting, {}, "here")
 
 
 def test_settings_are_checked_however_they_are_made() -> None:

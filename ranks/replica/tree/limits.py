@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from ...protocol.config import ANY_NAMESPACE, NamespaceLimit
-from ...protocol.eviction_policies import LeastRecent
+from ...protocol.eviction_policies import LEAST_RECENT
 from .eviction import EvictionQueue
 from .node import Node
 
@@ -32,7 +32,7 @@ class _Limited:
         """By tier: the nodes that are being saved in order to leave."""
         self._leaving_pages = [0, 0]
         self.queues = tuple(
-            EvictionQueue[Node](LeastRecent(), partial(evictable, tier)) for tier in (0, 1)
+            EvictionQueue[Node](LEAST_RECENT, partial(evictable, tier)) for tier in (0, 1)
         )
 
     def is_over(self, tier: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import LockstepError, UsageError
 from lockstep.ranks.group.control.stored_requests import RequestBounds, StoredRequests
-from tests.kit.waiting import GIVE_UP_S
+from tests.kit.waiting import GIVE_UP_S, wait_for
 
 BOUNDS = RequestBounds(count=2, bytes_each=20, bytes=30)
 
@@ -68,9 +68,12 @@ def test_what_could_not_be_read_is_read_later(caplog: pytest.LogCaptureFixture) 
     other.learn(1)
     assert store.has_failed.wait(GIVE_UP_S)
     store.values["1"] = kept
-    while not other.wait(1, 0.001):
-        other.learn(1)
 
+    def has_come() -> bool:
+        other.learn(1)
+        return other.wait(1, 0.0)
+
+    wait_for(has_come, "the request")
     assert "request 1 cannot be read yet" in caplog.text
 
 

@@ -16,11 +16,10 @@ from .cli.report_files import check_that_writable, write_report
 from .cli.settings import ReplaySettings
 from .replay.launching import launch
 from .replay.options import EXIT_STATUSES, LaunchChoice
-from .replay.outcome import table_of
+from .replay.outcome import VIEWER, table_of
 from .replay.plots import check_that_drawable
 from .replay.report import Report, read_report
 from .replay.report_command import write_page
-from .replay.timelines import VIEWER
 
 demo = command_line("demo", help_epilogue=EXIT_STATUSES)
 

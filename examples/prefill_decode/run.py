@@ -16,15 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from datetime import timedelta
 from socket import create_connection, create_server, socket
-from types import FrameType
-from typing import NoReturn
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from lockstep import (
     Admission,
@@ -211,43 +210,32 @@ def under_torchrun(folder: str) -> list[str]:
             each.wait()
     if any(ended):
         sys.exit(f"the groups have ended with {dict(zip(RANKS, ended, strict=True))}")
-    return [Path(folder, f"{name}.said").read_text() for name in SEEDS]
+    return [_messages(folder).get(f"{name}.said").decode() for name in SEEDS]
 
 
 def one_rank(role: str, folder: str) -> None:
-    """Run one rank, where messages are files: a router of your own carries them otherwise."""
-    number = int(os.environ["RANK"])
+    """Run one rank, where a file carries messages: a router of your own carries them otherwise."""
+    number, messages = int(os.environ["RANK"]), _messages(folder)
     rank = Rank(role, number, folder)
     for name in SEEDS:
-        message, said = Path(folder, f"{name}.message"), Path(folder, f"{name}.said")
         if role == PREFILL:
-            _write(message, rank.prefill(name), number)
+            key, text = name, rank.prefill(name).hex()
         else:
-            _write(said, rank.decode(_read(message)).encode(), number)
-    # Its pages are served for so long.
-    for name in SEEDS if role == PREFILL else ():
-        _read(Path(folder, f"{name}.said"))
+            key, text = f"{name}.said", rank.decode(bytes.fromhex(messages.get(name).decode()))
+        if not number:
+            messages.set(key, text)
+    # The pages of the first group are served for so long.
+    messages.wait([f"{name}.said" for name in SEEDS])
     rank.close()
 
 
-def _write(path: Path, data: bytes, rank: int) -> None:
-    if not rank:
-        path.with_suffix(".new").write_bytes(data)
-        path.with_suffix(".new").rename(path)
-
-
-def _read(path: Path) -> bytes:
-    until_s = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"nobody has written {path}")
-        time.sleep(0.01)
-    return path.read_bytes()
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    del frame
-    sys.exit(128 + number)
+def _messages(folder: str) -> Store:
+    # torch's stubs do not export the class that its documentation names.
+    store = dist.FileStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
+        f"{folder}/messages"
+    )
+    store.set_timeout(timedelta(seconds=PATIENCE_S))
+    return store
 
 
 def main() -> int:
@@ -259,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Hand requests over between two groups.")
     parser.add_argument("--ray", action="store_true", help="start the ranks as Ray actors")
     by_ray = parser.parse_args().ray
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         try:
             said = as_actors(folder) if by_ray else under_torchrun(folder)

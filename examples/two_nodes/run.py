@@ -101,7 +101,8 @@ def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
     options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
     module = ("lockstep.launch.replay.replay", *options, "--report", str(report))
     nodes.wait([nodes.start(node, *torchrun(node, *module)) for node in range(2)])
-    return _read(report)
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return found
 
 
 def main() -> None:
@@ -116,11 +117,6 @@ def main() -> None:
 
 def _ip(*arguments: str) -> None:
     subprocess.run((IP, *arguments), check=True)
-
-
-def _read(report: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    return found
 
 
 if __name__ == "__main__":

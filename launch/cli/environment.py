@@ -1,13 +1,12 @@
 """What the launcher tells a rank through its environment. The only reader of `os.environ`.
 
-torchrun and our own launcher set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT and two variables of torchrun's: whether the launcher hosts the store in which the ranks
-meet, and how often it has restarted the group. A launcher that has no environment to set makes a
-`RankEnvironment` directly.
+torch's launchers set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
+variables of torch's own, by which ranks find the store in which they meet.
 """
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,29 +30,31 @@ class RankEnvironment:
     local_world_size: int
     master_addr: str
     master_port: int
-    store_is_hosted: bool
-    """Whether the launcher hosts the store at the master address; otherwise rank 0 does."""
-    attempt: int = 0
-    """How often the launcher has restarted the group; each attempt meets under a prefix of its own,
-    because the store outlives the ranks and remembers addresses of dead ones."""
 
 
 def read_rank_environment() -> RankEnvironment:
     """Return what the launcher said. Raises `ConfigError` that names what is missing or wrong."""
-    rank = _whole_number("RANK")
-    world_size = _whole_number("WORLD_SIZE")
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        environment = RankEnvironment(
+            rank=rank,
+            world_size=world_size,
+            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            master_addr=os.environ["MASTER_ADDR"],
+            master_port=int(os.environ["MASTER_PORT"]),
+        )
+    except KeyError as error:
+        raise ConfigError(
+            f"{error.args[0]} is not set; start the ranks with torchrun, or use `lockstep replay`"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, as torchrun sets them: {error}"
+        ) from error
     if not 0 <= rank < world_size:
         raise ConfigError(f"RANK is {rank}, must be from 0 to WORLD_SIZE - 1 = {world_size - 1}")
-    return RankEnvironment(
-        rank=rank,
-        world_size=world_size,
-        local_rank=_whole_number("LOCAL_RANK", rank),
-        local_world_size=_whole_number("LOCAL_WORLD_SIZE", world_size),
-        master_addr=_text("MASTER_ADDR"),
-        master_port=_whole_number("MASTER_PORT"),
-        store_is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_whole_number("TORCHELASTIC_RESTART_COUNT", 0),
-    )
+    return environment
 
 
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
@@ -63,33 +64,14 @@ They may have a store's password in them, and command lines can be read by every
 """
 
 
+def give_to_ranks(variables: Mapping[str, str]) -> None:
+    """Set variables of this process and of those that it starts."""
+    os.environ.update(variables)
+
+
 def take_settings() -> str:
-    """Return the settings that the launcher gave this process, which its children do not get."""
-    try:
-        return os.environ.pop(SETTINGS_VARIABLE)
-    except KeyError:
-        raise ConfigError(
-            f"{SETTINGS_VARIABLE} is not set: ranks that are `--launched-by` another process find their"
-            " settings there; start ranks by hand with options instead"
-        ) from None
-
-
-def variables_of(place: RankEnvironment, settings: str) -> dict[str, str]:
-    """Return the environment of a process that finds its place and its settings in it.
-
-    `read_rank_environment` finds the place, and `take_settings` the settings.
-    """
-    return os.environ | {
-        SETTINGS_VARIABLE: settings,
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(place.store_is_hosted),
-        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
-    }
+    """Return the settings that the launcher gave, which processes started from now on do not get."""
+    return os.environ.pop(SETTINGS_VARIABLE)
 
 
 def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
@@ -130,28 +112,6 @@ def prepare_for_mooncake() -> None:
     """
     for name in MOONCAKE_TIMEOUTS:
         os.environ.setdefault(name, "2")
-
-
-def _text(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ConfigError(
-            f"{name} is not set; start the ranks with torchrun, or use `lockstep replay`"
-        )
-    return value
-
-
-def _whole_number(name: str, default: int | None = None) -> int:
-    if default is not None and name not in os.environ:
-        return default
-    value = _text(name)
-    try:
-        number = int(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}, must be a whole number") from None
-    if number < 0:
-        raise ConfigError(f"{name} is {number}, must not be negative")
-    return number
 
 
 def address_towards(host: str, port: int) -> str:

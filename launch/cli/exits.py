@@ -21,8 +21,13 @@ def exit_code(error: LockstepError) -> int:
     return EXIT_CONFIG if isinstance(error, ConfigError | UsageError) else EXIT_GROUP
 
 
-def say(line: str) -> None:
-    """Print one line for the user to the standard error output, with options by their names."""
+def in_options(line: str) -> str:
+    """Return a line for the user as it is printed: one line, with options by their names."""
     for setting, name in _OPTIONS.items():
         line = line.replace(setting, name)
-    print(f"lockstep: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return f"lockstep: {' '.join(line.split())}"
+
+
+def say(line: str) -> None:
+    """Print one line for the user to the standard error output."""
+    print(in_options(line), file=sys.stderr, flush=True)

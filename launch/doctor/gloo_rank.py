@@ -1,16 +1,21 @@
-"""One of the two processes that try gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER`."""
+"""One of two processes that try gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER FILE`."""
 
 import json
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
+from ...errors import LockstepError, PeerLost
 from ..cli.environment import read_rank_environment
 from ..cli.interruption import end_with
-from ..cli.meeting import joined, meet
+from ..cli.meeting import joined
+from ..cli.rank_processes import RankErrors
 from .network import GLOO_TIMEOUT_S
 
 LANES: Final = 64
@@ -19,12 +24,27 @@ TIMED: Final = 200
 
 
 def main() -> None:
-    """Meet the other one, vote, and let rank 0 leave how long it took where they met."""
-    end_with(int(sys.argv[1]))
+    """Meet the other one and vote; rank 0 writes to the file how long it took."""
+    launcher = int(sys.argv[1])
+    end_with(launcher)
+    signal.alarm(GLOO_TIMEOUT_S)
+    try:
+        record(_try, RankErrors(launcher))()
+    except LockstepError:
+        sys.exit(1)
+
+
+def _try() -> None:
+    try:
+        _vote()
+    except RuntimeError as error:
+        raise PeerLost(str(error).partition("\n")[0]) from error
+
+
+def _vote() -> None:
     environment = read_rank_environment()
-    store = meet(environment, timeout_s=GLOO_TIMEOUT_S)
     torch.set_num_threads(1)
-    with joined(environment, store, timeout_s=GLOO_TIMEOUT_S):
+    with joined(environment, timeout_s=GLOO_TIMEOUT_S):
         lanes = torch.zeros(LANES, dtype=torch.int64)
         took: list[float] = []
         for _ in range(WARMING + TIMED):
@@ -34,7 +54,7 @@ def main() -> None:
         timed = sorted(took[WARMING:])
         if environment.rank == 0:
             found = {"p50_us": timed[TIMED // 2], "p99_us": timed[TIMED * 99 // 100]}
-            store.set("gloo", json.dumps(found))
+            Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
         dist.barrier()
 
 

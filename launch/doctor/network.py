@@ -3,20 +3,19 @@
 import json
 import os
 import socket
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
 
-from ..cli.environment import LOOPBACK, address_towards, read_gloo_interface, variables_of
+from ..cli.environment import LOOPBACK, address_towards, read_gloo_interface
 from .finding import Finding, advice, problem, well
 
 GLOO_SLOW_US: Final = 10_000.0
-GLOO_TIMEOUT_S: Final = 40.0
+GLOO_TIMEOUT_S: Final = 40
 RANKS: Final = 2
 _ELSEWHERE: Final = "192.0.2.1"
 """An address for documentation, which no machine has; nothing is sent there."""
@@ -104,50 +103,28 @@ def judge_interface(interface: Interface) -> Finding:
 
 def probe_gloo(interface: Interface) -> Gloo:
     """Start two processes that meet at the interface, as ranks do, and let them vote some times."""
-    from ..cli.meeting import host_store, of_attempt
-    from ..replay.torch_launcher import places_here
+    from ..cli.rank_processes import run_ranks
 
     if not interface.address:
         return Gloo(failure="there is no interface to try it on")
     try:
         # Nobody waits long for an address that is not there.
         socket.create_server((interface.address, 0)).close()
-        store, port = host_store(interface.address, timeout_s=GLOO_TIMEOUT_S)
-    except (OSError, RuntimeError) as error:
-        return Gloo(failure=_first_line(error))
-    places = [replace(each, master_addr=interface.address) for each in places_here(RANKS, port)]
-    command = (sys.executable, "-m", _RANK, str(os.getpid()))
-    ranks: list[Popen[str]] = []
-    try:
-        # One by one: whatever comes in between, those that were started are ended.
-        for place in places:
-            ranks += [
-                Popen(command, env=variables_of(place, ""), stdout=DEVNULL, stderr=PIPE, text=True)
-            ]
-        failure = _failure_of(ranks)
-        if failure:
-            return Gloo(failure=failure)
-        found: Mapping[str, float] = json.loads(of_attempt(store).get("gloo"))
+    except OSError as error:
+        return Gloo(failure=str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "gloo.json"
+        status, line = run_ranks(
+            ("-m", _RANK, str(os.getpid()), str(file)),
+            RANKS,
+            address=interface.address,
+            shutdown_timeout_s=0,
+            are_heard=False,
+        )
+        if status:
+            return Gloo(failure=line or f"a process ended with status {status}")
+        found: Mapping[str, float] = json.loads(file.read_text(encoding="utf-8"))
         return Gloo(found["p50_us"], found["p99_us"])
-    finally:
-        for each in ranks:
-            each.kill()
-            each.communicate()
-        del store
-
-
-def _failure_of(ranks: Sequence[Popen[str]]) -> str:
-    """Wait for the processes, and say why the first of them failed that did."""
-    until = time.monotonic() + GLOO_TIMEOUT_S
-    for rank, each in enumerate(ranks):
-        try:
-            _, said = each.communicate(timeout=max(0.1, until - time.monotonic()))
-        except TimeoutExpired:
-            return f"rank {rank} had not ended after {GLOO_TIMEOUT_S:.0f} s"
-        if each.returncode:
-            lines = said.strip().splitlines() or [f"it ended with status {each.returncode}"]
-            return f"rank {rank}: {lines[-1]}"
-    return ""
 
 
 def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
@@ -176,7 +153,3 @@ def _addresses() -> dict[str, str]:
         for each in addresses
         if each.family in (socket.AF_INET, socket.AF_INET6)
     }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["no reason given"])[0]

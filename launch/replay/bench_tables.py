@@ -1,6 +1,11 @@
 """The tables that `lockstep bench` prints."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from ...ranks.protocol.engine_settings import TCP
 from ..cli.amounts import count
@@ -13,16 +18,24 @@ if TYPE_CHECKING:
     from ...benchmarks.tree import TreeReport
 
 
+def _table(what: str, *titles: str) -> Table:
+    """Return a table whose first column says what was measured, in which unit."""
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column(what, no_wrap=True)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _print(*parts: Table | str) -> None:
+    console = Console(highlight=False, emoji=False)
+    for each in parts:
+        console.print(each, soft_wrap=isinstance(each, str))
+
+
 def print_agreement(report: "AgreementReport") -> None:
     """Print what `lockstep bench agreement` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("microseconds", no_wrap=True)
-    for title in ("p50", "p99"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("microseconds", "p50", "p99")
     for what, times in (
         ("a whole step, blocking", report["blocking_us"]),
         ("  of it the transport", report["exchange_us"]),
@@ -43,26 +56,20 @@ def print_agreement(report: "AgreementReport") -> None:
     table.add_row("limit: one bare exchange over shared memory", f"{limits['shm']:,.1f}", "")
     all_reduces = count(1 + report["operations"], "all_reduce")
     table.add_row(f"per request: {all_reduces} of one lane", f"{report['per_request_us']:,.1f}", "")
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
     ratios = report["ratios"]
-    console.print(
+    _print(
+        table,
         f"{count(report['ranks'], 'rank')} on {count(report['cores'], 'core')},"
         f" {count(report['operations'], 'operation')} in flight, {report['lanes']:,} lanes;"
         f" rounds over {report['transport']}",
-        soft_wrap=True,
-    )
-    console.print(
         f"{report['collectives_per_step']:g} collective in each step; a blocking step takes"
         f" {_in_words(ratios['gloo_to_blocking'])} one bare all_reduce, and"
         f" {_in_words(ratios['per_request_to_blocking'])} one all_reduce for each request",
-        soft_wrap=True,
     )
     if report["ranks"] > report["cores"]:
-        console.print(
+        _print(
             "There are more ranks than cores, so every wait, the stall too, is also one for other"
-            " ranks' work.",
-            soft_wrap=True,
+            " ranks' work."
         )
 
 
@@ -75,44 +82,25 @@ def _in_words(ratio: float) -> str:
 
 def print_storage(report: "StorageReport") -> None:
     """Print what `lockstep bench storage` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("GB/s", no_wrap=True)
-    for title in ("store", "limit", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("GB/s", "store", "limit", "ratio")
     for what, ours, limit, ratio in (
         ("read", report["read_gbps"], report["limit_read_gbps"], report["ratio_read"]),
         ("write", report["write_gbps"], report["limit_write_gbps"], report["ratio_write"]),
     ):
         table.add_row(what, f"{ours:.2f}", f"{limit:.2f}", f"{ratio:.2f}")
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
-    console.print(
+    _print(
+        table,
         f"pages of {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')}; "
         f"limit: {report['limit_file']}",
-        soft_wrap=True,
-    )
-    console.print(
         f"existence: {report['exists_us_per_key']:.3f} us for each key that was seen; "
         f"CPU: {report['cpu_s_per_gb']:.2f} s for each GB, {report['limit_cpu_s_per_gb']:.2f} s at "
         "the limit",
-        soft_wrap=True,
     )
 
 
 def print_handoff(report: "HandoffReport") -> None:
     """Print what `lockstep bench handoff` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("GB/s", no_wrap=True)
-    for title in ("Lockstep", "limit", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("GB/s", "Lockstep", "limit", "ratio")
     figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
     by = "host to host" if report["transfer"] == TCP else f"host to host, by {report['transfer']}"
     table.add_row(by, *(f"{each:.2f}" for each in figures))
@@ -121,103 +109,56 @@ def print_handoff(report: "HandoffReport") -> None:
         limit = report["limit_gbps"]
         figures = (authenticated, limit, authenticated / limit)
         table.add_row(f"{by}, authenticated", *(f"{each:.2f}" for each in figures))
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
+    _print(table)
     if authenticated is not None:
-        console.print(
+        _print(
             f"authenticated frames (`Peers.secret`): {report['authenticated_ratio']:.2f} of the speed"
-            f" without, {report['authenticated_cpu_s_per_gb']:.2f} s of CPU for each GB",
-            soft_wrap=True,
+            f" without, {report['authenticated_cpu_s_per_gb']:.2f} s of CPU for each GB"
         )
-    console.print(
+    _print(
         f"pages of {count(report['page_bytes'], 'byte')}; limit: one bare connection over loopback;"
         f" medians of {count(report['rounds'], 'round')}",
-        soft_wrap=True,
-    )
-    console.print(
         f"CPU: {report['handoff_cpu_s_per_gb']:.2f} s for each GB, both sides together,"
         f" {report['limit_cpu_s_per_gb']:.2f} s at the limit",
-        soft_wrap=True,
     )
 
 
 def print_path(report: "PathReport") -> None:
     """Print what `lockstep bench path` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("GB/s", no_wrap=True)
-    for title in ("Lockstep", "limit", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for what, ours, limit, ratio in (
-        (
-            "storage to host, right after opening",
-            report["first_prefetch_gbps"],
-            report["limit_first_prefetch_gbps"],
-            report["first_prefetch_ratio"],
-        ),
-        (
-            "storage to host",
-            report["l3_l2_gbps"],
-            report["limit_l3_l2_gbps"],
-            report["l3_l2_ratio"],
-        ),
-        (
-            "host to device",
-            report["l2_l1_gbps"],
-            report["limit_l2_l1_gbps"],
-            report["l2_l1_ratio"],
-        ),
-        (
-            "host to storage",
-            report["l2_l3_gbps"],
-            report["limit_l2_l3_gbps"],
-            report["l2_l3_ratio"],
-        ),
+    table = _table("GB/s", "Lockstep", "limit", "ratio")
+    figures = cast("Mapping[str, float]", report)
+    for what, way in (
+        ("storage to host, right after opening", "first_prefetch"),
+        ("storage to host", "l3_l2"),
+        ("host to device", "l2_l1"),
+        ("host to storage", "l2_l3"),
     ):
-        table.add_row(what, f"{ours:.2f}", f"{limit:.2f}", f"{ratio:.2f}")
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
-    console.print(
+        keys = (f"{way}_gbps", f"limit_{way}_gbps", f"{way}_ratio")
+        table.add_row(what, *(f"{figures[key]:.2f}" for key in keys))
+    _print(
+        table,
         f"{count(report['ranks'], 'rank')} on {count(report['cpus'], 'core')}, pages of"
         f" {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')} a rank;"
         f" limit: {report['limit_text']}; medians of {report['turns'] - 1} turns, one right after"
         " opening",
-        soft_wrap=True,
-    )
-    console.print(
         f"CPU: {report['l3_l2_cpu_s_per_gb']:.2f} s for each GB read,"
         f" {report['limit_l3_l2_cpu_s_per_gb']:.2f} s at the limit;"
         f" {report['l2_l3_cpu_s_per_gb']:.2f} s for each GB written,"
         f" {report['limit_l2_l3_cpu_s_per_gb']:.2f} s at the limit",
-        soft_wrap=True,
     )
     if report["limit_device_gbps"] is not None:
-        console.print(
-            f"the device alone, past the page cache: {report['limit_device_gbps']:.2f} GB/s",
-            soft_wrap=True,
-        )
+        _print(f"the device alone, past the page cache: {report['limit_device_gbps']:.2f} GB/s")
     if report["left_behind"]:
-        console.print(
-            "Pages that were written are still there: this store cannot list them, or lets none go.",
-            soft_wrap=True,
+        _print(
+            "Pages that were written are still there: this store cannot list them, or lets none go."
         )
 
 
 def print_tree(report: "TreeReport") -> None:
     """Print what `lockstep bench tree` has found."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from ...benchmarks.tree import OPS
 
-    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
-    table.add_column("microseconds", no_wrap=True)
-    for title in ("page", "nodes", "tokens", "path", "p50", "memcmp", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table("microseconds", "page", "nodes", "tokens", "path", "p50", "memcmp", "ratio")
     for op in OPS:
         points = [point for point in report["points"] if point["op"] == op]
         table.add_row(op, style="bold")
@@ -233,5 +174,4 @@ def print_tree(report: "TreeReport") -> None:
                 f"{point['p50_us'] / max(point['limit_us'], 0.01):,.1f}",
                 end_section=point is points[-1],
             )
-    console = Console(highlight=False, emoji=False)
-    console.print(table)
+    _print(table)

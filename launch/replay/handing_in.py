@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+import msgspec
 from torch.distributed.distributed_c10d import Store
 
 from ...ranks.replica.check import InvariantViolation
@@ -54,15 +55,16 @@ class Run:
             raise Interrupted
         served = time.perf_counter()
         self._cache.flush()
-        return self._counted(
-            flush_s=time.perf_counter() - served, violation=_violation(self._cache)
-        )
+        flush_s = time.perf_counter() - served
+        try:
+            # No request and no operation is left that could own a page, so one that leaked shows here.
+            self._cache.inspection.check()
+        except InvariantViolation as broken:
+            return self.so_far(flush_s, str(broken))
+        return self.so_far(flush_s)
 
-    def so_far(self) -> RankResult:
+    def so_far(self, flush_s: float = 0.0, violation: str = "") -> RankResult:
         """Return what was counted. Requests and operations may be in flight."""
-        return self._counted(flush_s=0.0, violation="")
-
-    def _counted(self, *, flush_s: float, violation: str) -> RankResult:
         stats = self._cache.stats()
         return RankResult(
             counts=self._scheduler.counts,
@@ -92,7 +94,7 @@ class Run:
 def hand_in(store: Store, rank: int, result: RankResult) -> None:
     """Leave the result of `rank` for rank 0, unless the store ended with the launcher."""
     with suppress(RuntimeError):
-        _put(store, _of_rank(rank), result.pack())
+        _put(store, _of_rank(rank), msgspec.msgpack.encode(result))
         store.add(_BEGUN, 1)
 
 
@@ -114,7 +116,8 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
-                results.append(RankResult.unpack(_take(store, _of_rank(rank))))
+                packed = _take(store, _of_rank(rank))
+                results.append(msgspec.msgpack.decode(packed, type=RankResult))
     return results
 
 
@@ -137,15 +140,3 @@ def _take(store: Store, key: str) -> bytes:
 
 def _of_rank(rank: int) -> str:
     return f"{_BEGUN}/{rank}"
-
-
-def _violation(cache: "Cache") -> str:
-    """Return the first invariant that the replica breaks at rest, or nothing.
-
-    No request and no operation is left that could own a page, so one that leaked shows here.
-    """
-    try:
-        cache.inspection.check()
-    except InvariantViolation as broken:
-        return str(broken)
-    return ""

@@ -1,14 +1,31 @@
 """Starting the ranks of a replay, by the launcher that was chosen: `lockstep replay`."""
 
+import os
+
 from ...small_engine.workload import count_requests
+from ..cli.environment import SETTINGS_VARIABLE, give_to_ranks, take_settings
+from ..cli.exits import say
+from ..cli.interruption import ignore_signals, raise_on_signals
 from ..cli.report_files import check_that_writable
 from ..cli.settings import ReplaySettings
 from .options import LaunchChoice, replay_command
 from .pool_memory import check_pool_memory
+from .replay import LAUNCHER_OPTION
+
+SHUTDOWN_TIMEOUT_S = 5
+"""How long interrupted ranks have for an orderly end; then they are killed."""
+TIMELINE_TIMEOUT_S = 60
+"""The same where rank 0 may have timelines to write, which takes 2 s for each rank that has kept all it
+can."""
+_MODULE = "lockstep.launch.replay.replay"
+"""The main function of a rank's process."""
 
 
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
-    """Check what can be checked before ranks exist, replay, and return the exit status."""
+    """Check what can be checked before ranks exist, replay, and return the exit status.
+
+    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left.
+    """
     count_requests(settings.trace, settings.requests)
     if choice.ray_address is None:
         check_pool_memory(settings, ranks_here=settings.ranks)
@@ -20,9 +37,26 @@ def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
         from .ray_replay import launch_with_ray
 
         return launch_with_ray(settings, choice)
-    from .torch_launcher import launch_with_torch
+    return _launch_with_torch(settings)
 
-    return launch_with_torch(settings)
+
+def _launch_with_torch(settings: ReplaySettings) -> int:
+    """Replay on `settings.ranks` processes, which say themselves, but for why one of them failed."""
+    from ..cli.rank_processes import run_ranks
+
+    command = ("-m", _MODULE, LAUNCHER_OPTION, str(os.getpid()))
+    timeout_s = SHUTDOWN_TIMEOUT_S if settings.timeline is None else TIMELINE_TIMEOUT_S
+    give_to_ranks({SETTINGS_VARIABLE: settings.to_json()})
+    raise_on_signals()
+    try:
+        status, line = run_ranks(command, settings.ranks, shutdown_timeout_s=timeout_s)
+    finally:
+        ignore_signals()
+        take_settings()
+        raise_on_signals()
+    if line:
+        say(line)
+    return status
 
 
 replay = replay_command(launch)

@@ -1,16 +1,19 @@
-"""How a replay ends for the person who started it: the report's file, a table, and a status."""
+"""How a replay ends for the person who started it: files, a table, and a status."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from ...small_engine.profiles import find_profile
+from ...telemetry.chrome_trace import trace_text
+from ...telemetry.kept_events import RankEvents
 from ..cli.amounts import bytes_in_words, count
 from ..cli.exits import EXIT_FAULT, say
 from ..cli.interruption import EXIT_INTERRUPTED
-from ..cli.report_files import write_report
+from ..cli.report_files import write_report, write_text
+from ..cli.settings import ReplaySettings
 from .report import Report, faults_of
 
 Row = tuple[str, str, bool]
@@ -20,9 +23,24 @@ EXIT_REFUSED = 5
 """The replay showed no fault, and there were requests that it could not serve."""
 
 
-def conclude(report: Report, *, path: str | None, table: bool) -> int:
-    """Print the report as a table, write it to `path`, and return the status to exit with."""
-    if table:
+VIEWER = "https://ui.perfetto.dev"
+
+
+class Replayed(NamedTuple):
+    """What has come of a replay."""
+
+    report: Report
+    timelines: Sequence[bytes]
+    """The events of all ranks that handed in (`RankEvents.pack`), where they were to keep them."""
+
+
+def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
+    """Print the report as a table, write the files, and return the status to exit with.
+
+    Raises `ConfigError` for a file that cannot be written.
+    """
+    report = replayed.report
+    if settings.table:
         console = Console(highlight=False, emoji=False)
         console.print(_pace(report), soft_wrap=True)
         profile = find_profile(str(report["settings"]["profile"]))
@@ -33,8 +51,8 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         )
         console.print("lockstep replay --explain says what each row means")
     # The table comes first: a report that cannot be written must not take the run with it.
-    if path is not None:
-        write_report(path, report)
+    if settings.report is not None:
+        write_report(settings.report, report)
     for line in report["refusals"]:
         say(f"refused: {line}")
     unnamed = report["refused"] - len(report["refusals"])
@@ -47,6 +65,11 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     faults = faults_of(report)
     for fault in faults:
         say(fault)
+    if settings.timeline is not None:
+        ranks = [RankEvents.unpack(each) for each in replayed.timelines]
+        write_text(settings.timeline, trace_text(ranks), "timeline")
+        if settings.table:
+            print(f"timeline: {settings.timeline}, for {VIEWER}")
     if report["interrupted"]:
         return EXIT_INTERRUPTED
     if faults:
@@ -78,6 +101,7 @@ def table_of(reports: Mapping[str, Report]) -> Table:
 def rows_of(report: Report) -> list[Row]:
     """Return the rows of the table that shows a replay."""
     prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
+    equal = {0: "not compared", 1: "yes"}.get(len(set(report["digests"])), "NO")
 
     def share(tokens: int) -> str:
         return f"{tokens:,} ({100 * tokens / prompt:.1f} %)" if prompt else f"{tokens:,}"
@@ -116,14 +140,8 @@ def rows_of(report: Report) -> list[Row]:
         ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
         ("storage calls that timed out", f"{report['storage_late_calls']:,}", False),
         ("  waited for them", f"{report['storage_waited_s']:,.1f} s", False),
-        ("replicas equal", _equality(report["digests"]), False),
+        ("replicas equal", equal, False),
     ]
-
-
-def _equality(digests: Sequence[str]) -> str:
-    if not digests:
-        return "not compared"
-    return "yes" if len(set(digests)) == 1 else "NO"
 
 
 def _pool_rows(report: Report) -> list[Row]:

@@ -2,11 +2,11 @@
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,23 +22,12 @@ MISSING: Final = "plots need the package matplotlib: pip install 'lockstep-kv[re
 BINS: Final = 48
 _HISTOGRAM_BINS: Final = 40
 _COLUMNS: Final = 2
-_Counted = Literal[
-    "prompt_tokens",
-    "hit_device_tokens",
-    "hit_host_tokens",
-    "hit_storage_tokens",
-    "rounds",
-    "l1_to_l2_bytes",
-    "l2_to_l1_bytes",
-    "l2_to_l3_bytes",
-    "l3_to_l2_bytes",
-]
-_TIERS: Final[Sequence[tuple[str, _Counted]]] = (
+_TIERS: Final[Sequence[tuple[str, str]]] = (
     ("device (L1)", "hit_device_tokens"),
     ("host memory (L2)", "hit_host_tokens"),
     ("storage (L3)", "hit_storage_tokens"),
 )
-_WAYS: Final[Sequence[tuple[str, _Counted]]] = (
+_WAYS: Final[Sequence[tuple[str, str]]] = (
     ("device to host", "l1_to_l2_bytes"),
     ("host to device", "l2_to_l1_bytes"),
     ("host to storage", "l2_to_l3_bytes"),
@@ -188,10 +177,11 @@ def _edges(samples: Samples) -> _Floats:
     return np.linspace(0.0, samples["seconds"][-1], bins + 1)
 
 
-def _at(samples: Samples, column: _Counted, edges: _Floats) -> _Floats:
+def _at(samples: Samples, column: str, edges: _Floats) -> _Floats:
     """Return what was counted by then, as if it had grown evenly between two moments."""
-    return np.asarray(np.interp(edges, samples["seconds"], samples[column]), dtype=np.float64)
+    counted = cast("Mapping[str, list[int]]", samples)[column]
+    return np.asarray(np.interp(edges, samples["seconds"], counted), dtype=np.float64)
 
 
-def _rate(samples: Samples, column: _Counted, edges: _Floats) -> _Floats:
+def _rate(samples: Samples, column: str, edges: _Floats) -> _Floats:
     return np.diff(_at(samples, column, edges)) / np.diff(edges)

@@ -1,10 +1,10 @@
-"""A Ray cluster: one that somebody runs, or one that is embedded and ends with the command."""
+"""A Ray cluster, somebody's or one that ends with the command, and the place that ranks have on it."""
 
 import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,21 +47,56 @@ def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
         except ImportError as error:
             raise ConfigError("--launcher ray needs Ray: pip install 'ray>=2.40'") from error
         try:
-            _connect(ray, ranks, address, temporary)
-            # An embedded cluster is this machine alone, so that nobody else has to reach this process.
-            yield RayCluster(ray, LOOPBACK if address is None else _node_address(ray))
+            yield RayCluster(ray, _connect(ray, ranks, address, temporary))
         finally:
             _shut_down(ray)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _node_address(ray: Any) -> str:
-    """Return the address of the node that this process is on, as the cluster knows it."""
-    return str(ray.util.get_node_ip_address())
+def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> Any:
+    """Return a placement group with a bundle for each `ranks_per_node` ranks, or one for all of them.
+
+    Each rank takes one CPU, and one GPU if they want `gpus`. Raises `ConfigError` if the cluster has no
+    room for them; room that others use is waited for by the actors that are placed there.
+    """
+    most = ranks_per_node or ranks
+    sizes = [min(most, ranks - first) for first in range(0, ranks, most)]
+    bundles = [{"CPU": each} | ({"GPU": each} if gpus else {}) for each in sizes]
+    _check_that_nodes_suffice(ray, bundles)
+    # A bundle never spans nodes, and Ray takes another node for the next one where it can. All of
+    # them are reserved at once or not at all, so that two commands never wait for each other.
+    return ray.util.placement_group(bundles, strategy="SPREAD")
 
 
-def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> None:
+def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
+    """Raise `ConfigError` where Ray would wait for ever, since it hopes for larger nodes."""
+    nodes = [
+        node["Resources"] | {"at": node["NodeManagerAddress"]}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    for resource in bundles[0]:
+        largest = max(nodes, key=lambda node: float(node.get(resource, 0)))
+        has = int(largest.get(resource, 0))
+        wanted = max(each[resource] for each in bundles)
+        if wanted > has:
+            raise ConfigError(
+                f"{wanted} ranks are to be on one node, each with a {resource} of its own, and the"
+                f" largest node of the cluster, {largest['at']}, has {has}; lower --ranks, or say with"
+                " --ranks-per-node how many share a node"
+            )
+        needed = sum(each[resource] for each in bundles)
+        in_all = sum(int(node.get(resource, 0)) for node in nodes)
+        if needed > in_all:
+            raise ConfigError(
+                f"there are {needed} ranks, each with a {resource} of its own, and the whole cluster"
+                f" has {in_all}"
+            )
+
+
+def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
+    """Connect this process; return the address at which actors reach it."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(
@@ -71,13 +106,15 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> None
             _temp_dir=str(temporary),
             **quiet,
         )
-        return
+        # It is this machine alone, so that nobody else has to reach this process.
+        return LOOPBACK
     _check_that_somebody_listens(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = (str(error).splitlines() or ["no reason given"])[0]
         raise ConfigError(f"--ray-address: cannot reach Ray at {address}: {why}") from error
+    return str(ray.util.get_node_ip_address())
 
 
 def _check_that_somebody_listens(address: str) -> None:

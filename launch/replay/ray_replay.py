@@ -1,18 +1,85 @@
-"""A replay by Ray actors, one for each rank, running the same worker function as processes do.
+"""A replay by Ray actors, one for each rank, which run the same function as processes do.
 
-The driver hosts the store in which the ranks meet.
+The command hosts the store in which the ranks meet. What a rank hands over through Ray is what it has
+come to, and nothing else.
 """
 
-from ..cli.exits import say
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from ...errors import ConfigError, LockstepError
+from ..cli.environment import give_to_ranks, read_rank_environment
+from ..cli.exits import EXIT_CONFIG, EXIT_GROUP, exit_code, say
 from ..cli.interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
-from ..cli.meeting import host_store
-from ..cli.progress import progress_bar
+from ..cli.progress import Progress, progress_bar
 from ..cli.settings import ReplaySettings
 from .options import LaunchChoice
-from .outcome import conclude
-from .ray_actors import START_TIMEOUT_S, RankOutcome, place_ranks, worst
-from .ray_cluster import RayCluster, ray_cluster
-from .timelines import write_timeline
+from .outcome import Replayed, conclude
+from .ray_cluster import RayCluster, ray_cluster, reserve
+from .worker import Watch, run_rank
+
+START_TIMEOUT_S = 180.0
+"""How long Ray may take to place the actors."""
+STOP_TIMEOUT_S = 1.5
+"""How long ranks have for an orderly end, and for what they have counted; then they are killed."""
+POLL_S = 0.1
+
+
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a rank: a report on rank 0, an error, or neither."""
+
+    replayed: Replayed | None = None
+    error: str = ""
+    status: int = 0
+    """What a process ends with after that error."""
+    silent: bool = False
+    """Whether it has not said anything in time."""
+
+
+class ReplayRankActor:
+    """One rank. `run` occupies one thread of the actor; the other methods answer beside it."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._done = Progress(0, 0)
+
+    def node(self) -> str:
+        """Return the node that the actor was placed on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def stop(self) -> None:
+        """Let the rank end at its next step."""
+        self._stop.set()
+
+    def done(self) -> Progress:
+        """Return how far the rank has come."""
+        return self._done
+
+    def run(self, settings: str, variables: dict[str, str]) -> bytes:
+        """Run as a process does that finds these variables; return its outcome as msgpack."""
+
+        def note(done: Progress) -> None:
+            self._done = done
+
+        give_to_ranks(variables)
+        try:
+            watch = Watch(on_done=note, stopped=self._stop.is_set)
+            replayed = run_rank(ReplaySettings.from_json(settings), read_rank_environment(), watch)
+            outcome = RankOutcome(replayed=replayed)
+        except LockstepError as error:
+            outcome = RankOutcome(error=str(error), status=exit_code(error))
+        except Interrupted:
+            outcome = RankOutcome(error="a rank was stopped", status=EXIT_GROUP)
+        return msgspec.msgpack.encode(outcome)
 
 
 def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
@@ -31,43 +98,133 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
     if wrong is not None:
         say(wrong.error)
         return wrong.status
-    report = outcomes[0].report
-    assert report is not None
-    status = conclude(report, path=settings.report, table=settings.table)
-    if settings.timeline is not None:
-        write_timeline(settings.timeline, outcomes[0].timelines, told=settings.table)
-    if report["interrupted"]:
+    replayed = outcomes[0].replayed
+    assert replayed is not None
+    status = conclude(replayed, settings)
+    if replayed.report["interrupted"]:
         raise Interrupted
     return status
+
+
+def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """Return the outcome that says most about what went wrong; None if nothing did.
+
+    A rank that knows what is wrong with the input says more than one that lost its peers, and each
+    says more than what is said here of one that said nothing.
+    """
+    errors = [each for each in outcomes if each.error]
+    return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)
 
 
 def _run_actors(
     cluster: RayCluster, settings: ReplaySettings, ranks_per_node: int | None
 ) -> list[RankOutcome]:
     """Run one actor for each rank and return their outcomes by rank."""
-    store, port = host_store(cluster.host, timeout_s=START_TIMEOUT_S)
+    ray = cluster.ray
+    # torch's stubs do not export the class that its documentation names.
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
+        cluster.host,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=START_TIMEOUT_S),
+    )
     # An exception out of a signal would break Ray's own calls.
     interrupted = note_signals()
-    ranks = place_ranks(
-        cluster,
-        settings.ranks,
-        gpus=settings.device == "cuda",
-        ranks_per_node=ranks_per_node,
-        interrupted=interrupted,
-    )
+    gpus = settings.device == "cuda"
+    reserved = reserve(ray, settings.ranks, ranks_per_node=ranks_per_node, gpus=gpus)
     try:
-        ranks.run(settings.to_json(), port)
+        actors = _actors(ray, reserved, gpus=gpus)
+        meeting = {"MASTER_ADDR": cluster.host, "MASTER_PORT": str(store.port)}
+        nodes = _nodes_of(ray, actors, interrupted)
+        runs = [
+            actor.run.remote(settings.to_json(), _place(nodes, rank) | meeting)
+            for rank, actor in enumerate(actors)
+        ]
         with progress_bar(shown=True) as on_done:
-            while not ranks.wait() and not interrupted():
-                done = ranks.done()
-                if done is not None:
-                    on_done(done)
-        outcomes = ranks.stop()
+            while not _have_ended(ray, runs) and not interrupted():
+                with suppress(ray.exceptions.RayError):
+                    on_done(ray.get(actors[0].done.remote(), timeout=POLL_S * 5))
+        with suppress(ray.exceptions.RayError):
+            for actor in actors:
+                actor.stop.remote()
+            ray.wait(runs, num_returns=len(runs), timeout=STOP_TIMEOUT_S)
+        outcomes = [_outcome(ray, run, rank) for rank, run in enumerate(runs)]
         if not interrupted():
             return outcomes
-        if outcomes[0].report is None:
+        if outcomes[0].replayed is None:
             raise Interrupted
         return outcomes[:1]
     finally:
-        ranks.kill()
+        # Ray kills what is left in it.
+        with suppress(ray.exceptions.RayError):
+            ray.util.remove_placement_group(reserved)
         del store
+
+
+def _actors(ray: Any, reserved: Any, *, gpus: bool) -> list[Any]:
+    """Return an actor for each rank, which Ray is still to place in the bundles."""
+    options = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": 2, "max_restarts": 0}
+    kind = ray.remote(**options)(ReplayRankActor)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    return [
+        kind.options(scheduling_strategy=strategy(reserved, bundle)).remote()
+        for bundle, resources in enumerate(reserved.bundle_specs)
+        for _ in range(int(resources["CPU"]))
+    ]
+
+
+def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) -> list[str]:
+    """Wait until Ray has placed all actors; return the node of each.
+
+    Raises `ConfigError` if it cannot, and `Interrupted` once `interrupted` says so.
+    """
+    placed = [actor.node.remote() for actor in actors]
+    deadline = time.monotonic() + START_TIMEOUT_S
+    waiting = placed
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
+        if interrupted():
+            raise Interrupted
+        if waiting and time.monotonic() > deadline:
+            free = int(ray.available_resources().get("CPU", 0))
+            raise ConfigError(
+                f"Ray placed {len(placed) - len(waiting)} of {len(placed)} ranks within"
+                f" {START_TIMEOUT_S:.0f} s; each needs a CPU of its own, and {free} are free"
+            )
+    try:
+        return [str(node) for node in ray.get(placed)]
+    except ray.exceptions.RayError as error:
+        why = (str(error).strip().splitlines() or ["it says nothing"])[-1]
+        raise ConfigError(
+            f"the cluster cannot run ranks, is Lockstep on every node? {why}"
+        ) from error
+
+
+def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
+    """Return the variables by which a rank finds its place, as torch's launchers set them."""
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": len(nodes),
+        "LOCAL_RANK": nodes[:rank].count(nodes[rank]),
+        "LOCAL_WORLD_SIZE": nodes.count(nodes[rank]),
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in place.items()}
+
+
+def _have_ended(ray: Any, runs: Sequence[Any]) -> bool:
+    """Wait for a moment; say whether all ranks have ended, or one of them has died or failed."""
+    ended, waiting = ray.wait(runs, num_returns=len(runs), timeout=POLL_S)
+    return not waiting or any(_outcome(ray, run, 0).error for run in ended)
+
+
+def _outcome(ray: Any, run: Any, rank: int) -> RankOutcome:
+    try:
+        return msgspec.msgpack.decode(ray.get(run, timeout=POLL_S), type=RankOutcome)
+    except ray.exceptions.GetTimeoutError:
+        said = f"rank {rank} did not end with the others"
+        return RankOutcome(error=said, status=EXIT_GROUP, silent=True)
+    except ray.exceptions.RayError as error:
+        why = (str(error).splitlines() or ["no reason given"])[0]
+        return RankOutcome(error=f"rank {rank} died: {why}", status=EXIT_GROUP)

@@ -1,9 +1,11 @@
-"""From a report's JSON to the page that shows it: what kind it is, and what is told of it."""
+"""From a report's JSON to one page of HTML, which needs nothing but itself."""
 
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,8 +21,7 @@ from .bench_tables import (
 )
 from .meanings import meaning_of
 from .outcome import rows_of
-from .page import Row, Section, Table, page
-from .plots import plots_of
+from .plots import Plots, plots_of
 from .report import Report, faults_of
 
 _BYTES_MAX: Final = 64 << 20
@@ -33,6 +34,45 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
 )
 """The benchmarks, each with a key that no other has in its report, and what prints it."""
 _WANTED: Final = "a report of `lockstep replay`, `demo` or `bench`, as --report writes it"
+
+
+_STYLE: Final = """
+body { max-width:1200px; margin:2em auto; padding:0 1em; font:15px/1.5 sans-serif }
+img { width:100% } table { border-collapse:collapse } pre { overflow-x:auto }
+th,td { text-align:left; vertical-align:top; padding:3px 12px 3px 0 } td.label { white-space:pre }
+tr.end td { border-bottom:1px solid } .fault { color:#b00 }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table: its label, a value for each column, what it means, and whether a part ends."""
+
+    label: str
+    values: Sequence[str]
+    meaning: str = ""
+    ends_part: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under the titles of their columns."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: what matters most, plots, a table, and text as it was printed."""
+
+    title: str
+    figures: Sequence[tuple[str, str]] = ()
+    """Labels and values."""
+    faults: Sequence[str] = ()
+    plots: Plots | None = None
+    table: Table | None = None
+    printed: str = ""
 
 
 def page_of(path: Path) -> str:
@@ -87,7 +127,9 @@ def _replays(reports: Mapping[str, Report], what: str) -> str:
     subtitle = (
         f"{settings['trace'] or 'built-in workload'}, {count(first['ranks'], 'rank')}. {profile}"
     )
-    return page(f"lockstep {what}", subtitle, [*sections, Section("Totals", table=table)], settings)
+    return _page(
+        f"lockstep {what}", subtitle, [*sections, Section("Totals", table=table)], settings
+    )
 
 
 def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -> str:
@@ -101,7 +143,7 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
     ]
     table = Table(["value"], figures)
     sections = [Section("", printed=printed.getvalue().rstrip()), Section("Figures", table=table)]
-    return page(f"lockstep bench {name}", str(record.get("machine", "")), sections, {})
+    return _page(f"lockstep bench {name}", str(record.get("machine", "")), sections, {})
 
 
 def _with_samples(report: Report) -> Report:
@@ -143,3 +185,53 @@ def _table(
         for label, _, ends in rows[:1]
     ]
     return Table(titles, rows)
+
+
+def _page(
+    title: str, subtitle: str, sections: Sequence[Section], settings: Mapping[str, object]
+) -> str:
+    """Return the page."""
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>"]
+    for section in sections:
+        parts += _html_of(section)
+    if settings:
+        rows = [Row(name, [str(value)]) for name, value in settings.items()]
+        table = _html_table(Table(["value"], rows))
+        parts.append(f"<details><summary>Settings</summary>{table}</details>")
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'; img-src data:\">"
+        # Without an icon of its own a page asks its server for one.
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    )
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _html_of(section: Section) -> list[str]:
+    parts = [f"<h2>{escape(section.title)}</h2>"] if section.title else []
+    parts += [f'<p class="fault">{escape(each)}</p>' for each in section.faults]
+    if section.figures:
+        rows = [Row(label, [value]) for label, value in section.figures]
+        parts.append(_html_table(Table([""], rows)))
+    if section.plots is not None:
+        titles = escape("; ".join(section.plots.titles))
+        source = f"data:image/svg+xml;base64,{section.plots.svg_base64}"
+        parts.append(f'<img alt="{titles}" src="{source}">')
+    if section.table is not None:
+        parts.append(_html_table(section.table))
+    if section.printed:
+        parts.append(f"<pre>{escape(section.printed)}</pre>")
+    return parts
+
+
+def _html_table(table: Table) -> str:
+    titles = "".join(f"<th>{escape(each)}</th>" for each in table.columns)
+    rows: list[str] = []
+    for row in table.rows:
+        values = "".join(f"<td>{escape(each)}</td>" for each in row.values)
+        ends = ' class="end"' if row.ends_part else ""
+        label, meaning = escape(row.label), escape(row.meaning)
+        rows.append(f'<tr{ends}><td class="label">{label}</td>{values}<td>{meaning}</td></tr>')
+    return f"<table><tr><th></th>{titles}<th></th></tr>{''.join(rows)}</table>"

@@ -6,17 +6,19 @@ alike (tokens, steps) is taken from rank 0; bytes, pages and corrupt pages are s
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TypedDict, cast
 
+import msgspec
 import numpy as np
 
-from ...coordinator.codec import Codec
 from ...small_engine.counts import PoolCounts, ReplayCounts
 from ...storage_backends.uri import without_secrets
 from ..cli.settings import ReplaySettings
 from .samples import Samples, counted_by_size, upper_us
+
+_WORD: Final = (1 << 64) - 1
 
 
 class HitTokens(TypedDict):
@@ -129,8 +131,7 @@ class Report(TypedDict):
     settings: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankResult:
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what one rank hands in when its replay is over."""
 
     counts: ReplayCounts
@@ -155,18 +156,6 @@ class RankResult:
     """What was seen meanwhile; of rank 0 alone."""
     timeline: bytes | None = None
     """The rank's events (`RankEvents.pack`), if it has kept any."""
-
-    def pack(self) -> bytes:
-        """Return the result as msgpack."""
-        return _RESULTS.encode(self)
-
-    @staticmethod
-    def unpack(packed: bytes) -> "RankResult":
-        """Return what `pack` packed."""
-        return _RESULTS.decode(packed)
-
-
-_RESULTS: Final[Codec[RankResult]] = Codec(RankResult)
 
 
 def make_report(
@@ -225,7 +214,7 @@ def make_report(
         storage_waited_s=round(sum(each.storage_waited_s for each in results), 3),
         loads_failed=counts.loads_failed,
         saves_failed=counts.saves_failed,
-        digests=[] if interrupted else [f"{each.digest:016x}" for each in results],
+        digests=[] if interrupted else [f"{each.digest & _WORD:016x}" for each in results],
         wall_s=round(max(each.wall_s for each in results), 3),
         flush_s=round(max(each.flush_s for each in results), 3),
         samples=first.samples,

@@ -7,7 +7,7 @@ are since the start and times of steps are counted by their size.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 import numpy as np
@@ -83,25 +83,8 @@ class _Moment:
     """One moment, and the times of the steps since the one before."""
 
     seconds: float
-    counts: tuple[int, ...]
-    """In the order of `_COUNTS`."""
+    counts: dict[str, int]
     times: Counted
-
-
-_COUNTS: Final = (
-    "requests",
-    "requests_in_system",
-    "operations_in_flight",
-    "prompt_tokens",
-    "hit_device_tokens",
-    "hit_host_tokens",
-    "hit_storage_tokens",
-    "rounds",
-    "l1_to_l2_bytes",
-    "l2_to_l1_bytes",
-    "l2_to_l3_bytes",
-    "l3_to_l2_bytes",
-)
 
 
 class Sampler:
@@ -139,9 +122,8 @@ class Sampler:
     def samples(self) -> Samples:
         """Return what was seen so far, the present moment included."""
         self._take(self._clock())
-        columns = zip(*(each.counts for each in self._moments), strict=True)
         record: dict[str, object] = {
-            name: list(column) for name, column in zip(_COUNTS, columns, strict=True)
+            name: [each.counts[name] for each in self._moments] for name in self._moments[0].counts
         }
         record["seconds"] = [each.seconds for each in self._moments]
         for name, share in (("round_us_p50", 0.5), ("round_us_p99", 0.99)):
@@ -154,23 +136,20 @@ class Sampler:
         steps = self._cache.stats(rounds=0).steps
         stats = self._cache.stats(rounds=steps - self._steps)
         self._steps = steps
-        counts, moved = scheduler.counts, stats.bytes_moved
+        counts = scheduler.counts
         moment = _Moment(
             round(now - self._began, 3),
-            (
-                counts.requests + counts.refused,
-                scheduler.in_system,
-                len(self._cache.inspection.in_flight),
-                counts.prompt_tokens,
-                counts.hit_device_tokens,
-                counts.hit_host_tokens,
-                counts.hit_storage_tokens,
-                stats.rounds,
-                moved.l1_to_l2,
-                moved.l2_to_l1,
-                moved.l2_to_l3,
-                moved.l3_to_l2,
-            ),
+            {
+                "requests": counts.requests + counts.refused,
+                "requests_in_system": scheduler.in_system,
+                "operations_in_flight": len(self._cache.inspection.in_flight),
+                "prompt_tokens": counts.prompt_tokens,
+                "hit_device_tokens": counts.hit_device_tokens,
+                "hit_host_tokens": counts.hit_host_tokens,
+                "hit_storage_tokens": counts.hit_storage_tokens,
+                "rounds": stats.rounds,
+                **{f"{way}_bytes": moved for way, moved in asdict(stats.bytes_moved).items()},
+            },
             counted_by_size(stats.round_us),
         )
         if len(self._moments) == MOMENTS_MAX:

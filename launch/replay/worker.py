@@ -6,16 +6,15 @@ alone: closing its connections is what tells the others. What it has counted by 
 (`handing_in`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
 from ...coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
-from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import CollectiveTimeout, ConfigError, PeerLost
 from ...small_engine.limits import EngineLimits
 from ...small_engine.scheduler import Scheduler
@@ -24,14 +23,14 @@ from ...storage_backends.uri import without_secrets
 from ...telemetry.kept_events import KeptEvents
 from ...telemetry.port import watch as watch_cache
 from ..cli.environment import RankEnvironment, prepare_for_mooncake
-from ..cli.first_error import was_claimed
 from ..cli.interruption import Interrupted
-from ..cli.meeting import JOIN_TIMEOUT_S, joined
+from ..cli.meeting import JOIN_TIMEOUT_S, Meeting, joined
 from ..cli.progress import OnDone, Progress, nothing
 from ..cli.settings import ReplaySettings
 from .handing_in import Run, collect, hand_in, was_begun
+from .outcome import Replayed
 from .pool_memory import check_pool_memory
-from .report import RankResult, Report, make_report
+from .report import RankResult, make_report
 from .samples import Sampler
 
 if TYPE_CHECKING:
@@ -55,36 +54,23 @@ class Watch:
     """Told when the rank has begun to leave early."""
 
 
-class Replayed(NamedTuple):
-    """What has come of a replay."""
-
-    report: Report
-    timelines: Sequence[bytes]
-    """The events of all ranks that handed in (`RankEvents.pack`), where they were to keep them."""
-
-
 def run_rank(
-    settings: ReplaySettings,
-    environment: RankEnvironment,
-    store: Store,
-    watch: Watch | None = None,
+    settings: ReplaySettings, environment: RankEnvironment, watch: Watch
 ) -> Replayed | None:
     """Replay on this rank. Returns what has come of it on rank 0, and None on the others.
 
-    `store` is where the ranks meet (`meeting.meet`). Once `watch.stopped` has said so, or a rank was
-    interrupted, the report has what was counted so far, and the other ranks raise `Interrupted`. So
-    does rank 0 where nothing could be counted yet.
+    Once `watch.stopped` has said so, or a rank was interrupted, the report has what was counted so far,
+    and the other ranks raise `Interrupted`. So does rank 0 where nothing could be counted yet.
 
     Raises `ConfigError` on every rank alike for settings that differ or cannot work, and `GroupError`
     if the group cannot go on.
     """
-    watch = watch or Watch()
     prepare_for_mooncake()
     torch.set_num_threads(1)
-    with joined(environment, store, timeout_s=settings.round_timeout_s) as collective:
+    with joined(environment, timeout_s=settings.round_timeout_s) as meeting:
         watch.on_joined()
-        agreed, requests = _agree(settings, environment, collective)
-        replayed = _replay(agreed, requests, environment, _Group(store, collective), watch)
+        agreed, requests = _agree(settings, environment, meeting.collective)
+        replayed = _replay(agreed, requests, environment, meeting, watch)
         if replayed is None or not replayed.report["interrupted"]:
             # The rounds are over; nobody takes the store away while another rank still leaves.
             dist.barrier()
@@ -123,42 +109,45 @@ def _agree(
     return agreed, requests
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Holds what joins the ranks: where they met, and what carries collectives."""
-
-    store: Store
-    collective: TorchCollective
-
-
 def _replay(
     settings: ReplaySettings,
     requests: int,
     environment: RankEnvironment,
-    group: _Group,
+    meeting: Meeting,
     watch: Watch,
 ) -> Replayed | None:
     from ...ranks.group.cache import Cache
     from ...ranks.group.opening import connected
 
     config = settings.cache_config()
-    collective = connected(config, group.collective)
+    collective = connected(config, meeting.collective)
     events = None if settings.timeline is None else KeptEvents()
     timeline = None if events is None else events.note
     device = _device_of(settings, environment)
     cache = Cache.open(config, collective, device=device, timeline=timeline)
     try:
         watch_cache(cache, settings.metrics_port)
-        own, results = _served(cache, collective, group.store, settings, requests, watch, events)
-        if results is None:
-            hand_in(group.store, environment.rank, own)
+        run = _run_of(cache, settings, requests, watch, events)
+        watch.on_open()
+        results: list[RankResult] | None = None
+        try:
+            own = run.to_its_end()
+            packed = collective.gather(msgspec.msgpack.encode(own), JOIN_TIMEOUT_S)
+            results = [msgspec.msgpack.decode(each, type=RankResult) for each in packed]
+            cache.close(flush=False)
+        except (Interrupted, PeerLost, CollectiveTimeout) as error:
+            if not (isinstance(error, Interrupted) or was_begun(meeting.store)):
+                raise
+            watch.on_interrupted()
+            own, results = run.so_far(), None
+            hand_in(meeting.store, environment.rank, own)
     finally:
         # After an error or an interruption nobody waits for a round any more.
         cache.abandon()
     interrupted = results is None
     if environment.rank == 0:
         if results is None:
-            results = collect(group.store, own, environment.world_size)
+            results = collect(meeting.store, own, environment.world_size)
         report = make_report(settings, results, interrupted=interrupted)
         kept = [each.timeline for each in results if each.timeline is not None]
         return Replayed(report, kept)
@@ -167,16 +156,14 @@ def _replay(
     return None
 
 
-def _served(  # noqa: PLR0917 - what a rank has by then.
+def _run_of(
     cache: "Cache",
-    collective: "Collective",
-    store: Store,
     settings: ReplaySettings,
     requests: int,
     watch: Watch,
     events: KeptEvents | None,
-) -> tuple[RankResult, list[RankResult] | None]:
-    """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
+) -> Run:
+    """Return the serving of all requests, which has not begun."""
 
     def on_done(done: int) -> None:
         watch.on_done(Progress.of(done, requests, scheduler.counts))
@@ -191,21 +178,7 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
         on_done=on_done,
         stopped=watch.stopped if sampler is None else sampler.look,
     )
-    run = Run(cache, scheduler, sampler, events)
-    watch.on_open()
-    try:
-        own = run.to_its_end()
-        packed = collective.gather(own.pack(), JOIN_TIMEOUT_S)
-        results = [RankResult.unpack(each) for each in packed]
-        cache.close(flush=False)
-    except (Interrupted, PeerLost, CollectiveTimeout) as error:
-        # Ranks are ended by a signal also where one of them has failed.
-        failed = was_claimed(store)
-        if failed or not (isinstance(error, Interrupted) or was_begun(store)):
-            raise
-        watch.on_interrupted()
-        return run.so_far(), None
-    return own, results
+    return Run(cache, scheduler, sampler, events)
 
 
 def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:

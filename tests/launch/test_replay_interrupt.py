@@ -56,17 +56,11 @@ def begin(
     )
     running.append(command)
     if ranks_only:
-        command.wait_until(lambda: len(launched(command)) == 2)
+        command.wait_until(lambda: len(ranks_of(command, "torch")) == 2)
     else:
         command.wait_until(lambda: pages(tmp_path) > 50)
     command.look()
     return command
-
-
-def launched(command: Running) -> list[str]:
-    """The command lines of the ranks that the built-in launcher has started."""
-    lines = [" ".join(each.cmdline()) for each in command.seen.values() if each.is_running()]
-    return [line for line in lines if "--launched-by" in line]
 
 
 def ranks_of(command: Running, launcher: str) -> list[psutil.Process]:
@@ -159,9 +153,8 @@ def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_cou
     running: list[Running], tmp_path: Path
 ) -> None:
     command = begin(running, tmp_path, "torch")
-    ranks = [each for each in command.seen.values() if "--launched-by" in each.cmdline()]
 
-    ranks[1].send_signal(signal.SIGTERM)
+    ranks_of(command, "torch")[1].send_signal(signal.SIGTERM)
     status = command.process.wait(30)
 
     assert status == 130
@@ -202,16 +195,16 @@ def test_no_command_line_of_a_rank_says_what_its_store_is(
     command = begin(running, tmp_path, "torch", ranks_only=True)
 
     # A URI may have a password in it; that of the command itself is what the user wrote.
-    assert [line for line in launched(command) if "file://" in line] == []
+    lines = [each.cmdline() for each in ranks_of(command, "torch")]
+    assert [line for line in lines if "file://" in " ".join(line)] == []
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(
     running: list[Running], tmp_path: Path
 ) -> None:
     command = begin(running, tmp_path, "torch")
-    ranks = [each for each in command.seen.values() if "--launched-by" in each.cmdline()]
 
-    ranks[1].kill()
+    ranks_of(command, "torch")[1].kill()
     status = command.process.wait(30)
 
     assert status == 128 + signal.SIGKILL
@@ -245,20 +238,4 @@ def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_r
         rf"lockstep: rank {named} did not come to round \d+ within the deadline;"
         r" a round may take 2 s \(--round-timeout-s\)",
         "\n".join(told(command)),
-    )
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_stopped_under_torchrun_is_named_with_the_deadline(
-    running: list[Running], tmp_path: Path
-) -> None:
-    command = begin(running, tmp_path, "torchrun", "--round-timeout-s", 2)
-
-    ranks_of(command, "torchrun")[1].send_signal(signal.SIGSTOP)
-    command.wait_until(lambda: "lockstep: " in command.said(), 15)
-
-    assert re.search(
-        r"lockstep: rank 1 did not come to round \d+ within the deadline;"
-        r" a round may take 2 s \(--round-timeout-s\)\n",
-        command.said(),
     )

@@ -41,8 +41,7 @@ def _demo(
     timeline: Annotated[
         Path | None,
         Parameter(
-            help="Write the timeline of the warm run here, as trace events for"
-            " https://ui.perfetto.dev.",
+            help=f"Write the timeline of the warm run here, as trace events for {VIEWER}.",
             show_default="none",
             metavar="FILE.json",
         ),
@@ -63,11 +62,7 @@ def _demo(
     if store is not None:
         check_store(store)
         _check_that_unused(parse_uri(store))
-    if page is not None:
-        check_that_drawable()
-        check_that_writable(page)
-    if timeline is not None:
-        check_that_writable(timeline, "timeline")
+    _check_files(timeline, page)
     console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
@@ -83,17 +78,12 @@ def _demo(
             host_pages=512,
         )
         console.print(find_profile(settings.profile).scale, soft_wrap=True)
-        reports: dict[str, Report] = {}
-        for run in ("cold", "warm"):
-            path = Path(scratch) / f"{run}.json"
-            drawn = str(timeline.resolve()) if timeline is not None and run == "warm" else None
-            status = launch(replace(settings, report=str(path), timeline=drawn), LaunchChoice())
-            if status:
-                return status
-            reports[run] = read_report(path)
+        status, reports = _replay_twice(settings, Path(scratch), timeline)
+        if status:
+            return status
         console.print(table_of(reports))
         both = report or Path(scratch) / "both.json"
-        write_report(both, dict(reports))
+        write_report(both, reports)
         if page is not None:
             write_page(both, page)
             console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
@@ -101,6 +91,29 @@ def _demo(
         told = f"timeline of the warm run: {timeline.resolve()}, for {VIEWER}"
         console.print(told, soft_wrap=True)
     return 0
+
+
+def _check_files(timeline: Path | None, page: Path | None) -> None:
+    if page is not None:
+        check_that_drawable()
+        check_that_writable(page)
+    if timeline is not None:
+        check_that_writable(timeline, "timeline")
+
+
+def _replay_twice(
+    settings: ReplaySettings, scratch: Path, timeline: Path | None
+) -> tuple[int, dict[str, Report]]:
+    """Return the status of the first replay that fails, or 0, and the reports by their names."""
+    reports: dict[str, Report] = {}
+    for run in ("cold", "warm"):
+        path = scratch / f"{run}.json"
+        drawn = str(timeline.resolve()) if timeline is not None and run == "warm" else None
+        status = launch(replace(settings, report=str(path), timeline=drawn), LaunchChoice())
+        if status:
+            return status, reports
+        reports[run] = read_report(path)
+    return 0, reports
 
 
 def _check_that_unused(store: StoreUri) -> None:

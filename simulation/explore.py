@@ -82,11 +82,12 @@ _SEEDS: Final = range(100)
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
     """Return the seeds that `A:B` stands for: from A up to B - 1."""
-    first, separator, last = tokens[0].value.partition(":")
+    text = str(tokens[0].value)
+    first, separator, last = text.partition(":")
     if not (separator and first.isdecimal() and last.isdecimal()):
-        raise ValueError("must be A:B with whole numbers, for example 0:100")
+        raise ValueError(f"{text!r} must be A:B with whole numbers, for example 0:100")
     if not int(first) < int(last) <= sys.maxsize:
-        raise ValueError(f"must be A:B with A less than B, and B at most {sys.maxsize}")
+        raise ValueError(f"{text!r} must be A:B with A less than B, and B at most {sys.maxsize}")
     return range(int(first), int(last))
 
 
@@ -181,7 +182,7 @@ def explore(exploration: Exploration, *, processes: int = 2) -> ExplorationRepor
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()
     results = run_all(
-        partial(_run, whole),
+        partial(_run, exploration=whole),
         whole.seeds or _SEEDS,
         processes,
         until_found=whole.revive is not None,
@@ -246,7 +247,7 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _run(exploration: Exploration, seed: int) -> ScheduleResult:
+def _run(seed: int, exploration: Exploration) -> ScheduleResult:
     bug, depth = exploration.revive, exploration.depth
     if exploration.pd is None:
         run = partial(run_schedule, ranks=exploration.ranks or 2)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf
+from math import inf, prod
 from typing import Annotated, Any, Final, TypedDict
 
 from cyclopts import Parameter
@@ -68,10 +68,9 @@ def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
     def convert(_hint: object, tokens: Sequence[Any]) -> tuple[object, ...]:
         text = str(tokens[0].value)
         try:
-            found = tuple(dict.fromkeys(kind(each.strip()) for each in text.split(",")))
+            return tuple(dict.fromkeys(kind(each.strip()) for each in text.split(",")))
         except ValueError as error:
             raise ValueError(f"{text!r} is not {wanted}") from error
-        return found
 
     return Parameter(converter=convert, n_tokens=1, metavar="A,B,..")
 
@@ -139,21 +138,20 @@ class Sweep:
         if self.goal is not None and self.host_gib is not None:
             raise ConfigError("--goal looks for the host memory; leave out --host-gib")
         host = (0.0,) if self.goal is not None else self.host_gib or _USUAL_HOST_GIB
-        sizes = [
-            Size(device_gib=a, host_gib=b, storage_gib=c, page_tokens=tokens, policy=policy)
-            for policy, tokens, a, b, c in product(
-                self.policy, self.page_tokens, self.device_gib, host, self.storage_gib
-            )
-        ]
-        if len(sizes) > _POINTS_MAX:
+        lists = (self.policy, self.page_tokens, self.device_gib, host, self.storage_gib)
+        count = prod(map(len, lists))
+        if count > _POINTS_MAX:
             raise ConfigError(
-                f"these are {len(sizes):,} points, and a sweep has {_POINTS_MAX:,} at most"
+                f"these are {count:,} points, and a sweep has {_POINTS_MAX:,} at most"
             )
-        if self.goal is not None and len(sizes) > 1:
+        if self.goal is not None and count > 1:
             raise ConfigError(
                 "--goal looks for the host memory beside one of each of the other sizes; give no lists"
             )
-        return sizes
+        return [
+            Size(device_gib=a, host_gib=b, storage_gib=c, page_tokens=tokens, policy=policy)
+            for policy, tokens, a, b, c in product(*lists)
+        ]
 
 
 @Parameter(name="*")

@@ -103,7 +103,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--seeds", "5"], "--seeds: must be A:B with whole numbers, for example 0:100"),
+        (["--seeds", "5"], "--seeds: '5' must be A:B with whole numbers, for example 0:100"),
         (["--seeds", "5:"], "must be A:B with whole numbers"),
         (["--seeds", "5:5"], "must be A:B with A less than B"),
         (["--seeds", f"0:{10**30}"], "must be A:B with A less than B, and B at most"),

@@ -57,12 +57,12 @@ class Holds:
         Of full attention that is all of it.
         """
         node.ends += 1
+        each = node
         if not component:
-            above: Node | None = node
-            while above is not None and above.parent is not None and self._hold(above, tier, 0):
-                above = above.parent
+            while each.parent is not None and self._hold(each, tier, 0):
+                each = each.parent
             return Receipt(tier, component, node, 0, node.end)
-        top, each = None, node
+        top = None
         while each.parent is not None and each.start >= start:
             top = each
             self._hold(each, tier, component)

@@ -1,13 +1,14 @@
 """From a report's JSON to one page of HTML, which needs nothing but itself."""
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final, cast
+
+import msgspec
 
 from ...errors import ConfigError
 from ...small_engine.profiles import find_profile
@@ -85,14 +86,11 @@ def page_of(path: Path) -> str:
             raise ConfigError(
                 f"{path} is larger than {_BYTES_MAX >> 20} MiB, so it is not {_WANTED}"
             )
-        found: object = json.loads(path.read_text(encoding="utf-8"))
+        record = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON, and should be {_WANTED}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not {_WANTED}")
-    record = cast("dict[str, Any]", found)
+        raise ConfigError(f"{path} is not {_WANTED}: {error}") from error
     try:
         shown = _shown(record)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

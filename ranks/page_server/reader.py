@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
@@ -35,6 +35,7 @@ from ...storage_backends.peer.wire import (
     encode,
 )
 from .offers import Operation
+from .served_pages import Begun, ServedPages
 
 _log = logging.getLogger(__name__)
 
@@ -42,47 +43,6 @@ _GROUP_BYTES: Final = 1 << 20
 """So much is hashed, if need be, and then sent, while it is still in a core's cache."""
 _GROUPS_AT_A_TIME: Final = 4
 """How many of these one reader gets before others have their turn."""
-
-
-class Begun(NamedTuple):
-    """One object that is to be sent, and the operation that holds its page for so long."""
-
-    state: State
-    header: Callable[[], bytes]
-    """Returns the object's header, which may take a while: whoever reads first pays for checksums."""
-    page: memoryview
-    wanted: Sequence[memoryview]
-    """The parts of the page that are wanted, in order."""
-    operation: Operation
-
-    @property
-    def nbytes(self) -> int:
-        """How long the header and what is wanted are together."""
-        return HEADER_BYTES + sum(map(len, self.wanted))
-
-
-class ServedPages(Protocol):
-    """What a reader may be sent."""
-
-    def told(self, ask: Ask) -> bytes:
-        """Return the answer to a question."""
-        ...
-
-    @property
-    def by_engine(self) -> bool:
-        """Whether a transfer engine reads pages."""
-        ...
-
-    def begin(self, fetch: Fetch | Locate, key: str) -> Begun | None:
-        """Begin to send what a fetch wants of an object; None if that is not offered.
-
-        `end` must follow for its operation. Raises `StorageError` for nonsense.
-        """
-        ...
-
-    def end(self, operation: Operation) -> None:
-        """Note that the send of an object has ended that this operation holds."""
-        ...
 
 
 @dataclass(slots=True)

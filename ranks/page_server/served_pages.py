@@ -1,5 +1,6 @@
 """One rank's host pages as objects: what readers are told and sent of those that are offered."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -10,12 +11,28 @@ from ...page_format.object_shape import ObjectShape, Plan, part_table
 from ...storage_backends.peer.wire import Ask, Fetch, Locate, State
 from ..executor.storage_transfers import RankObjects
 from .offers import Offers, Operation, Page
-from .reader import Begun
 
 _FORMS_MAX: Final = 64
 """Choices of parts that readers ask for: those of their TP size and columns, so a few."""
 _UNSOUND: Final = bytes(HEADER_BYTES)
 """A header that no reader accepts."""
+
+
+class Begun(NamedTuple):
+    """One object that is to be sent, and the operation that holds its page for so long."""
+
+    state: State
+    header: Callable[[], bytes]
+    """Returns the object's header, which may take a while: whoever reads first pays for checksums."""
+    page: memoryview
+    wanted: Sequence[memoryview]
+    """The parts of the page that are wanted, in order."""
+    operation: Operation
+
+    @property
+    def nbytes(self) -> int:
+        """How long the header and what is wanted are together."""
+        return HEADER_BYTES + sum(map(len, self.wanted))
 
 
 class Sent(NamedTuple):
@@ -29,7 +46,7 @@ class Sent(NamedTuple):
 
 
 class ServedPages:
-    """The offered pages of one rank; see `reader.ServedPages`.
+    """The offered pages of one rank.
 
     An object is sent as any store would have it: the ordinary header, and the payload that the page
     is. The checksums of its parts are computed when it is first read, and kept, because hashing when it
@@ -39,6 +56,7 @@ class ServedPages:
 
     def __init__(self, objects: RankObjects, offers: Offers, *, by_engine: bool) -> None:
         self.by_engine = by_engine
+        """Whether a transfer engine reads pages."""
         self._namespace = objects.namespace
         self._mark = objects.shardings.mark
         self._offers = offers
@@ -65,7 +83,7 @@ class ServedPages:
     def begin(self, fetch: Fetch | Locate, key: str) -> Begun | None:
         """Begin to send what a fetch wants of an object; None if that is not offered.
 
-        Raises `StorageError` for nonsense.
+        `end` must follow for its operation. Raises `StorageError` for nonsense.
         """
         if self._shards.get(fetch.pool) != fetch.shard:
             return None

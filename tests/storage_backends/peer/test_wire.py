@@ -46,26 +46,19 @@ MESSAGES_SENT: list[Message] = [
 
 REFUSED: list[tuple[Any, str]] = [
     ([10], "Invalid value 10"),
-    ([True, 1], "Expected `int`, got `bool`"),
     ([4, -1], "Expected `int` >= 0"),
-    ([4], "at least length 2, got 1"),
     ([4, 1, 1], "at most length 1, got 2"),
     ([2, 1, "kv", "s", []], "of length >= 1"),
     ([2, 1, "kv", "s", ["k"] * NAMES_MAX + ["k"]], "of length <= 1024"),
     ([2, 1, "k" * 129, "s", ["k"]], "`str` of length <= 128"),
-    ([2, 1, b"kv", "s", ["k"]], "Expected `str`, got `bytes`"),
     ([3, 1, "kv", "s", bytes(716), b"", ["k"]], "`bytes` of length <= 715"),
     ([5, 1, bytes(NAMES_MAX + 1)], "`bytes` of length <= 1024"),
-    ([1, 0, "ab", []], "rank 0 of 0"),
     ([1, 2, "ab", [["h:1", [], ""]]], "rank 2 of 1"),
     ([1, 0, "ab", [["h", [], ""]]], "write host:port"),
     ([1, 0, "ab", [["h:1", [], "h:2"]]], "'h:2' is no engine; it begins with tcp:// or rdma://"),
-    ([1, 0, "ab", [["h:1", [], "tcp://h"]]], "write host:port"),
     ([8, 1, b"\2", [-1]], "Expected `int` >= 0 - at `$[3][0]`"),
-    ([1, 0, "ab", [["h:1", [["kv"]], ""]]], "of length 2, got 1"),
     ([1, 0, "ab", [["h:1", [["kv", "s"]] * 65, ""]]], "of length <= 64"),
     ([1, 0, "ab", ["h:1"] * (RANKS_MAX + 1)], "of length <= 1024"),
-    ({}, "Expected `array`, got `object`"),
 ]
 """What is no message, and what is said of it."""
 

@@ -75,7 +75,7 @@ class KvDescription:
 
         Raises `ConfigError` for what has no canonical bytes.
         """
-        said = _of_the_model(model.to_dict())
+        said = described(model)
         pages = [
             [pool, layout.page_tokens, [[each.name, each.dtype] for each in layout.columns]]
             for pool, layout in sorted(layouts.items())
@@ -90,10 +90,11 @@ class KvDescription:
         return cls(digest(found), tuple(unproven))
 
 
-def _of_the_model(said: Mapping[str, object]) -> dict[str, object]:
+def described(model: PretrainedConfig) -> dict[str, object]:
+    """Return what a model's own configuration says of KV."""
     return {
         name: _rope(cast("Mapping[str, object]", value)) if name == "rope_parameters" else value
-        for name, value in said.items()
+        for name, value in model.to_dict().items()
         if name not in _NOT_THE_MODELS
     }
 

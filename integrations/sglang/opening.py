@@ -19,7 +19,7 @@ from ..releases import require_release
 from .below import Below
 from .engine.settings import WHERE, PoolSize, SglangSettings, parse
 from .identity.identity import Identity
-from .identity.proven_out import READ_IN
+from .identity.key_exclusions import RELEASES
 from .namespaces import Namespaces
 from .pools.engine_layout import EnginePool, engine_pools
 from .pools.slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
@@ -38,7 +38,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     require_release(
         "SGLang",
         sglang.__version__,
-        READ_IN,
+        RELEASES,
         settings.plugin.unsupported_engine,
         where=WHERE,
         log=log,

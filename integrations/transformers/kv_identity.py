@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ..canonical import DIGEST_CHARACTERS, canonical, digest, tell_parts
 from ..model_weights import LoadedWeights, remedy
 from ..weights import FileDigests
-from .proven_out import left_out
+from .key_exclusions import left_out
 from .settings import WHERE
 
 if TYPE_CHECKING:

@@ -43,10 +43,10 @@ def _refuse_other_release(error: ImportError) -> None:
     from vllm import __version__  # noqa: PLC0415
 
     from ..releases import is_release  # noqa: PLC0415
-    from .proven_out import READ_IN  # noqa: PLC0415
+    from .key_exclusions import RELEASES  # noqa: PLC0415
 
-    if not is_release(__version__, READ_IN):
+    if not is_release(__version__, RELEASES):
         raise ConfigError(
-            f"Lockstep's plug-in is for vLLM {' and '.join(READ_IN)}, and cannot be imported under vLLM"
-            f" {__version__}: {error}"
+            f"Lockstep's plug-in is for vLLM {' and '.join(RELEASES)}, and cannot be imported under"
+            f" vLLM {__version__}: {error}"
         ) from error

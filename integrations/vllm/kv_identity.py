@@ -1,40 +1,30 @@
 """What vLLM's KV is, apart from the tokens: part of the key of every page (rule R16).
 
-Two parts. The weights, by what their files hold, or by a version that the user gives. And the
-description that every engine has of the model, where all that this one is configured with is proven to
-leave KV as that says; or else a digest of all that is not proven to change no byte of it. With the
-model's name and the page layout, which the cache has of its own, they tell apart what must not share.
+The weights, by what their files hold, or by a version that the user gives; and what the configuration
+makes of KV, as `sharing.py` says. With the model's name and the page layout, which the cache has of its
+own, they tell apart what must not share.
 
 All ranks must come to the same, and their caches compare it when they open.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING
 
 from ...page_format.page_layout import PageLayout
-from ..canonical import canonical, digest, tell_parts
-from ..kv_description import KvDescription
+from ..kv_description import KvDescription, described
 from ..model_weights import LoadedWeights
-from ..proven_out import names_by_owner, names_of
-from ..sharing import Options, Share, kv_name, unproven_fields, unproven_version
+from ..sharing import EngineSettings, Setting, Share, kv_name, settings_in
 from ..weights import FileDigests
 from .contract import EngineConfig, LoadConfig, ModelConfig
-from .proven_out import ENVIRONMENT_PROVEN_OUT, READ_IN, left_out
-from .same_function import AT_ANY_VALUE, BY_DEFAULT, VARIABLES, WORKERS
+from .key_exclusions import EXCLUSIONS, RELEASES
 from .settings import WHERE
 
 log = logging.getLogger("vllm.lockstep")
 
+PACKAGE = "vllm.config"
+
 DUMMY = "dummy"
-
-DRAFTS = "drafts 2"
-"""In the key where tokens are drafted: pages of before may have been copied ahead of the drafter."""
-
-LOOKED_AT: Mapping[str, frozenset[str]] = {
-    "vllm.config.parallel.ParallelConfig": frozenset({"worker_cls"}),
-    "vllm.config.lora.LoRAConfig": frozenset({"lora_dtype"}),
-}
-"""Fields that are neutral at more values than one, by class."""
 
 FROM_FILES = frozenset(
     {
@@ -61,53 +51,51 @@ def kv_identity(
     Raises `ConfigError` for what has no canonical bytes.
     """
     model = config.model_config
-    options = Options(
-        "vLLM",
-        configuration_digest(config, engine_version=engine_version, environment=environment),
-        tuple(unproven(config, engine_version=engine_version, given=given)),
-    )
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
-    return kv_name(weights, description, options, share, log)
+    settings = settings_of(
+        config, engine_version=engine_version, environment=environment, given=given
+    )
+    return kv_name(weights, description, settings, share, log)
 
 
-def unproven(config: EngineConfig, *, engine_version: str, given: Collection[str]) -> Iterator[str]:
-    """Yield what an engine is configured with that other engines may not compute alike."""
-    yield from unproven_version(engine_version, READ_IN)
-    yield from sorted(set(given) - names_of(ENVIRONMENT_PROVEN_OUT) - names_of(VARIABLES))
-    if config.parallel_config.worker_cls not in WORKERS:
-        yield "vllm_config.parallel_config.worker_cls"
-    lora = config.lora_config
-    if lora is not None and lora.lora_dtype != config.model_config.dtype:
-        yield "vllm_config.lora_config.lora_dtype"
-    nothing = frozenset[str]()
-    out, always = left_out(), names_by_owner(AT_ANY_VALUE)
-    ignored = {
-        owner: out.get(owner, nothing) | always.get(owner, nothing) | LOOKED_AT.get(owner, nothing)
-        for owner in (*out, *always)
-    }
-    found = canonical(config, "vllm_config", ignored)
-    yield from unproven_fields(config, found, "vllm_config", BY_DEFAULT)
+def settings_of(
+    config: EngineConfig,
+    *,
+    engine_version: str,
+    environment: Mapping[str, object],
+    given: Collection[str],
+) -> EngineSettings:
+    """Return what the engine is configured with; see `kv_identity`."""
+    found = settings_in(config, "vllm_config")
+    found += [
+        Setting(name, name, value, MISSING if name in given else value)
+        for name, value in environment.items()
+    ]
+    drafting = config.speculative_config
+    if drafting is not None:
+        draft = drafting.draft_model_config
+        said = None if draft is None else described(draft.hf_config)
+        found.append(Setting("draft", "draft", said, MISSING))
+    return EngineSettings(
+        "vLLM", engine_version, RELEASES, found, PACKAGE, EXCLUSIONS, _resolved(config)
+    )
 
 
-def configuration_digest(
-    config: EngineConfig, *, engine_version: str, environment: Mapping[str, object]
-) -> str:
-    """Return a digest of what the engine is configured with, less what changes no byte of KV.
-
-    `environment` are the variables that the engine reads. Raises `ConfigError` for a value that has
-    no canonical bytes.
-    """
-    ignored = names_of(ENVIRONMENT_PROVEN_OUT)
-    counted = {name: value for name, value in environment.items() if name not in ignored}
-    found = canonical(config, "vllm_config", left_out())
-    tell_parts(log, found, "vllm_config")
-    drafts = [] if config.speculative_config is None else [DRAFTS]
-    return digest([engine_version, canonical(counted, "environment"), found, *drafts])
+def _resolved(config: EngineConfig) -> dict[str, object]:
+    """Return the defaults that vLLM replaces with a value of its own, by name."""
+    worker = config.parallel_config.worker_cls
+    found: dict[str, object] = {"LoRAConfig.lora_dtype": config.model_config.dtype}
+    if worker.startswith("vllm.v1.worker."):
+        found["ParallelConfig.worker_cls"] = worker
+    return found
 
 
 def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
     """Return what may change how this engine applies an adapter, as a digest."""
-    return digest([engine_version, canonical(config.lora_config, "lora_config", left_out())])
+    adapters = Setting("lora_config", "lora_config", config.lora_config, None)
+    return EngineSettings(
+        "vLLM", engine_version, RELEASES, [adapters], PACKAGE, EXCLUSIONS
+    ).digest()
 
 
 def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) -> str:

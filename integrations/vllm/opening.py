@@ -33,10 +33,10 @@ from .arrivals import Arrivals
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout, require_drafts_before_saves
+from .key_exclusions import RELEASES
 from .kv_events import KVEvents
 from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
-from .proven_out import READ_IN
 from .scheduler_side import SchedulerSide
 from .settings import WHERE, ConnectorSettings
 from .weights import WEIGHTS_OF_THE_START, Weights
@@ -59,7 +59,7 @@ def has_one_decider(parallel: ParallelConfig) -> bool:
 def require_release(parsed: ConnectorSettings) -> None:
     """Raise `ConfigError` for a vLLM of another release, unless the user wants it tried."""
     releases.require_release(
-        "vLLM", engine_version, READ_IN, parsed.unsupported_engine, where=WHERE, log=log
+        "vLLM", engine_version, RELEASES, parsed.unsupported_engine, where=WHERE, log=log
     )
 
 

@@ -14,23 +14,23 @@ from packaging.requirements import Requirement
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.releases import UnsupportedEngine, require_release
-from lockstep.integrations.sglang.identity import proven_out as sglang
-from lockstep.integrations.vllm import proven_out as vllm
+from lockstep.integrations.sglang.identity import key_exclusions as sglang
+from lockstep.integrations.vllm import key_exclusions as vllm
 from tests.kit.source_tree import ROOT
 
 LOG = logging.getLogger("lockstep.test")
 WITHIN = [
-    ("vllm", vllm.READ_IN, "0.32.0"),
-    ("vllm", vllm.READ_IN, "0.33.2"),
-    ("sglang", sglang.READ_IN, "0.5.23"),
-    ("sglang", sglang.READ_IN, "0.5.23.post1"),
+    ("vllm", vllm.RELEASES, "0.32.0"),
+    ("vllm", vllm.RELEASES, "0.33.2"),
+    ("sglang", sglang.RELEASES, "0.5.23"),
+    ("sglang", sglang.RELEASES, "0.5.23.post1"),
 ]
 BEYOND = [
-    ("vllm", vllm.READ_IN, "0.31.9"),
-    ("vllm", vllm.READ_IN, "0.34.0"),
-    ("vllm", vllm.READ_IN, "0.330.0"),
-    ("sglang", sglang.READ_IN, "0.5.22"),
-    ("sglang", sglang.READ_IN, "0.5.24"),
+    ("vllm", vllm.RELEASES, "0.31.9"),
+    ("vllm", vllm.RELEASES, "0.34.0"),
+    ("vllm", vllm.RELEASES, "0.330.0"),
+    ("sglang", sglang.RELEASES, "0.5.22"),
+    ("sglang", sglang.RELEASES, "0.5.24"),
 ]
 
 
@@ -58,7 +58,7 @@ def test_a_release_of_the_extra_s_bounds_is_taken(
 
 @pytest.mark.parametrize("found", ["0.33.0+cpu", "0.33.1rc2.dev3+g1234567"])
 def test_builds_and_candidates_of_a_release_are_taken(found: str) -> None:
-    require("vLLM", found, vllm.READ_IN, UnsupportedEngine.REFUSE)
+    require("vLLM", found, vllm.RELEASES, UnsupportedEngine.REFUSE)
 
 
 @pytest.mark.parametrize(("engine", "releases", "found"), BEYOND)
@@ -77,7 +77,7 @@ def test_a_release_beyond_the_extra_s_bounds_is_refused_by_name_with_the_way_to_
 
 
 def test_a_release_that_is_tried_anyway_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    require("vLLM", "0.34.0", vllm.READ_IN, UnsupportedEngine.TRY)
+    require("vLLM", "0.34.0", vllm.RELEASES, UnsupportedEngine.TRY)
 
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert "vLLM 0.34.0" in caplog.text

@@ -1,9 +1,8 @@
 """What SGLang's KV is, apart from the tokens: part of the key of every page (rule R16).
 
-Two parts. The weights, by what their files hold, or by a version that the user gives. And the
-description that every engine has of the model, where all that this one is configured with is proven to
-leave KV as that says; or else a digest of all that is not proven to change no byte of it. With the
-model's name and the page layout, which the cache has of its own, they tell apart what must not share.
+The weights, by what their files hold, or by a version that the user gives; and what the configuration
+makes of KV, as `sharing.py` says. With the model's name and the page layout, which the cache has of its
+own, they tell apart what must not share.
 
 All ranks must come to the same, and their caches compare it when they open.
 """
@@ -16,17 +15,16 @@ from typing import Any
 
 from ....errors import ConfigError
 from ....page_format.page_layout import PageLayout
-from ...canonical import DIGEST_CHARACTERS, Json, canonical, digest, tell_parts
+from ...canonical import DIGEST_CHARACTERS
 from ...kv_description import KvDescription
 from ...model_weights import LoadedWeights, remedy, unreadable
-from ...proven_out import names_by_owner, names_of
-from ...sharing import Options, Share, is_default, kv_name, unproven_fields, unproven_version
+from ...sharing import EngineSettings, Setting, Share, kv_name
 from ...weights import FileDigests, weights_digest
-from .environment import ENVIRONMENT_PROVEN_OUT
-from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES, READ_IN
-from .same_function import AT_ANY_VALUE, BY_DEFAULT, SET_BY_LOADING, VARIABLES
+from .key_exclusions import EXCLUSIONS, FILES, RELEASES
 
 log = logging.getLogger("sglang.lockstep")
+
+PACKAGE = "sglang.srt"
 
 DUMMY = "dummy"
 
@@ -83,81 +81,37 @@ def kv_identity(
     Raises `ConfigError` for what has no canonical bytes.
     """
     model = resolved.model_config
-    options = Options("SGLang", configuration_digest(resolved), tuple(unproven(resolved)))
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
-    return kv_name(weights, description, options, share, log)
+    return kv_name(weights, description, settings_of(resolved), share, log)
 
 
-def unproven(resolved: Resolved) -> Iterator[str]:
-    """Yield what an engine is configured with that other engines may not compute alike."""
-    yield from unproven_version(resolved.engine_version, READ_IN)
-    yield from sorted(
-        resolved.environment.keys() - names_of(ENVIRONMENT_PROVEN_OUT) - names_of(VARIABLES)
-    )
-    fields, classes = names_by_owner(FIELDS_PROVEN_OUT), names_by_owner(CLASSES_PROVEN_OUT)
-    always, by_default = names_by_owner(AT_ANY_VALUE), names_by_owner(BY_DEFAULT)
-    nothing = frozenset[str]()
-    for namespace, values in sorted(resolved.fields.items()):
-        out = fields.get(namespace, nothing) | always.get(namespace, nothing)
-        for name in sorted(values.keys() - out):
-            worth = canonical(values[name], f"{namespace}.{name}", classes)
-            if name in FILES.get(namespace, "").split():
-                neutral = worth is None
-            else:
-                neutral = name in by_default.get(namespace, nothing) and is_default(
-                    worth, resolved.declared.get(name, MISSING)
-                )
-            if not neutral:
-                yield f"{namespace}.{name}"
-    loading = names_by_owner(SET_BY_LOADING)
-    ignored = {
-        owner: classes.get(owner, nothing)
-        | always.get(owner, nothing)
-        | loading.get(owner, nothing)
-        for owner in (*classes, *always)
-    }
-    found = canonical(resolved.model_config, "model_config", ignored)
-    yield from unproven_fields(resolved.model_config, found, "model_config", BY_DEFAULT)
-
-
-def configuration_digest(resolved: Resolved) -> str:
-    """Return a digest of what the engine is configured with, less what changes no byte of KV.
-
-    Raises `ConfigError` for a value that has no canonical bytes.
-    """
-    ignored = names_of(ENVIRONMENT_PROVEN_OUT)
-    environment = {
-        name: value for name, value in resolved.environment.items() if name not in ignored
-    }
-    model = canonical(resolved.model_config, "model_config", names_by_owner(CLASSES_PROVEN_OUT))
-    tell_parts(log, model, "model_config")
-    return digest(
-        [
-            resolved.engine_version,
-            canonical(environment, "environment"),
-            _fields(resolved.fields),
-            model,
-        ]
-    )
+def settings_of(resolved: Resolved) -> EngineSettings:
+    """Return what the engine is configured with."""
+    found = [
+        *(each for namespace in resolved.fields for each in _settings(resolved, namespace)),
+        *(Setting(name, name, value, MISSING) for name, value in resolved.environment.items()),
+    ]
+    return _engine_settings(resolved, found)
 
 
 def adapter_options(resolved: Resolved) -> str:
     """Return what may change how this engine applies an adapter, as a digest."""
-    return digest([resolved.engine_version, _fields({"lora": resolved.fields["lora"]})])
+    return _engine_settings(resolved, [*_settings(resolved, "lora")]).digest()
 
 
-def _fields(found: Mapping[str, Mapping[str, object]]) -> Json:
-    """Return what the fields are worth that count. In debug logs, also one line for each."""
-    ignored, classes = names_by_owner(FIELDS_PROVEN_OUT), names_by_owner(CLASSES_PROVEN_OUT)
-    files = {namespace: frozenset(names.split()) for namespace, names in FILES.items()}
-    counted: list[Json] = []
-    for namespace, values in sorted(found.items()):
-        out = ignored.get(namespace, frozenset()) | files.get(namespace, frozenset())
-        for name in sorted(values.keys() - out):
-            worth = canonical(values[name], f"{namespace}.{name}", classes)
-            tell_parts(log, worth, f"{namespace}.{name}", 0)
-            counted.append([namespace, name, worth])
-    return counted
+def _engine_settings(resolved: Resolved, settings: list[Setting]) -> EngineSettings:
+    return EngineSettings(
+        "SGLang", resolved.engine_version, RELEASES, settings, PACKAGE, EXCLUSIONS
+    )
+
+
+def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
+    """Yield the settings of a namespace. Of a file only counts here that there is one."""
+    files = FILES.get(namespace, "").split()
+    for name, value in resolved.fields[namespace].items():
+        default = resolved.declared.get(name, MISSING)
+        counted = value is not None if name in files else value
+        yield Setting(name, f"{namespace}.{name}", counted, default)
 
 
 def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, where: str) -> str:

@@ -5,14 +5,15 @@ given, by the model, the device and each other, and changes more while it starts
 came of it, which SGLang holds by namespaces.
 """
 
+import os
 from collections.abc import Callable
 
 from sglang import __version__ as engine_version
 from sglang.srt.arg_groups.arg_utils import namespace_of, with_fallback
-from sglang.srt.environ import EnvField, EnvStr, envs
+from sglang.srt.environ import EnvField, envs
 from sglang.srt.runtime_context import get_context
 
-from .environment import READ_BESIDE
+from .environment import PREFIX, READ_BESIDE
 from .kv_identity import Resolved
 
 
@@ -42,18 +43,16 @@ def declared(arguments: Callable[..., object]) -> dict[str, object]:
 
 def environment() -> dict[str, object]:
     """Return the variables that are set to another value than their default, as SGLang reads them."""
-    declared = [each for each in vars(type(envs)).values() if isinstance(each, EnvField)]
-    found: dict[str, object] = {}
-    for variable in [*declared, *map(_undeclared, READ_BESIDE.split())]:
+    declared = {each.name: each for each in vars(type(envs)).values() if isinstance(each, EnvField)}
+    found: dict[str, object] = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in declared and (name.startswith(PREFIX) or name in READ_BESIDE.split())
+    }
+    for variable in declared.values():
         if variable.is_set() and (value := variable.get()) != _default(variable):
             found[variable.name] = value
     return found
-
-
-def _undeclared(name: str) -> EnvField:
-    variable = EnvStr(None)
-    variable.name = name
-    return variable
 
 
 def _default(variable: EnvField) -> object:

@@ -1,4 +1,4 @@
-"""Which engines share pages: those all of whose options are proven to leave KV what it is (R16)."""
+"""Which engines share pages: those of which nothing is set that may change what KV is (R16)."""
 
 import logging
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from lockstep.integrations.sharing import Share
 from lockstep.integrations.vllm import kv_identity as vllm
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.orders import KV_POOL
+from tests.kit.sglang.configuration import Graphs, engine
 from tests.kit.sglang.configuration import Model as SglangModel
 from tests.kit.sglang.configuration import Pretrained as SglangPretrained
-from tests.kit.sglang.configuration import engine
 from tests.kit.vllm.configuration import (
     Engine,
     Kept,
@@ -82,9 +82,8 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
         of_vllm(of_model(dtype=torch.bfloat16, max_model_len=32768)),
         of_vllm(replace(LLAMA, lora_config=Lora(torch.bfloat16))),
         of_sglang(exec__kernel__attention_backend="triton"),
-        of_sglang(model=SglangModel(context_len=32768)),
         of_sglang(environment={"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_PLUGINS": "lockstep"}),
-        of_sglang(model=SglangModel(_resolved_model_impl="sglang")),
+        of_sglang(exec__graph__cuda_graph_config=Graphs()),
     }
 
     assert len(found) == 1
@@ -92,6 +91,7 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
 
 UNPROVEN_OF_VLLM: dict[str, Any] = {
     "cache_config.cache_dtype": {"config": replace(LLAMA, cache_config=Kept("fp8"))},
+    "cache_config.next_field": {"config": replace(LLAMA, cache_config=Kept(next_field=1))},
     "load_config.load_format": {"config": replace(LLAMA, load_config=Load("bitsandbytes"))},
     "speculative_config": {"config": replace(LLAMA, speculative_config=Speculative())},
     "additional_config": {"config": replace(LLAMA, additional_config={"anything": 1})},
@@ -139,10 +139,10 @@ UNPROVEN_OF_SGLANG: dict[str, Any] = {
     "model.quantization": {"model__quantization": "awq"},
     "model.next_field": {"model__next_field": 1},
     "model.quantization_param_path": {"model__quantization_param_path": "/scales.json"},
-    "model_config.next_attribute": {"model": SglangModel(next_attribute=1)},
     "spec.speculative_algorithm": {"spec__speculative_algorithm": "EAGLE3"},
     "version 0.5.24": {"version": "0.5.24"},
     "SGLANG_ROPE_CACHE_FP32": {"environment": {"SGLANG_ROPE_CACHE_FP32": True}},
+    "SGLANG_NEXT": {"environment": {"SGLANG_NEXT": "1"}},
 }
 
 

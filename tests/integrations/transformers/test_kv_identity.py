@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from lockstep.integrations.proven_out import names_of
+from lockstep.integrations.sharing import names_of
+from lockstep.integrations.transformers.key_exclusions import OPERATIONAL, READ_IN
 from lockstep.integrations.transformers.kv_identity import configuration_digest, weights_of
-from lockstep.integrations.transformers.proven_out import PROVEN_OUT, READ_IN
 from lockstep.integrations.weights import FileDigests
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_every_field_is_known_to_be_in_the_key_or_proven_out(
     config: PreTrainedConfig, keyed: set[str]
 ) -> None:
     """What fails here is in the key. Say so above, or prove it out."""
-    assert set(vars(config)) - names_of(PROVEN_OUT[BASE]) == keyed
+    assert set(vars(config)) - names_of(OPERATIONAL[BASE]) == keyed
 
 
 def digest(model: Any) -> str:

@@ -1,17 +1,27 @@
-"""Every field of vLLM's configuration is known: it is in the key, or proven to change no KV (R16)."""
+"""The settings that are in no key are settings of vLLM; what a release adds is listed (rule R16)."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from lockstep.integrations.vllm.key_exclusions import EXCLUSIONS
+from tests.kit.sharing.fields import compare
+from tests.kit.source_tree import ROOT
 from tests.kit.vllm.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 LOOK = "tests.kit.vllm.fields"
+KNOWN = ROOT / "tests/kit/vllm/known_fields.json"
 
 
-def test_every_field_is_known_to_be_in_the_key_or_proven_out(tmp_path: Path) -> None:
-    """What fails here is in the key. Say so in `tests.kit.vllm.keyed_fields`, or prove it out."""
-    assert json.loads(said_by(LOOK, tmp_path)) == []
+def test_every_name_on_a_list_is_a_setting_and_new_settings_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new setting is in the key if it is not as by default; put it on a list or into `KNOWN`."""
+    found = compare(EXCLUSIONS, json.loads(said_by(LOOK, tmp_path)), json.loads(KNOWN.read_text()))
+
+    with capsys.disabled():
+        print(*(f"\nnew in vLLM: {each}" for each in found.added), sep="")  # noqa: T201
+    assert found.lacking == []

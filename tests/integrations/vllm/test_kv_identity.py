@@ -1,6 +1,6 @@
 """Engines share pages only where nothing that changes KV differs between them (rule R16)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.canonical import canonical, digest
-from lockstep.integrations.vllm.kv_identity import configuration_digest, weights_of
-from lockstep.integrations.vllm.proven_out import left_out
+from lockstep.integrations.vllm.kv_identity import settings_of, weights_of
 from lockstep.integrations.weights import FileDigests
 from tests.kit.vllm.configuration import (
     Engine,
@@ -18,6 +16,7 @@ from tests.kit.vllm.configuration import (
     Load,
     Model,
     Parallel,
+    Pretrained,
     Speculative,
     Transfer,
     long_rope,
@@ -27,38 +26,35 @@ from tests.kit.vllm.configuration import (
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@dataclass
-class NextEngine(Engine):
-    """The configuration of a vLLM that has a field of which nobody here has heard."""
-
-    next_config: object = None
-
-
 def counted(
     engine: Engine, *, version: str = "0.32.0", environment: dict[str, object] | None = None
 ) -> str:
-    return configuration_digest(engine, engine_version=version, environment=environment or {})
-
-
-def test_the_longest_prompt_that_picks_the_factors_of_positions_is_in_the_key() -> None:
-    """Phi-3 with LongRoPE takes its short or its long factors by `max_model_len`."""
-    short, long = (
-        of_model(hf_config=long_rope(), max_model_len=tokens) for tokens in (4096, 32768)
+    settings = settings_of(
+        engine, engine_version=version, environment=environment or {}, given=environment or ()
     )
+    return settings.digest()
 
-    assert counted(short) != counted(long)
+
+def drafting(rope: Pretrained) -> Engine:
+    draft = Model()
+    draft.hf_config = rope
+    return Engine(speculative_config=Speculative(draft))
 
 
-def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
+def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
     engines = [
         Engine(),
-        of_model(hf_config=long_rope()),
+        # Phi-3 with LongRoPE takes its short or its long factors by it.
+        of_model(max_model_len=32768),
         of_model(dtype=torch.bfloat16),
         of_model(quantization="awq"),
         Engine(cache_config=Kept("fp8_e4m3")),
         Engine(cache_config=Kept("fp8_e5m2")),
+        Engine(cache_config=Kept(next_field=1)),
         Engine(load_config=Load("bitsandbytes")),
         Engine(speculative_config=Speculative()),
+        drafting(Pretrained()),
+        drafting(long_rope()),
         Engine(additional_config={"anything": 1}),
     ]
 
@@ -66,28 +62,14 @@ def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
     assert counted(Engine(), version="0.33.0") != counted(Engine())
 
 
-def test_pages_with_draft_kv_that_were_copied_too_early_are_not_found_any_more() -> None:
-    """Model runner V2 of vLLM 0.32 called for them before its drafter had run."""
-    drafting = Engine(speculative_config=Speculative())
-    found = canonical(drafting, "vllm_config", left_out())
-    before = digest(["0.32.0", canonical({}, "environment"), found])
-
-    assert counted(drafting) != before
-
-
-def test_a_field_that_nobody_has_heard_of_is_in_the_key() -> None:
-    assert counted(NextEngine(next_config=1)) != counted(NextEngine(next_config=2))
-
-
-def test_what_changes_no_kv_is_not_in_the_key() -> None:
+def test_what_is_operational_is_not_in_the_key() -> None:
     """Else no start, no rank and no TP size would find what another one has left."""
     engines = [
         Engine(),
         Engine(instance_id="2"),
         Engine(kv_transfer_config=Transfer(engine_id="another")),
-        Engine(parallel_config=Parallel(1, 1, rank=1, master_port=1)),
-        Engine(cache_config=Kept(gpu_memory_utilization=0.5, num_gpu_blocks=7)),
-        Engine(cache_config=Kept(kv_cache_layout="LBNHC")),
+        Engine(parallel_config=Parallel(1, rank=1, master_port=1)),
+        Engine(cache_config=Kept(gpu_memory_utilization=0.5)),
         Engine(load_config=Load(use_tqdm_on_load=False)),
         of_model(model="/elsewhere", tokenizer="/elsewhere", seed=7, revision=COMMIT),
     ]
@@ -95,7 +77,7 @@ def test_what_changes_no_kv_is_not_in_the_key() -> None:
     assert len({counted(engine) for engine in engines}) == 1
 
 
-def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_that_change_no_kv() -> None:
+def test_variables_that_the_engine_reads_are_in_the_key_but_for_operational_ones() -> None:
     told: list[dict[str, object]] = [
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "0"},
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "1"},

@@ -1,6 +1,6 @@
 """Configurations of SGLang with the fields that the plug-in reads, for tests without SGLang.
 
-Their classes say that they are SGLang's, since by these the plug-in knows what is proven out.
+Their classes say that they are SGLang's, since by these the plug-in knows their settings.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lockstep.integrations.kv_description import KvDescription
-from lockstep.integrations.sglang.identity.kv_identity import unproven
+from lockstep.integrations.sglang.identity.kv_identity import settings_of
 from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, positions
 
 
@@ -33,7 +33,7 @@ def described(folder: str, dtype: str, page_tokens: int) -> list[Any]:
     engine = resolved(kind.from_server_args(arguments))
     model = engine.model_config
     found = KvDescription.of(model.hf_config, model.dtype, layouts(page_tokens, dtype))
-    return [found.digest, [*found.unproven, *unproven(engine)]]
+    return [found.digest, [*found.unproven, *settings_of(engine).set_otherwise()]]
 
 
 def cache(given: dict[str, Any]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lockstep.integrations.kv_description import KvDescription
-from lockstep.integrations.vllm.kv_identity import unproven
+from lockstep.integrations.vllm.kv_identity import settings_of
 from tests.kit.sharing.models import HEAD_SIZE, POSITIONS_MAX, layouts, positions
 
 
@@ -26,8 +26,8 @@ def described(folder: str, dtype: str, page_tokens: int, **options: Any) -> list
     ).create_engine_config()
     model = config.model_config
     found = KvDescription.of(model.hf_config, model.dtype, layouts(page_tokens, dtype))
-    others = unproven(config, engine_version=vllm.__version__, given=())
-    return [found.digest, [*found.unproven, *others]]
+    settings = settings_of(config, engine_version=vllm.__version__, environment={}, given=())
+    return [found.digest, [*found.unproven, *settings.set_otherwise()]]
 
 
 def caches() -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Configurations of vLLM with the attributes that the plug-in reads, for tests without vLLM.
 
-They say that they are vLLM's classes, since by these the plug-in knows what is proven out.
+They say that they are vLLM's classes, since by these the plug-in knows their settings.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,6 @@ class Parallel:
     __module__ = "vllm.config.parallel"
     __qualname__ = "ParallelConfig"
 
-    world_size: int = 2
     tensor_parallel_size: int = 2
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -37,6 +36,10 @@ class Parallel:
     rank: int = 0
     master_port: int = 29500
     worker_cls: str = "auto"
+    world_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.world_size = self.tensor_parallel_size
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Model:
     dtype: object = torch.float32
     quantization: str | None = None
     max_model_len: int = 4096
-    hf_config: Pretrained = field(default_factory=Pretrained)
+    hf_config: Pretrained = field(init=False, default_factory=Pretrained)
 
 
 @dataclass
@@ -84,8 +87,8 @@ class Kept:
 
     cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
-    num_gpu_blocks: int | None = None
-    kv_cache_layout: str | None = None
+    next_field: int = 0
+    """One that vLLM does not have yet."""
 
 
 @dataclass
@@ -113,6 +116,9 @@ class Lora:
 class Speculative:
     """How tokens are drafted."""
 
+    __module__ = "vllm.config.speculative"
+    __qualname__ = "SpeculativeConfig"
+
     draft_model_config: Model | None = None
     draft_load_config: Load | None = None
 
@@ -134,7 +140,7 @@ class Compilation:
     __module__ = "vllm.config.compilation"
     __qualname__ = "CompilationConfig"
 
-    static_forward_context: dict[str, Any] = field(default_factory=dict[str, Any])
+    static_forward_context: dict[str, Any] = field(init=False, default_factory=dict[str, Any])
 
 
 @dataclass
@@ -171,6 +177,8 @@ class NewerEngine(Engine):
         return True
 
 
-def of_model(**changes: Any) -> Engine:
+def of_model(hf_config: Pretrained | None = None, **changes: Any) -> Engine:
     """Return an engine with another model, or a model that is set up in another way."""
-    return Engine(model_config=replace(Model(), **changes))
+    model = replace(Model(), **changes)
+    model.hf_config = hf_config or model.hf_config
+    return Engine(model_config=model)

@@ -10,59 +10,48 @@ from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.identity.kv_identity import (
     Resolved,
     adapter_options,
-    configuration_digest,
+    settings_of,
     weights_of,
 )
 from lockstep.integrations.weights import FileDigests
-from tests.kit.sglang.configuration import Graphs, Model, Pretrained, engine
+from tests.kit.sglang.configuration import Graphs, Model, engine
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHERE = "the extra config"
-
-
-def long_rope() -> Model:
-    return Model(hf_config=Pretrained({"rope_type": "longrope", "short_factor": [1.0]}))
 
 
 def told(resolved: Resolved, digests: FileDigests, version: str | None = None) -> str:
     return weights_of(resolved, version, digests, WHERE)
 
 
-def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
+def counted(resolved: Resolved) -> str:
+    return settings_of(resolved).digest()
+
+
+def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
     engines = [
         engine(),
         engine(version="0.5.24"),
-        engine(model=long_rope()),
-        engine(model=Model(context_len=32768)),
         engine(model__dtype="float16"),
         engine(model__kv_cache_dtype="fp8_e4m3"),
         engine(model__kv_cache_dtype="fp8_e5m2"),
+        engine(model__context_length=32768),
         engine(model__quantization="awq"),
         engine(model__load_format="bitsandbytes"),
+        engine(model__next_field=1),
+        engine(next_namespace__field=1),
         engine(exec__kernel__attention_backend="triton"),
         engine(exec__graph__cuda_graph_config=Graphs()),
         engine(exec__graph__cuda_graph_config=Graphs("breakable")),
         engine(spec__speculative_algorithm="EAGLE3"),
         engine(environment={"SGLANG_ROPE_CACHE_FP32": True}),
-    ]
-
-    assert len({configuration_digest(each) for each in engines}) == len(engines)
-
-
-def test_a_field_that_nobody_has_heard_of_is_in_the_key() -> None:
-    engines = [
-        engine(),
-        engine(model__next_field=1),
-        engine(model__next_field=2),
-        engine(next_namespace__field=1),
         engine(environment={"SGLANG_NEXT": "1"}),
-        engine(model=Model(next_attribute=1)),
     ]
 
-    assert len({configuration_digest(each) for each in engines}) == len(engines)
+    assert len({counted(each) for each in engines}) == len(engines)
 
 
-def test_what_changes_no_kv_is_not_in_the_key() -> None:
+def test_what_is_operational_is_not_in_the_key() -> None:
     """Else no start, no rank and no TP size would find what another one has left."""
     engines = [
         engine(),
@@ -70,11 +59,12 @@ def test_what_changes_no_kv_is_not_in_the_key() -> None:
         engine(device__random_seed=2, serving__port=1, schedule__mem_fraction_static=0.5),
         engine(memory__hicache_ratio=1.0, exec__comm__enable_symm_mem=True),
         engine(model__model_path="/elsewhere", model__revision=COMMIT),
-        engine(model=Model(model_path="/elsewhere")),
         engine(environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_RUN_ID": "7"}),
     ]
+    graphs = [engine(exec__graph__cuda_graph_config=Graphs(bs=sizes)) for sizes in ([1], [1, 2])]
 
-    assert len({configuration_digest(each) for each in engines}) == 1
+    assert len({counted(each) for each in engines}) == 1
+    assert len({counted(each) for each in graphs}) == 1
 
 
 def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_that_use_one() -> None:
@@ -93,26 +83,19 @@ def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_tha
     assert adapter_options(engine(lora__max_loras_per_batch=3, **default)) == told[0]
 
 
-def test_for_which_batches_there_is_a_graph_is_not_in_the_key() -> None:
-    one, other = (
-        engine(exec__graph__cuda_graph_config=Graphs(bs=sizes)) for sizes in ([1], [1, 2])
-    )
-
-    assert configuration_digest(one) == configuration_digest(other)
-
-
 def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_what(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG, "sglang.lockstep")
-    configuration_digest(engine())
+    log = logging.getLogger("sglang.lockstep")
+    caplog.set_level(logging.DEBUG, log.name)
+    settings_of(engine()).log_parts(log)
     one = set(caplog.messages)
     caplog.clear()
 
-    configuration_digest(engine(model__dtype="float16", model=Model(context_len=1)))
+    settings_of(engine(model__dtype="float16", serving__port=1)).log_parts(log)
 
     changed = {line.split()[0] for line in set(caplog.messages) - one}
-    assert changed == {"model.dtype", "model_config.context_len"}
+    assert changed == {"model.dtype"}
 
 
 def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_starts_with_them(
@@ -161,7 +144,7 @@ def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
     one, same, other = (told(each, digests) for each in engines)
 
     assert one == same != other
-    assert len({configuration_digest(each) for each in engines}) == 1
+    assert len({counted(each) for each in engines}) == 1
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_the_name_of_its_field(

@@ -8,11 +8,11 @@ those that are known to be in the key.
 from collections.abc import Mapping
 from typing import Final
 
-from ..proven_out import names_by_owner
+from ..sharing import names_of
 
 READ_IN: Final = "5.19"
 
-PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
+OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
     "transformers.configuration_utils.PreTrainedConfig": {
         "_name_or_path transformers_version _commit_hash": (
             "Where it was read from and who wrote it; what it says is in the key, and the weights are"
@@ -40,5 +40,5 @@ PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def left_out() -> dict[str, frozenset[str]]:
-    """Return the names of the fields that are proven out, by class."""
-    return names_by_owner(PROVEN_OUT)
+    """Return the names of the fields that are in no key, by class."""
+    return {owner: names_of(reasons) for owner, reasons in OPERATIONAL.items()}

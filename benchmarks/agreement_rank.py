@@ -51,14 +51,12 @@ class TimedCollective:
         return getattr(self._inner, name)
 
     def launch(self, lanes: Vector) -> PendingRound:
-        """See `Collective`."""
         began = time.perf_counter()
         self._inner.launch(lanes)
         self.launch_s = time.perf_counter() - began
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
         began = time.perf_counter()
         while not self._inner.came_back(timeout_s):
             pass

@@ -66,7 +66,6 @@ class MemoryBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return Capabilities(lists=True, shared=False)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.

@@ -104,7 +104,6 @@ class EngineChannel:
         raise UsageError("an engine's own channel has no store")
 
     def close(self) -> None:
-        """See `Collective`."""
         self._closed = True
 
 

@@ -107,18 +107,15 @@ class InProcessCollective:
         self._broken_by: GroupError | None = None
 
     def launch(self, lanes: Vector) -> "InProcessCollective":
-        """See `Collective`."""
         self.launches += 1
         self._give(("round", self.launches), lanes)
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
         given = self.receive(("round", self.launches), timeout_s)
         return fold([vector for vector in given if not isinstance(vector, bytes)])
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """See `Collective`."""
         self._gathers += 1
         key = ("gather", self._gathers)
         self._give(key, payload)
@@ -133,7 +130,6 @@ class InProcessCollective:
             raise
 
     def common_store(self, name: str) -> CommonStore:
-        """See `Collective`."""
         return MemoryStore(self._group.values, name)
 
     def _give(self, key: tuple[str, int], value: Vector | bytes) -> None:
@@ -142,5 +138,4 @@ class InProcessCollective:
         self._group.give(key, self.rank, value)
 
     def close(self) -> None:
-        """See `Collective`."""
         self._group.leave(self.rank)

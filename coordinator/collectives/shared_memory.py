@@ -539,7 +539,6 @@ class SharedMemoryCollective:
         return cls(group, HostGroup.meet(group, hosts, lanes=lanes, timeout_s=timeout_s))
 
     def launch(self, lanes: Vector) -> Self:
-        """See `Collective`."""
         host = self._joined()
         if lanes.shape != (host.cells.lanes,):
             raise InternalError(f"{lanes.shape} lanes in a round of {host.cells.lanes}")
@@ -577,7 +576,6 @@ class SharedMemoryCollective:
             raise
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """See `Collective`."""
         self._joined()
         try:
             return self._group.gather(payload, timeout_s)
@@ -586,11 +584,9 @@ class SharedMemoryCollective:
             raise
 
     def common_store(self, name: str) -> CommonStore:
-        """See `Collective`."""
         return self._group.common_store(name)
 
     def close(self) -> None:
-        """See `Collective`."""
         if not self._home.is_here:
             return
         host = self._host

@@ -309,7 +309,6 @@ class TorchCollective:
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
     def launch(self, lanes: Vector) -> "TorchCollective":
-        """See `Collective`."""
         self.launches += 1
         mine = torch.from_numpy(lanes)
         if lanes.nbytes > GATHERED_BYTES_MAX:
@@ -323,7 +322,6 @@ class TorchCollective:
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
         self._finish(f"round {self.launches}", timeout_s)
         return fold(self._rows.numpy())
 

@@ -117,7 +117,6 @@ class ReusedPast(DynamicCache):
         *_: object,
         **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PagedLayer.update`."""
         if self.over:
             raise UsageError(
                 "this past was used after the block of `reuse` that it comes from; its memory is"

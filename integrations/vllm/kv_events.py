@@ -39,12 +39,10 @@ class EngineHasher:
         self._function = get_hash_fn_by_name(algorithm)
 
     def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
-        """See `BlockHasher`."""
         parent = None if before is None else BlockHash(before)
         return hash_block_tokens(self._function, parent, tokens, extra)
 
     def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
-        """See `BlockHasher`."""
         return generate_block_hash_extra_keys(origin, start, end, 0)[0]
 
 

@@ -176,7 +176,6 @@ class RankExecutor:
         return self._pools[KV_POOL].host
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        """See `Executor`."""
         if self._closed:
             raise UsageError("the executor is closed; it carries out no more orders")
         now = time.monotonic()
@@ -211,7 +210,6 @@ class RankExecutor:
         self._submit(for_storage)
 
     def begin_copies(self, direction: Direction) -> None:
-        """See `Executor`."""
         for order in self._flights.begin_held(direction, time.monotonic()):
             self._copy(order)
 
@@ -221,7 +219,6 @@ class RankExecutor:
         return self._flights.collect()
 
     def wait(self, timeout_s: float) -> None:
-        """See `Executor`."""
         if self._flights.holds:
             return
         until = time.monotonic() + timeout_s
@@ -265,7 +262,6 @@ class RankExecutor:
         self._stores.unstage(proposal)
 
     def serving_address(self) -> str:
-        """See `Executor`."""
         return "" if self._server is None else self._server.address
 
     def counts(self) -> ExecutorCounts:

@@ -360,7 +360,6 @@ class CacheConfig(RankCacheConfig, WriteSettings):
     """Pages on the device (L1)."""
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
-        """See `RankCacheConfig`."""
         return super().pool_sizes() | {KV_POOL: (self.device_pages, self.host_pages)}
 
     def _check_component(self, component: ComponentConfig) -> None:

@@ -209,7 +209,6 @@ class EnginePools:
             pool.forget_cached()
 
     def check_free(self) -> None:
-        """See `AllocatedPages`."""
         for pool in self.pools.values():
             pool.check_free()
 

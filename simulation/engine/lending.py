@@ -18,9 +18,7 @@ class Ask(Protocol):
 
     def __call__(
         self, request: EngineRequest, what: str, command: Callable[[HostCache], Answer], /
-    ) -> Answer:
-        """See `Engine`."""
-        ...
+    ) -> Answer: ...
 
 
 @dataclass(slots=True)

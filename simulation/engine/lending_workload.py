@@ -38,7 +38,6 @@ class LendingWorkload(Engine[HostCache]):
     kind = HostCache
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
-        """See `Engine`."""
         super().begin_epoch(caches, memories)
         self._pools = EnginePools(self._model, memories, self._page, self._random)
         self._model.begin_epoch(self._pools.pools)
@@ -57,7 +56,6 @@ class LendingWorkload(Engine[HostCache]):
         self._impatience = self._random.choice((0.0, 0.1, 0.5))
 
     def decide(self, *, active: bool) -> float:
-        """See `Engine`."""
         random = self._random
         self._collect_freed()
         if not active:
@@ -85,7 +83,6 @@ class LendingWorkload(Engine[HostCache]):
         return 0.0 if busy or random.random() >= 0.5 else IDLE_S
 
     def forward(self) -> None:
-        """See `Engine`."""
         self._pools.overwrite()
         for cache in self._caches:
             cache.begin_loads()
@@ -102,13 +99,11 @@ class LendingWorkload(Engine[HostCache]):
         self._holds_copies = False
 
     def drain(self) -> None:
-        """See `Engine`."""
         for request in self.requests:
             self._abort(request)
         self.requests.clear()
 
     def check_pages(self) -> None:
-        """See `Engine`."""
         self._model.check_expected(self.requests)
         self._pools.check_free()
         check_loads(self._caches[0])

@@ -52,17 +52,14 @@ class FullAttentionLayers(Layers):
     """Layers that read every earlier token, so that every page stays."""
 
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """See `Layers`."""
         end = min(length, (index + 1) * self._page)
         return EMPTY if end <= index * self._page else self._of(request, end)
 
     def needed(self, length: int, room: int) -> range:
-        """See `Layers`."""
         del length
         return range(-(-room // self._page))
 
     def written(self, before: int, after: int) -> range:
-        """See `Layers`."""
         return range(before // self._page, -(-after // self._page))
 
 
@@ -74,12 +71,10 @@ class SlidingWindowLayers(FullAttentionLayers):
         self._window = window_tokens
 
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """See `Layers`."""
         unfilled = index in request.unfilled.get(self.pool, ())
         return EMPTY if unfilled else super().content(request, index, length)
 
     def needed(self, length: int, room: int) -> range:
-        """See `Layers`."""
         return range(max(0, length - self._window) // self._page, -(-room // self._page))
 
 
@@ -89,17 +84,14 @@ class RecurrentLayers(Layers):
     per_page = False
 
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """See `Layers`."""
         del index
         return self._of(request, length) if length and not request.state_comes else EMPTY
 
     def needed(self, length: int, room: int) -> range:
-        """See `Layers`."""
         del length, room
         return range(1)
 
     def written(self, before: int, after: int) -> range:
-        """See `Layers`."""
         return range(int(after > before))
 
 

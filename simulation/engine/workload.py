@@ -57,7 +57,6 @@ class Workload(Engine[Cache]):
         self._retracts = Retracts(world)
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
-        """See `Engine`."""
         super().begin_epoch(caches, memories)
         self._published = Published(self._world, self._contents)
         self._pins.begin_epoch()
@@ -107,7 +106,6 @@ class Workload(Engine[Cache]):
         self._pins.drain(self._caches)
 
     def check_pages(self) -> None:
-        """See `Engine`."""
         self._model.check_expected(self.requests)
 
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[Cache]]:

@@ -42,21 +42,17 @@ class WatchedCollective:
 
     @property
     def rank(self) -> int:
-        """See `Collective`."""
         return self._inner.rank
 
     @property
     def world_size(self) -> int:
-        """See `Collective`."""
         return self._inner.world_size
 
     @property
     def launches(self) -> int:
-        """See `Collective`."""
         return self._inner.launches
 
     def launch(self, lanes: Vector) -> PendingRound:
-        """See `Collective`."""
         self.reached.append((lanes.dtype.str, lanes.size))
         return self._inner.launch(lanes)
 
@@ -67,11 +63,9 @@ class WatchedCollective:
         raise CollectiveTimeout("the simulator compares the flight recorders itself")
 
     def common_store(self, name: str) -> CommonStore:
-        """See `Collective`."""
         return self._inner.common_store(name)
 
     def close(self) -> None:
-        """See `Collective`."""
         self._inner.close()
 
 

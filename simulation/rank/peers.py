@@ -59,17 +59,14 @@ class Peers:
         """See `Origin`."""
 
     def has(self, pool: str, key: bytes) -> bool:
-        """See `Origin`."""
         servers = self._group.servers_for(pool, self._place)
         return all(each.has(pool, key) for each in servers)
 
     def begin(self, pool: str, key: bytes) -> None:
-        """See `Origin`."""
         servers = self._group.servers_for(pool, self._place)
         self._reads[pool, key].append([each.begin(pool, key) for each in servers])
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """See `Origin`."""
         contents = [None if each is None else each.end() for each in self._reads[pool, key].pop()]
         first = contents[0]
         if first is None or None in contents:

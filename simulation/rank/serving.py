@@ -78,7 +78,6 @@ class Serving:
         return self._begin(*self._offered[pool, key][0])
 
     def end(self, reading: Reading) -> int | None:
-        """See `Reading`."""
         if reading.is_cut_off or self._conditions.closed:
             return None
         return self._release(reading)

@@ -70,22 +70,18 @@ class OpenStore:
             self._record(ClosedStore(self._rank, who, self.uri))
 
     def has(self, pool: str, key: bytes) -> bool:
-        """See `SimulatedStore`."""
         self.touch("a lookup")
         return self._store.has(pool, key)
 
     def begin(self, pool: str, key: bytes) -> None:
-        """See `Origin`."""
         del pool, key
         self.touch("a transfer")
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """See `SimulatedStore`."""
         self.touch("a read")
         return self._store.read(pool, key)
 
     def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
-        """See `SimulatedStore`."""
         self.touch("a write")
         return self._store.write(pool, key, content)
 
@@ -94,5 +90,4 @@ class OpenStore:
         self._store.accepted.add((pool, key))
 
     def remove(self, pool: str, key: bytes) -> None:
-        """See `SimulatedStore`."""
         self._store.remove(pool, key)

@@ -142,7 +142,6 @@ class FileBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return Capabilities(lists=True, zero_copy=True)
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.

@@ -71,7 +71,6 @@ class MooncakeBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return Capabilities()
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:

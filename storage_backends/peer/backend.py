@@ -76,7 +76,6 @@ class PeerBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return Capabilities(writes=False)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.

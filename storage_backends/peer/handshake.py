@@ -20,13 +20,11 @@ class SocketStream:
         self._sock = sock
 
     async def read(self, count: int) -> bytes:
-        """See `ByteStream`."""
         raw = bytearray(count)
         await receive_exactly(self._sock, memoryview(raw))
         return bytes(raw)
 
     async def write(self, data: bytes) -> None:
-        """See `ByteStream`."""
         await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
 

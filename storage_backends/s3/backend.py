@@ -102,7 +102,6 @@ class S3Backend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return Capabilities(lists=True)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.

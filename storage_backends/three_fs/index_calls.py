@@ -56,11 +56,9 @@ class IndexCalls:
             answer.cancel()
 
     def look_up(self, keys: Sequence[bytes], stop: Stop) -> list[Entry | None]:
-        """See `PageIndex`."""
         return self._wait(partial(self._index.look_up, keys), stop)
 
     def confirm(self, keys: Sequence[bytes], stop: Stop) -> list[Entry | None]:
-        """See `PageIndex`."""
         return self._wait(partial(self._index.confirm, keys), stop)
 
     def reserve(self, count: int, lease_s: float, slots: int, stop: Stop) -> list[Reservation]:
@@ -84,7 +82,6 @@ class IndexCalls:
         return self._wait(reserve, stop, too_late=give_back)
 
     def commit(self, commits: Sequence[Commit], stop: Stop) -> list[CommitOutcome]:
-        """See `PageIndex`."""
         return self._wait(partial(self._index.commit, commits), stop)
 
     def release(self, reservations: Sequence[Reservation], stop: Stop) -> None:
@@ -92,11 +89,9 @@ class IndexCalls:
         self._wait(partial(self._index.release, reservations), stop)
 
     def drop(self, entries: Sequence[Entry], stop: Stop) -> None:
-        """See `PageIndex`."""
         self._wait(partial(self._index.drop, entries), stop)
 
     def entries(self, stop: Stop) -> Iterator[list[Used]]:
-        """See `PageIndex`."""
         batches = self._index.entries()
         while some := self._wait(partial(next, batches, None), stop):
             yield some

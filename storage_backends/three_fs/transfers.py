@@ -100,7 +100,6 @@ class Preadv:
         self._complaints: Complaints | None = None
 
     def use(self, slot_bytes: int, complaints: Complaints) -> None:  # noqa: ARG002 - of any length.
-        """See `Transfers`."""
         self._complaints = complaints
 
     def register(self, fd: int) -> None:
@@ -118,7 +117,6 @@ class Preadv:
         reads: bool,
         arrived: Callable[[int], None] | None = None,
     ) -> list[Moved]:
-        """See `Transfers`."""
         moved = [Moved.LATE] * len(objects)
         for at, extents in enumerate(objects):
             if stop.due() or time.monotonic() >= deadline:

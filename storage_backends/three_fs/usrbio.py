@@ -133,18 +133,15 @@ class UsrbioTransfers:
         self._rings: list[UsrbioRing] = []
 
     def use(self, slot_bytes: int, complaints: Complaints) -> None:
-        """See `Transfers`."""
         self._memory_bytes = -(-_STAGING_BYTES // slot_bytes) * slot_bytes
         self._complaints = complaints
 
     def register(self, fd: int) -> None:
-        """See `Transfers`."""
         with self._lock:
             self._client.register_fd(fd)
             self._registered.add(fd)
 
     def deregister(self, fd: int) -> None:
-        """See `Transfers`."""
         with self._lock:
             if fd in self._registered:
                 self._registered.remove(fd)
@@ -159,7 +156,6 @@ class UsrbioTransfers:
         reads: bool,
         arrived: Callable[[int], None] | None = None,
     ) -> list[Moved]:
-        """See `Transfers`."""
         moved = [Moved.LATE] * len(objects)
         try:
             ring = self._ring(reads=reads)
@@ -185,7 +181,6 @@ class UsrbioTransfers:
         return moved
 
     def close(self) -> None:
-        """See `Transfers`."""
         with self._lock:
             rings, self._rings = self._rings, []
         for ring in rings:

@@ -35,35 +35,27 @@ class Wrapper:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`."""
         return self._behind.capabilities
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """See `StorageBackend`."""
         await self._behind.open(memory)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         return await self._behind.exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
         return await self._behind.read(reads, deadline=deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
         return await self._behind.write(writes, deadline=deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         return await self._behind.remove(names, deadline=deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """See `StorageBackend`."""
         return self._behind.objects()
 
     async def close(self) -> None:
-        """See `StorageBackend`."""
         await self._behind.close()
 
 
@@ -104,7 +96,6 @@ class AroundWrapper(Wrapper, ABC):
         """Return one answer for each key of the call."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         return await self._around(
             PendingCall(
                 Call.EXISTS,
@@ -117,7 +108,6 @@ class AroundWrapper(Wrapper, ABC):
         )
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
         return await self._around(
             PendingCall(
                 Call.READ,
@@ -131,7 +121,6 @@ class AroundWrapper(Wrapper, ABC):
         )
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
         return await self._around(
             PendingCall(
                 Call.WRITE,
@@ -145,7 +134,6 @@ class AroundWrapper(Wrapper, ABC):
         )
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         return await self._around(
             PendingCall(
                 Call.REMOVE,

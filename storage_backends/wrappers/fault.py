@@ -141,7 +141,6 @@ class FaultBackend(Wrapper):
         self._removals: Counter[Fault] = Counter()
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         if self._spares(deadline):
             return await self._behind.exists(names, deadline=deadline)
         counts = self._existence
@@ -156,7 +155,6 @@ class FaultBackend(Wrapper):
         return found
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
         if self._spares(deadline):
             return await self._behind.read(reads, deadline=deadline)
         faults = [self._draw(_OF_READS) for _ in reads]
@@ -185,7 +183,6 @@ class FaultBackend(Wrapper):
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
         if self._spares(deadline):
             return await self._behind.write(writes, deadline=deadline)
         faults = [self._draw(_OF_WRITES) for _ in writes]
@@ -205,7 +202,6 @@ class FaultBackend(Wrapper):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
         if self._spares(deadline):
             return await self._behind.remove(names, deadline=deadline)
         faults = [self._draw(_OF_REMOVALS) for _ in names]
@@ -229,7 +225,6 @@ class FaultBackend(Wrapper):
         )
 
     async def close(self) -> None:
-        """See `StorageBackend`."""
         self._closed = True
         await self._behind.close()
 

@@ -58,7 +58,6 @@ class Pin(ControlRequest, frozen=True):
         as_token_bytes(self.tokens)
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         kept = cache.pin(self.name, self.tokens, self.namespace, ttl_s=self.ttl_s)
         return {"tokens": kept}
 
@@ -69,7 +68,6 @@ class Unpin(ControlRequest, frozen=True):
     name: str
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         return {"was_pinned": cache.unpin(self.name)}
 
 
@@ -79,7 +77,6 @@ class Drop(ControlRequest, frozen=True):
     namespace: str | None
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         known = _known(cache)
         if self.namespace is not None and self.namespace not in known:
             there = ", ".join(repr(each) for each in sorted(known)[:_NAMED_MAX])
@@ -99,7 +96,6 @@ class Limit(ControlRequest, frozen=True):
     ttl_s: float | None = None
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         cache.limit(NamespaceLimit(**msgspec.structs.asdict(self)))
         known = self.namespace == ANY_NAMESPACE or self.namespace in _known(cache)
         return {"is_known": known}
@@ -111,7 +107,6 @@ class Attach(ControlRequest, frozen=True):
     store: str
 
     def carry_out(self, cache: RankCache) -> "Future[None]":
-        """See `ControlRequest`."""
         return cache.attach_store(self.store)
 
 
@@ -119,7 +114,6 @@ class Detach(ControlRequest, frozen=True):
     """Use the store no more; see `RankCache.detach_store`."""
 
     def carry_out(self, cache: RankCache) -> "Future[None]":
-        """See `ControlRequest`."""
         return cache.detach_store()
 
 
@@ -129,7 +123,6 @@ class Weights(ControlRequest, frozen=True):
     version: str
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         cache.reset(self.version)
         return {}
 
@@ -138,7 +131,6 @@ class Flush(ControlRequest, frozen=True):
     """Write what is not written, and tell what is in flight by then, for whoever waits for that."""
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         cache.write_out()
         seen = cache.inspection
         return {
@@ -151,7 +143,6 @@ class List(ControlRequest, frozen=True):
     """Tell what each namespace keeps, which limits and pins there are, and how the store is."""
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         seen, page_tokens = cache.inspection, cache.config.layout.page_tokens
         return {
             "namespaces": _namespaces(cache),
@@ -173,7 +164,6 @@ class LogLevel(ControlRequest, frozen=True, tag="log-level"):
     level: Literal["debug", "info", "warning", "error"]
 
     def carry_out(self, cache: RankCache) -> Answer:
-        """See `ControlRequest`."""
         del cache
         log = logging.getLogger("lockstep")
         if not log.hasHandlers():

@@ -73,7 +73,6 @@ class StoredRequests(RequestLog):
             return number
 
     def learn(self, newest: int) -> None:
-        """See `RequestLog`."""
         self._wanted = newest
         if time.monotonic() >= self._asks_again and self._reading.acquire(blocking=False):
             # A daemon: a store that does not answer keeps no process from ending.

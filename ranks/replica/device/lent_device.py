@@ -81,7 +81,6 @@ class LentDevice:
         """Requests that were released, and the copies that still touch their device pages."""
 
     def follows(self) -> dict[Kind, Follows]:
-        """See `Device`."""
         return {
             Kind.LOAD_BACK: Follows(self._quiet, self._loaded, self._load_failed),
             Kind.RESUME: Follows(self._quiet, self._loaded, self._load_failed),
@@ -248,7 +247,6 @@ class LentDevice:
         return wait
 
     def release(self, request: Request) -> bool:
-        """See `Device`."""
         assert isinstance(request, LentRequest)
         self._saving.let_go(request)
         self._backing_up.lender_gave_up(request.id)
@@ -264,7 +262,6 @@ class LentDevice:
             self._wait_no_more(operation)
 
     def after_verdict(self) -> None:
-        """See `Device`."""
         for name in [name for name, each in self.leaving.items() if not self._in_flight(each)]:
             del self.leaving[name]
             self._outbox.freed.append(name)

@@ -73,7 +73,6 @@ class OwnedDevice:
         """The pages of the smallest pool that has one for each page of tokens."""
 
     def follows(self) -> dict[Kind, Follows]:
-        """See `Device`."""
         finish = self._agenda.finish
         return {
             Kind.LOAD_BACK: Follows(finish, self._loaded, self._load_failed),
@@ -82,7 +81,6 @@ class OwnedDevice:
         }
 
     def load_state(self, request: Request) -> LoadState:
-        """See `Device`."""
         state = request.load_state
         if state is None:
             raise UsageError(f"request {request.id!r} is not admitted; call load_back first")
@@ -95,7 +93,6 @@ class OwnedDevice:
         """See `Device`; nothing is lent."""
 
     def release(self, request: Request) -> bool:
-        """See `Device`."""
         self._saving.let_go(request)
         self._requests.leave(request)
         return True

@@ -136,16 +136,13 @@ class Moving(Operation):
             upper.marks -= {self}
 
     def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
-        """See `tree.Mark`."""
         return tier == self.fills and (node, component) in self.segments
 
     @property
     def owns_pages(self) -> bool:
-        """See `Operation`."""
         return bool(self.owned) or any(self.segments.values())
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
-        """See `Operation`."""
         pages = page_run(self.owned.get((tier, component), ()))
         if tier == self.fills:
             for segment, mine in self.segments.items():
@@ -154,7 +151,6 @@ class Moving(Operation):
         return pages
 
     def nodes(self) -> Iterator[Node]:
-        """See `Operation`."""
         yield from super(Moving, self).nodes()
         for segment in self.segments:
             yield segment.node
@@ -231,7 +227,6 @@ class Persist(Moving):
 
     @property
     def is_for_store(self) -> bool:
-        """See `Operation`."""
         return True
 
     def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
@@ -347,16 +342,13 @@ class Prefetch(Operation):
 
     @property
     def is_for_store(self) -> bool:
-        """See `Operation`."""
         return not self.source
 
     @property
     def owns_pages(self) -> bool:
-        """See `Operation`."""
         return bool(self.wanted)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
-        """See `Operation`."""
         pages = page_run()
         if tier == HOST:
             for each in self.wanted:

@@ -192,11 +192,9 @@ class OwnedRequest(Request):
 
     @property
     def device_pages(self) -> Sequence[PageRun]:
-        """See `Request`."""
         return self.own
 
     def drop_device_pages(self) -> None:
-        """See `Request`."""
         self.own = ()
 
 

@@ -90,8 +90,9 @@ class Tracer:
             case OperationBegan():
                 return self._begin_operation(event)
             case OperationMoved(operation, phase, at_s):
-                if operation in self._operations:
-                    self._operations[operation].marks.append(Mark(phase, at_s))
+                marks = self._marks(operation)
+                if marks and marks[-1].name != phase:
+                    marks.append(Mark(phase, at_s))
                 return []
             case OperationEnded(operation, _, outcome, at_s):
                 return self._end_operation(operation, outcome, at_s)
@@ -100,6 +101,11 @@ class Tracer:
             case RequestReleased(request, at_s):
                 span = self._requests.pop(request, None)
                 return [] if span is None else [_ended(span, at_s)]
+
+    def _marks(self, operation: int) -> list[Mark]:
+        """Return the phases so far of an operation; none of one whose beginning is not known."""
+        span = self._operations.get(operation)
+        return [] if span is None else span.marks
 
     def _copy(self, event: PagesCopied) -> Span:
         source, destination = WAYS[Direction(event.direction)]

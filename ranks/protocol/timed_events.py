@@ -51,7 +51,7 @@ class OperationBegan(Record, frozen=True):
 
 
 class OperationMoved(Record, frozen=True):
-    """An operation entered another phase."""
+    """An operation is in a phase, which it may have been in before."""
 
     operation: int
     phase: str

@@ -62,8 +62,6 @@ class Observer:
         self._agenda = agenda
         self._timeline = timeline
         self._next_id = agenda.next_id
-        self._phases: dict[int, str] = {}
-        """The phase of each operation that has begun and not ended; only with a timeline."""
 
     def follow(self, effects: Effects) -> None:
         """Note what a command or a verdict has changed, before anybody carries out its orders."""
@@ -145,33 +143,26 @@ class Observer:
             operation = self._agenda.in_flight.get(number)
             # One that has ended in the same command never took any time.
             if operation is not None:
-                phase = self._phases[number] = _word(operation.phase)
+                kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))
-                tell(OperationBegan(number, _word(operation.kind), request, phase, now))
+                tell(OperationBegan(number, kind, request, phase, now))
         self._next_id = self._agenda.next_id
         for expected in effects.expectations:
             if isinstance(expected, Seated):
-                self._move(expected.operation, expected.phase, now, tell)
+                tell(OperationMoved(expected.operation, _word(expected.phase), now))
         for order in effects.orders:
             if isinstance(order, Put):
-                self._move(order.operation, Phase.ISSUED, now, tell)
+                tell(OperationMoved(order.operation, _word(Phase.ISSUED), now))
             elif isinstance(order, Cancel):
-                self._move(order.operation, Phase.QUIESCE, now, tell)
+                tell(OperationMoved(order.operation, _word(Phase.QUIESCE), now))
         for notice in effects.notices:
             if isinstance(notice, Finished):
-                self._phases.pop(notice.operation, None)
                 kind, outcome = _word(notice.kind), _word(notice.outcome)
                 tell(OperationEnded(notice.operation, kind, outcome, now))
             elif isinstance(notice, Quarantined):
-                self._move(notice.operation, Phase.QUARANTINED, now, tell)
+                tell(OperationMoved(notice.operation, _word(Phase.QUARANTINED), now))
             elif isinstance(notice, Hit):
                 tell(RequestAdmitted(*notice, now))
-
-    def _move(self, operation: int, phase: Phase, now: float, tell: Timeline) -> None:
-        word = _word(phase)
-        if self._phases.get(operation, word) != word:
-            self._phases[operation] = word
-            tell(OperationMoved(operation, word, now))
 
 
 def _word(of: Kind | Outcome | Phase) -> str:

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from ..coordinator.collective import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
-from ..coordinator.fold import fold
-from ..coordinator.lanes import BallotShape
+from ..coordinator.lanes import BallotShape, fold
 from ..page_format.page_layout import Column, PageLayout
 from ..ranks.group.cache import Cache
 from ..ranks.protocol.config import Bounds, CacheConfig

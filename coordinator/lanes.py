@@ -26,9 +26,11 @@ frozen when the round is launched; its digest is voted on with the rest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from struct import Struct
 
 import msgspec
+import numpy as np
 
 from .collective import Vector
 from .operation import Queue
@@ -119,3 +121,23 @@ def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> 
 def read_header(lanes: memoryview | bytes) -> Sequence[int]:
     """Return the lanes of the header of a round."""
     return _HEADER.unpack_from(lanes)
+
+
+def fold(ballots: Sequence[Vector] | Vector) -> Vector:
+    """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank.
+
+    `ballots` are vectors, or one array with a row for each. One alone is returned as it is.
+    """
+    return reduce(np.minimum, ballots)
+
+
+def disagreements(header: Sequence[int]) -> tuple[str, ...]:
+    """Return the names of the folded header's pairs that are not equal over the ranks.
+
+    A pair (x, -x) folds to (min x, -max x): the ranks are equal exactly if the sum is zero.
+    """
+    different: tuple[str, ...] = ()
+    for name, at in PAIRS.items():
+        if header[at] + header[at + 1]:
+            different += (name,)
+    return different

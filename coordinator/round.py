@@ -36,8 +36,7 @@ from ..errors import (
 from .ballot import Ballot
 from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
-from .fold import disagreements
-from .lanes import BallotShape, LaneLayout, Voter, read_header
+from .lanes import BallotShape, LaneLayout, Voter, disagreements, read_header
 from .seats import SeatTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 

@@ -17,6 +17,10 @@ _WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
     tuple[Transport, int, HostIdentity]
 )
 """The transport that a rank wants, its number of lanes, and its host."""
+_SHARING: dict[Transport, type[SharedMemoryCollective]] = {
+    Transport.SHM: SharedMemoryCollective,
+    Transport.HIERARCHICAL: HierarchicalCollective,
+}
 
 
 def connect(
@@ -62,23 +66,16 @@ def _connect(
     hosts = ranks_by_host(identities)
     picked, why = pick(hosts)
     if wanted is not Transport.AUTO:
-        picked, why = wanted, f"as configured; {_hosts_in_words(hosts)}"
+        picked, why = wanted, f"as configured; {why}"
+    collective: Collective = group
     try:
-        match picked:
-            case Transport.SHM:
-                collective: Collective = SharedMemoryCollective.create(
-                    group, identities, lanes=lanes, timeout_s=timeout_s
-                )
-            case Transport.HIERARCHICAL:
-                collective = HierarchicalCollective.create(
-                    group, identities, lanes=lanes, timeout_s=timeout_s
-                )
-            case _:
-                collective = group
+        if picked in _SHARING:
+            create = _SHARING[picked].create
+            collective = create(group, identities, lanes=lanes, timeout_s=timeout_s)
     except ConfigError as error:
         if wanted is not Transport.AUTO:
             raise
-        collective, picked, why = group, Transport.TORCH, str(error)
+        picked, why = Transport.TORCH, str(error)
     collective.transport = f"{picked}: {why}"
     return collective
 
@@ -86,19 +83,10 @@ def _connect(
 def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
     """Return what `auto` means for ranks on these hosts, and why."""
     ranks = sum(len(each) for each in hosts)
-    if len(hosts) == 1:
-        return Transport.SHM, _hosts_in_words(hosts)
-    if len(hosts) < ranks:
-        return Transport.HIERARCHICAL, _hosts_in_words(hosts)
-    return Transport.TORCH, _hosts_in_words(hosts)
-
-
-def _hosts_in_words(hosts: Sequence[tuple[int, ...]]) -> str:
-    ranks = sum(len(each) for each in hosts)
     if ranks == 1:
-        return "there is one rank"
+        return Transport.SHM, "there is one rank"
     if len(hosts) == 1:
-        return f"all {ranks} ranks are on one host"
+        return Transport.SHM, f"all {ranks} ranks are on one host"
     if len(hosts) < ranks:
-        return f"{ranks} ranks are on {len(hosts)} hosts"
-    return f"each of {ranks} ranks is on a host, or in a container, of its own"
+        return Transport.HIERARCHICAL, f"{ranks} ranks are on {len(hosts)} hosts"
+    return Transport.TORCH, f"each of {ranks} ranks is on a host, or in a container, of its own"

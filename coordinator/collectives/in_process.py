@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ...errors import CollectiveTimeout, GroupError, PeerLost, UsageError
 from ..collective import CommonStore, Vector
-from ..fold import fold
+from ..lanes import fold
 
 
 @dataclass(slots=True)

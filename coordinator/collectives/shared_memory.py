@@ -44,7 +44,7 @@ from ...errors import ConfigError, GroupError, InternalError, PeerLost
 from ..bootstrap import agree_that_all_are_ready
 from ..codec import Codec
 from ..collective import Collective, CommonStore, Transport, Vector
-from ..fold import fold
+from ..lanes import fold
 from .ending import Ending, EndingCause
 from .futex import Futex
 from .home_process import HomeProcess
@@ -181,6 +181,14 @@ class Cells:
         words[at] = number
         self._wakes[parity][writer]()
 
+    def is_there(self, span: Span, number: int) -> bool:
+        """Say whether all of some writers have written a round."""
+        words = self._words
+        for at, _, _ in span[number & 1]:  # noqa: SIM110 - a generator takes longer, cold.
+            if words[at] != number:
+                return False
+        return True
+
     def read(self, span: Span, number: int) -> Vector | None:
         """Return the fold of the lanes of some writers in a round.
 
@@ -188,12 +196,11 @@ class Cells:
         moment, while a processor sees writes in another order than they were made. No later round than
         `number` was written.
         """
-        words, memory, cells = self._words, self._memory, span[number & 1]
-        for at, _, _ in cells:
-            if words[at] != number:
-                return None
+        if not self.is_there(span, number):
+            return None
+        words, memory = self._words, self._memory
         rows: list[Vector] = []
-        for at, begin, end in cells:
+        for at, begin, end in span[number & 1]:
             lanes = memory[begin:end]
             if words[at + _CHECK_AT] != xxh3_64_intdigest(lanes, number) >> 1:
                 return None
@@ -374,10 +381,10 @@ class HostGroup:
 
         It is also over if the group has ended before it.
         """
-        if not self.cells.missing(span, number):
+        if self.cells.is_there(span, number):
             return True
         self._pause(span, number, min(timeout_s, SLICE_S))
-        return not self.cells.missing(span, number) or self.ended_before(number) is not None
+        return self.cells.is_there(span, number) or self.ended_before(number) is not None
 
     def look(self, span: Span, number: int, timeout_s: float) -> Vector | None:
         """Return the fold of some cells in a round, or None if it is not there within a time.

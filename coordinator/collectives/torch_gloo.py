@@ -33,7 +33,7 @@ from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
 from ..collective import CommonStore, Transport, Vector
-from ..fold import fold
+from ..lanes import fold
 from .home_process import HomeProcess
 
 _SIZE = struct.Struct("<q")

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Ballot, Landed
-from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     HEALTH,
@@ -24,6 +23,8 @@ from lockstep.coordinator.lanes import (
     BallotShape,
     LaneLayout,
     Voter,
+    disagreements,
+    fold,
     read_header,
 )
 from lockstep.coordinator.operation import Phase, Queue

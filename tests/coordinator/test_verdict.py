@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
-from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, read_header
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, fold, read_header
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
 from lockstep.coordinator.verdict import (

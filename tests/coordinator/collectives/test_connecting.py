@@ -105,7 +105,11 @@ def test_what_a_round_may_take_is_not_bounded_by_what_the_start_may(
 ) -> None:
     """Rule R10: a stall between the two deadlines ends a group over hosts no sooner than another."""
     given: list[float] = []
-    monkeypatch.setattr(opening, "connect", lambda *_, timeout_s, **__: given.append(timeout_s))
+
+    def connect_and_tell(*_: object, timeout_s: float, lanes: int) -> None:
+        given.append(timeout_s)
+
+    monkeypatch.setattr(opening, "connect", connect_and_tell)
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=1, elements=1),))
     times = Timeouts(open_s=1.0, round_s=60.0)
     config = CacheConfig(model="m", layout=layout, device_pages=4, host_pages=0, timeouts=times)

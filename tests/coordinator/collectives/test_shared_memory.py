@@ -329,10 +329,10 @@ def interrupt_a_close(collective: Collective, hold: Hold) -> bool:
     ended: list[bool] = []
 
     class Interrupted(HostGroup):
-        def end(self, *how: Any) -> Ending:
+        def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
             if interruptions:
                 raise interruptions.pop()
-            return super().end(*how)
+            return super().end(cause, rank, last_round)
 
         def close(self) -> None:
             super().close()

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,7 +22,7 @@ from lockstep.coordinator.collectives.shared_memory import Cells
 from lockstep.errors import GroupError, InternalError
 from tests.kit.collectives.contract import LANES, PATIENCE_S, PROMPT_S, Hold
 from tests.kit.collectives.fault_points import Holdings, Opening, lanes_in
-from tests.kit.collectives.two_programs import line_of, two_programs
+from tests.kit.programs import program
 from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
@@ -176,6 +179,39 @@ ENDINGS = {
 }
 """The exit code, the last line of what is complained of, and what the other rank prints of it."""
 
+
+@contextmanager
+def two_programs(
+    *arguments: object,
+) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Run the program as rank 0 and as rank 1, each with pipes to the test.
+
+    Leaving the `with` block kills those that still run.
+    """
+    processes = [
+        subprocess.Popen(
+            program(RANK, rank, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield processes[0], processes[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=PATIENCE_S)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints; its own deadline bounds the wait."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
 FAST = (("hierarchical", "raise"), ("torch", "close"), ("torch", "collect"))
 
 
@@ -194,7 +230,7 @@ def test_a_process_ends_at_once_and_as_it_would_whatever_is_pending(
 ) -> None:
     """Rule R10: neither a courier nor a round that is pending holds it, and the others learn."""
     code, complaint, news = ENDINGS.get(ending, (0, "", ""))
-    with two_programs(RANK, tmp_path / "store", transport, ending, PATIENCE_S) as (first, second):
+    with two_programs(tmp_path / "store", transport, ending, PATIENCE_S) as (first, second):
         assert line_of(first) == line_of(second) == "met"
         started = time.monotonic()
         _, complaints = first.communicate(timeout=PATIENCE_S)
@@ -212,7 +248,7 @@ def test_the_courier_of_a_main_thread_that_has_ended_says_so_while_the_process_g
     tmp_path: Path,
 ) -> None:
     """Rule R10: another thread of the engine may keep a process whose rank is gone."""
-    with two_programs(RANK, tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
+    with two_programs(tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
         first,
         second,
     ):

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from lockstep.coordinator.collective import Vector
-from lockstep.coordinator.fold import disagreements, fold
-from lockstep.coordinator.lanes import BallotShape, LaneLayout, read_header
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, disagreements, fold, read_header
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.protocol.config import NamespaceLimit

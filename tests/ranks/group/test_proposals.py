@@ -17,13 +17,7 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import (
-    NEUTRAL,
-    BallotShape,
-    LaneLayout,
-    Voter,
-)
+from lockstep.coordinator.lanes import NEUTRAL, BallotShape, LaneLayout, Voter, fold
 from lockstep.coordinator.proposal import (
     NOTHING_STAGED,
     Change,

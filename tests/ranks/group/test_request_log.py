@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter, fold
 from lockstep.coordinator.seats import Seats
 from lockstep.coordinator.verdict import Verdicts
 from lockstep.errors import DivergenceError, UsageError

@@ -54,9 +54,10 @@ class PluginSettings(GroupSettings):
         """Return the settings that a user has given; `ConfigError` names the key that is wrong."""
         if isinstance(given, Mapping):
             keys = cast("Mapping[str, object]", given)
-            timeouts = keys.get("timeouts")
-            if isinstance(timeouts, Mapping):
-                given = {**keys, "timeouts": {"round_s": ROUND_S, **timeouts}}
+            if isinstance(keys.get("timeouts"), Mapping):
+                timeouts = cast("Mapping[str, object]", keys["timeouts"])
+                keys = {**keys, "timeouts": {"round_s": ROUND_S, **timeouts}}
+            return read_settings(cls, keys, cls.where)
         return read_settings(cls, given, cls.where)
 
     def require_host_memory(self) -> None:

@@ -49,7 +49,11 @@ class _BuiltIn:
     """A policy of this package."""
 
     name: str
-    grade: Callable[[Graded], int]
+    graded: Callable[[Graded], int]
+
+    def grade(self, node: Graded) -> int:
+        """See `EvictionPolicy`."""
+        return self.graded(node)
 
 
 LEAST_RECENT = _BuiltIn("lru", lambda _: 0)

@@ -232,7 +232,7 @@ def _config(
     **others: Any,
 ) -> RankCacheConfig:
     """Return the settings of a cache, which owns the device pages or has them lent."""
-    shared = {**others, "eviction": policies.eviction, "limits": policies.limits}
+    shared: dict[str, Any] = {**others, "eviction": policies.eviction, "limits": policies.limits}
     if l1 != REPLICA:
         lent = tuple(structs.replace(each, device_pages=0) for each in components)
         return HostCacheConfig(components=lent, **shared)

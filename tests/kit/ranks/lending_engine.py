@@ -7,6 +7,7 @@ pages as long as its backup waits for room.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,7 @@ class LendingEngine(HostCache):
         """Begin with the device pages that `config` would give a `Cache`."""
         device = Allocated.of(config, member.rank, member.world_size)
         none = tuple(structs.replace(each, device_pages=0) for each in config.components)
-        shared = part_of(config, RankCacheConfig) | {"components": none}
+        shared: dict[str, Any] = part_of(config, RankCacheConfig) | {"components": none}
         made = cls.open(HostCacheConfig(**shared), device.lent(), member)
         assert isinstance(made, LendingEngine)
         made._device, made._tables, made._leaving = device, {}, {}

@@ -25,6 +25,5 @@ def side_of(
     adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})
-    return SchedulerSide(
-        cache, arrivals, lending, read, **({"loads": True, "backs_up": True} | options)
-    )
+    usual: dict[str, Any] = {"loads": True, "backs_up": True}
+    return SchedulerSide(cache, arrivals, lending, read, **(usual | options))

@@ -25,7 +25,9 @@ from lockstep import (
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
 
 
-POOLS: dict[str, Any] = {"model": "m", "layout": LAYOUT, "host_pages": 8}
+def pools(**others: Any) -> dict[str, Any]:
+    """Return the settings that a cache of 8 host pages needs, with others."""
+    return {"model": "m", "layout": LAYOUT, "host_pages": 8} | others
 
 
 def window(**settings: Any) -> SlidingWindow:
@@ -62,35 +64,38 @@ def window(**settings: Any) -> SlidingWindow:
             lambda: Recurrent(checkpoint_tokens=4, layout=LAYOUT, host_pages=1),
             "pool 'state': the layout of a state has pages of 4 tokens, must be 1",
         ),
-        (lambda: CacheConfig(**POOLS, device_pages=0), "device_pages is 0, must be at least 1"),
-        (lambda: CacheConfig(**POOLS, device_pages=1 << 31), "must be at most 2147483647"),
-        (lambda: HostCacheConfig(**POOLS | {"host_pages": -1}), "host_pages is -1"),
-        (lambda: HostCacheConfig(**POOLS | {"model": ""}), "model is '', must be text that is not"),
-        (lambda: HostCacheConfig(**POOLS, eviction="mru"), "unknown eviction policy 'mru'; known"),
+        (lambda: CacheConfig(**pools(), device_pages=0), "device_pages is 0, must be at least 1"),
+        (lambda: CacheConfig(**pools(), device_pages=1 << 31), "must be at most 2147483647"),
+        (lambda: HostCacheConfig(**pools(host_pages=-1)), "host_pages is -1"),
+        (lambda: HostCacheConfig(**pools(model="")), "model is '', must be text that is not"),
         (
-            lambda: HostCacheConfig(**POOLS | {"host_pages": 0}, store="memory://"),
+            lambda: HostCacheConfig(**pools(), eviction="mru"),
+            "unknown eviction policy 'mru'; known",
+        ),
+        (
+            lambda: HostCacheConfig(**pools(host_pages=0), store="memory://"),
             "store needs host memory: set host_pages to 1 or more",
         ),
         (
-            lambda: HostCacheConfig(**POOLS, components=(window(), window())),
+            lambda: HostCacheConfig(**pools(), components=(window(), window())),
             "pool names must differ: window, window",
         ),
         (
-            lambda: HostCacheConfig(**POOLS, components=(window(device_pages=3),)),
+            lambda: HostCacheConfig(**pools(), components=(window(device_pages=3),)),
             "pool 'window': device_pages is 3, and the engine owns the device's pages",
         ),
         (
             lambda: HostCacheConfig(
-                **POOLS, limits=(NamespaceLimit(namespace="a", device_pages=3),)
+                **pools(), limits=(NamespaceLimit(namespace="a", device_pages=3),)
             ),
             "limit of namespace 'a': device_pages is 3, and the engine owns",
         ),
         (
-            lambda: CacheConfig(**POOLS, device_pages=8, components=(window(device_pages=2),)),
+            lambda: CacheConfig(**pools(), device_pages=8, components=(window(device_pages=2),)),
             "pool 'window': device_pages is 2, must be 3 or more: a window, and a page to compute in",
         ),
         (
-            lambda: CacheConfig(**POOLS, device_pages=8, components=(window(host_pages=0),)),
+            lambda: CacheConfig(**pools(), device_pages=8, components=(window(host_pages=0),)),
             "pool 'window': host_pages is 0 beside 8",
         ),
     ],
@@ -105,4 +110,4 @@ def test_what_makes_no_sense_is_named_with_its_value_and_the_remedy(
 @pytest.mark.parametrize("name", ["device_pages", "write_policy", "selective_hits"])
 def test_a_cache_under_lent_pages_takes_no_setting_for_pages_of_its_own(name: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-        HostCacheConfig(**POOLS | {name: 1})
+        HostCacheConfig(**pools(**{name: 1}))

@@ -69,6 +69,11 @@ class Seats:
         """The numbers of free seats as a heap: ascending numbers are one."""
         self._frozen: SeatTable | None = None
 
+    @property
+    def taken(self) -> int:
+        """How many seats are taken."""
+        return len(self._cells) // COLUMNS - len(self._free)
+
     def take(self, operation: int, phase: Phase, bound: int = UNBOUNDED) -> int:
         """Give `operation` the lowest free seat, and return it."""
         if not self._free:

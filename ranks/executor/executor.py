@@ -332,9 +332,10 @@ class RankExecutor:
         return self._server
 
     def _fence(self, order: Fence, deadline: float) -> None:
-        for number in order.operations:
+        operations = order.operations or self._flights.copying()
+        for number in operations:
             self._flights.drop_held(number)
-        reading = [number for number in order.operations if number in self._flights]
+        reading = [number for number in operations if number in self._flights]
         while any(number in self._flights for number in reading):
             try:
                 self._flights.note(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))

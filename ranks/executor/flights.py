@@ -141,6 +141,11 @@ class Flights:
         flight = self._flights[order.operation] = _Flight(order, now, pages)
         self._set_deadline(flight, now + order.timeout_s)
 
+    def copying(self) -> tuple[int, ...]:
+        """Return the copies that may still touch a page, in the order in which they were ordered."""
+        flights = self._flights.items()
+        return tuple(n for n, each in flights if isinstance(each.order, CopyToHost | CopyToDevice))
+
     def source_of(self, operation: int) -> str:
         """Return the group that an operation reads from; empty for the store, or for none."""
         flight = self._flights.get(operation)

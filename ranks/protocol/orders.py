@@ -174,6 +174,7 @@ class Fence(Record, frozen=True):
     """
 
     operations: tuple[int, ...]
+    """Empty for all copies of this rank."""
     timeout_s: float
 
 

@@ -294,7 +294,7 @@ def _check_bounds(replica: Replica) -> None:
     _require(prefetching.budget_used == budget, 9, "the prefetch budget is not what is in flight")
     most = replica.config.bounds.prefetches
     _require(len(prefetching.active) <= most, 9, "too many prefetches at a time")
-    active = prefetching.active.values()
+    active = prefetching.active
     seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
     _require(agenda.seats().taken() == seated, 9, "the seats are not the active prefetches'")
     rest = (Phase.QUARANTINED, Phase.SERVING)

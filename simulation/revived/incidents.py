@@ -92,7 +92,7 @@ def complete_without_the_other_pools() -> Build:
 
 class _WaitsForTheKvAlone(Prefetching):
     def arrived(self, verdict: Arrived) -> None:
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         if operation is not None and operation.phase is Phase.TRANSFER:
             kv = sum(len(each.keys) for each in operation.wanted if not each.component)
             if kv and verdict.pages >= kv:

@@ -157,7 +157,7 @@ class _UncommonFetch(Fetch, frozen=True):
 
 class _TakesTheSmallest(Prefetching):
     def found(self, verdict: Found) -> None:
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         super().found(verdict._replace(longest=verdict.pages) if verdict.pages else verdict)
         order = self._outbox.orders[-1] if self._outbox.orders else None
         if (

@@ -218,7 +218,7 @@ class _TakesItsCeilingForTheGroups(Prefetching):
     """Reads the ceiling of one rank as what has landed."""
 
     def arrived(self, verdict: Arrived) -> None:
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         if operation is not None and verdict.ceiling is not None:
             operation.landed = verdict.ceiling
         super().arrived(verdict)
@@ -276,7 +276,7 @@ class _WaitsForAll(Prefetching):
     """Applies no deadline of a prefetch."""
 
     def arrived(self, verdict: Arrived) -> None:
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         if operation is not None and verdict.pages == operation.wanted_count:
             super().arrived(verdict)
 

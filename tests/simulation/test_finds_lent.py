@@ -45,8 +45,8 @@ class _FreesAtOnce(LentDevice):
 class _FreesWhatIsStopped(LentDevice):
     def after_verdict(self) -> None:
         table = self._agenda.in_flight
-        for name, copies in list(self.leaving.items()):
-            if all(each not in table or table[each].ending is not None for each in copies):
+        for name, request in list(self.leaving.items()):
+            if all(each not in table or table[each].ending is not None for each in request.copies):
                 del self.leaving[name]
                 self._outbox.freed.append(name)
 

@@ -152,7 +152,7 @@ class DecidingCache(HostCache):
         paused, which it is not as long as it steps.
         """
         prefetching = self._replica.prefetching
-        waited_for = len(prefetching.active) + len(prefetching.waiting)
+        waited_for = self._replica.agenda.seats_taken + len(prefetching.waiting)
         works = self._replica.agenda.working.total() > waited_for
         return bool(self._outgoing.told) or works or self.pending_frees
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....coordinator.ballot import Ballot, Ended
+from ....coordinator.ballot import Ballot
 from ....coordinator.collectives.engine_channel import FoldedBallots
 from ....coordinator.lanes import BallotShape, LaneLayout
 from ....coordinator.proposal import Proposal
 from ....coordinator.seats import SeatTable
 from ...executor.base import Executor
 from ...protocol.dispatch import DISPATCHES, CarryOut, Expect, GiveUp, Prepare, Rest, Told, Vote
-from ...protocol.orders import AttachStore, CopyToDevice, CopyToHost, DetachStore, Direction, Fence
+from ...protocol.orders import AttachStore, DetachStore, Direction, Fence
 from ..member.voting import Voting
 
 _NO_ROWS = np.empty((0, 3), dtype=np.int64)
@@ -38,8 +38,6 @@ class WorkerRank:
         self.rank = rank
         self._ballot = Ballot(shape, rank)
         self._voting = Voting(rank, executor, self._ballot, clock_ms)
-        self._copies: dict[int, None] = {}
-        """Those that have not been reported to have ended, in the order in which they were ordered."""
         self._heard = 0
         self._rest_s = 0.0
         self._vote: Vote | None = None
@@ -74,9 +72,6 @@ class WorkerRank:
         if self._vote is None:
             return None
         progress = self.executor.progress()
-        for each in progress:
-            if isinstance(each, Ended):
-                self._copies.pop(each.operation, None)
         voter = self._voting.vote(progress, trouble=self._trouble)
         asked = self._vote
         layout = LaneLayout(
@@ -92,8 +87,7 @@ class WorkerRank:
 
         A copy that has not ended after `timeout_s` fails.
         """
-        if self._copies:
-            self.executor.carry_out([Fence(tuple(self._copies), timeout_s)])
+        self.executor.carry_out([Fence((), timeout_s)])
 
     def close(self) -> None:
         """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""
@@ -104,9 +98,6 @@ class WorkerRank:
             case Expect(expectations=expectations):
                 self._ballot.follow(expectations)
             case CarryOut(orders=orders):
-                for each in orders:
-                    if isinstance(each, CopyToHost | CopyToDevice):
-                        self._copies[each.operation] = None
                 if any(isinstance(order, AttachStore | DetachStore) for order in orders):
                     self._voting.staging.end(unstages=False)
                 self.executor.carry_out(orders)

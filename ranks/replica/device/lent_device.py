@@ -77,8 +77,8 @@ class LentDevice:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._operations = agenda.in_flight
-        self.leaving: dict[str, frozenset[int]] = {}
-        """Requests that were released, and the copies that still touch their device pages."""
+        self.leaving: dict[str, LentRequest] = {}
+        """Requests that were released, whose device pages copies still touch."""
 
     def follows(self) -> dict[Kind, Follows]:
         return {
@@ -253,7 +253,7 @@ class LentDevice:
         copies = self._copies_of(request)
         self._requests.leave(request)
         if copies:
-            self.leaving[request.id] = copies
+            self.leaving[request.id] = request
         return not copies
 
     def quarantined(self, operation: Copy) -> None:
@@ -262,7 +262,7 @@ class LentDevice:
             self._wait_no_more(operation)
 
     def after_verdict(self) -> None:
-        for name in [name for name, each in self.leaving.items() if not self._in_flight(each)]:
+        for name in [name for name, each in self.leaving.items() if not self._copies_of(each)]:
             del self.leaving[name]
             self._outbox.freed.append(name)
 
@@ -275,10 +275,8 @@ class LentDevice:
             return tuple(each for each in self.touching(name) if not self._hangs(each))
         if name is None:
             return tuple(n for n, each in self._operations.items() if isinstance(each, Copy))
-        request = self._requests.get(name)
-        if isinstance(request, LentRequest):
-            return tuple(sorted(self._copies_of(request)))
-        return tuple(sorted(self._in_flight(self.leaving.get(name, frozenset()))))
+        request = self._requests.get(name) or self.leaving.get(name)
+        return tuple(sorted(self._copies_of(request))) if isinstance(request, LentRequest) else ()
 
     def is_leaving(self, name: str) -> bool:
         """Say whether a request was released and still lends pages."""
@@ -291,14 +289,11 @@ class LentDevice:
 
         Those of a copy that is quarantined may never be.
         """
-        return any(not any(map(self._hangs, each)) for each in self.leaving.values())
+        return any(not any(map(self._hangs, each.copies)) for each in self.leaving.values())
 
     def _copies_of(self, request: LentRequest) -> frozenset[int]:
         """Return the copies in flight that touch what a request lends."""
-        return self._in_flight(request.copies)
-
-    def _in_flight(self, copies: frozenset[int]) -> frozenset[int]:
-        return frozenset(number for number in copies if number in self._operations)
+        return frozenset(number for number in request.copies if number in self._operations)
 
     def _hangs(self, copy: int) -> bool:
         """Say whether a copy is quarantined, which is waited for no longer."""

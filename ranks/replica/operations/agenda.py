@@ -105,6 +105,11 @@ class Agenda:
         """Return the table of the seats of the next ballot; the same one while nothing changes."""
         return self._seats.freeze()
 
+    @property
+    def seats_taken(self) -> int:
+        """How many prefetches have a seat."""
+        return self._seats.taken
+
     def queues(self) -> dict[Queue, list[tuple[int, int]]]:
         """Return a copy of the queues: ticket and operation, in their order."""
         return {queue: list(line) for queue, line in self._queues.items()}

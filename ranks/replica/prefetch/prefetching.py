@@ -60,10 +60,21 @@ class Prefetching:
         self._outbox = basis.outbox
         self._lookups = Lookups(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
-        self.active: dict[int, Prefetch] = {}
-        """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
         self.budget_used = 0
         """Host pages that active prefetches count against the bound on prefetching."""
+
+    @property
+    def active(self) -> list[Prefetch]:
+        """Return the prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
+        in_flight = self._agenda.in_flight.values()
+        return [each for each in in_flight if isinstance(each, Prefetch) and each.seat is not None]
+
+    def seated(self, number: int) -> Prefetch | None:
+        """Return an active prefetch by its id."""
+        operation = self._agenda.in_flight.get(number)
+        if isinstance(operation, Prefetch) and operation.seat is not None:
+            return operation
+        return None
 
     def begin(self, request: Request, tokens: bytes, source: str = "") -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
@@ -94,13 +105,12 @@ class Prefetching:
     def begin_waiting(self) -> None:
         """Begin the prefetches whose turn has come, in the order of their ids."""
         config = self._config
-        while self.waiting and len(self.active) < config.bounds.prefetches:
+        while self.waiting and self._agenda.seats_taken < config.bounds.prefetches:
             operation = self.waiting[0]
             pages = max(1, len(operation.keys))
             if self.budget_used and self.budget_used + pages > config.prefetch_pages_max:
                 return
             self.waiting.popleft()
-            self.active[operation.id] = operation
             self._set_budget(operation, pages)
             self._agenda.vote(operation, _QUERY, UNBOUNDED)
             timeout_s, source = config.timeouts.lookup_s, operation.source
@@ -123,7 +133,7 @@ class Prefetching:
 
     def found(self, verdict: Found) -> None:
         """Apply what the lookups of all ranks came to."""
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         if operation is None or operation.phase not in _LOOKING or verdict.bound != operation.bound:
             return
         if verdict.pages is None:
@@ -147,7 +157,7 @@ class Prefetching:
 
         Complete means every object of every pool, on every rank (incident C).
         """
-        operation = self.active.get(verdict.operation)
+        operation = self.seated(verdict.operation)
         if operation is None or operation.phase is not _TRANSFER:
             return
         total = operation.wanted_count
@@ -168,7 +178,7 @@ class Prefetching:
     def looks_up(self, name: str) -> bool:
         """Say whether stores are still being asked what they have for a request. Reads only."""
         request = self._requests.get(name)
-        asked = None if request is None else self.active.get(request.prefetch or 0)
+        asked = None if request is None else self.seated(request.prefetch or 0)
         return asked is not None and asked.phase in _LOOKING
 
     def stop(self, request: Request) -> None:
@@ -199,7 +209,7 @@ class Prefetching:
         for operation in waiting:
             if not operation.source:
                 self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
-        for operation in list(self.active.values()):
+        for operation in self.active:
             if not operation.source:
                 self._cut_short(operation)
 
@@ -401,7 +411,6 @@ class Prefetching:
 
     def _step_down(self, operation: Prefetch) -> None:
         """Note that an operation is not active any more, and that no request waits for it."""
-        self.active.pop(operation.id, None)
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:

@@ -83,10 +83,13 @@ class Gate:
         monkeypatch.setattr(owner, name, held)
 
 
-def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:
+@pytest.mark.parametrize("operations", [(1, 99), ()], ids=["named", "all"])
+def test_a_fence_waits_for_copies_that_end_in_time(
+    executor: RankExecutor, operations: tuple[int, ...]
+) -> None:
     begin(executor, to_host(1, [0], [0]))
 
-    executor.carry_out([Fence((1, 99), LONG_S)])
+    executor.carry_out([Fence(operations, LONG_S)])
 
     assert executor.progress() == [Ended(1, ok=True)]
 

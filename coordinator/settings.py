@@ -50,8 +50,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():
             if name not in self.UNCHECKED:
-                value = getattr(self, name)
-                object.__setattr__(self, name, _converted(type(self), name, value, kind))
+                value = _converted(type(self), name, getattr(self, name), kind, self._whose())
+                object.__setattr__(self, name, value)
+
+    def _whose(self) -> str:
+        """Return what a message begins with, where settings of this kind have a name of their own."""
+        return ""
 
 
 class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,6 +137,9 @@ class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
     """Pages on the device that are the cache's own; none under an engine that lends its pages."""
     host_pages: PoolPages
 
+    def _whose(self) -> str:
+        return f"pool {self.pool!r}: "
+
     def __post_init__(self) -> None:
         super().__post_init__()
         reserved = (KV_POOL, *RECORD_POOLS)
@@ -209,6 +212,9 @@ class NamespaceLimit(Settings):
     """Full-attention pages in host memory beyond which its least recently used leave."""
     ttl_s: TtlSeconds | None = None
     """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
+
+    def _whose(self) -> str:
+        return f"limit of namespace {self.namespace!r}: "
 
     @property
     def bounds_something(self) -> bool:

@@ -29,7 +29,7 @@ from ..complaints import Complaints
 from ..threaded_backend import Stop
 from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, stored_objects
-from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
+from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_draft, sweep
 from .quarantine import QUARANTINE, FileQuarantine
 from .quick_reads import QuickReads
 from .sweep import SweepLimits
@@ -100,7 +100,7 @@ class ObjectFiles:
             # In a sticky root somebody else may have been quicker.
             check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
-            self._publisher = choose_publisher(self._root_fd, self._direct_flag)
+            self._make_draft = choose_draft(self._root_fd, self._direct_flag)
         except BaseException:
             self.close()
             raise
@@ -345,12 +345,12 @@ class ObjectFiles:
 
     def _draft(self, directory: str, direct: int) -> Draft:
         try:
-            return self._publisher.draft(directory, direct)
+            return self._make_draft(self._root_fd, directory, direct)
         except FileNotFoundError:
             # Mostly only the last two are new, but somebody may have emptied the store.
             for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
                 self._make_directory(each)
-            return self._publisher.draft(directory, direct)
+            return self._make_draft(self._root_fd, directory, direct)
 
     def _make_directory(self, path: str) -> None:
         try:

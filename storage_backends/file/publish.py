@@ -13,9 +13,10 @@ import errno
 import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from .turns import Lock, try_to_lock
 
@@ -31,37 +32,12 @@ _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
-class Draft(Protocol):
-    """A new file that has no final name yet. One thread owns it."""
+class Draft:
+    """A new file that has no final name yet: none at all, or a temporary one. One thread owns it."""
 
-    fd: int
-
-    def publish(self, path: str) -> bool:
-        """Give the file its name below the root; False if the name is taken."""
-        ...
-
-    def replace(self, path: str) -> None:
-        """Give the file its name below the root, in the place of the file that has it."""
-        ...
-
-    def close(self) -> None:
-        """Close the file. If it was not published, nothing of it is left."""
-        ...
-
-
-class Publisher(Protocol):
-    """Makes drafts on the filesystem of one store."""
-
-    def draft(self, directory: str, flags: int) -> Draft:
-        """Return a new, empty draft that will be published in `directory`; `flags` for `open`."""
-        ...
-
-
-class UnnamedDraft:
-    """A draft without any name (`O_TMPFILE`)."""
-
-    def __init__(self, root_fd: int, fd: int) -> None:
+    def __init__(self, root_fd: int, fd: int, temporary: str | None = None) -> None:
         self._root_fd = root_fd
+        self._temporary = temporary
         self.fd = fd
 
     def publish(self, path: str) -> bool:
@@ -74,160 +50,118 @@ class UnnamedDraft:
 
     def replace(self, path: str) -> None:
         """Give the file its name below the root, in the place of the file that has it."""
-        # Locked like a `NamedDraft`, for the moment that it is one, so that no sweep takes the name.
-        try_to_lock(self.fd)
-        temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
-        self._link(temporary)
-        try:
-            os.replace(temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary, dir_fd=self._root_fd)
-            raise
-
-    def close(self) -> None:
-        """Close the file; the kernel takes an unpublished one back."""
-        os.close(self.fd)
-
-    def _link(self, path: str) -> None:
-        # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link would
-        # try to link the entry of /proc itself.
-        os.link(
-            f"/proc/self/fd/{self.fd}",
-            path,
-            src_dir_fd=self._root_fd,
-            dst_dir_fd=self._root_fd,
-            follow_symlinks=True,
-        )
-
-
-class UnnamedFiles:
-    """Drafts for filesystems that have files without a name."""
-
-    def __init__(self, root_fd: int) -> None:
-        self._root_fd = root_fd
-
-    def draft(self, directory: str, flags: int) -> UnnamedDraft:
-        """Return a new, empty draft that will be published in `directory`."""
-        fd = os.open(directory, os.O_TMPFILE | _WRITE | flags, FILE_MODE, dir_fd=self._root_fd)
-        return UnnamedDraft(self._root_fd, fd)
-
-
-class NamedDraft:
-    """A draft under a temporary name, locked for as long as its writer lives."""
-
-    def __init__(self, root_fd: int, fd: int, temporary: str) -> None:
-        self._root_fd = root_fd
-        self._temporary = temporary
-        self.fd = fd
-
-    def publish(self, path: str) -> bool:
-        """Give the file its name below the root; False if the name is taken."""
-        try:
-            os.link(
-                self._temporary,
-                path,
-                src_dir_fd=self._root_fd,
-                dst_dir_fd=self._root_fd,
-                follow_symlinks=False,
-            )
-        except FileExistsError:
-            return False
-        return True
-
-    def replace(self, path: str) -> None:
-        """Give the file its name below the root, in the place of the file that has it."""
+        if self._temporary is None:
+            # Locked like one that was named from the beginning, so that no sweep takes the name.
+            try_to_lock(self.fd)
+            temporary = _new_name()
+            self._link(temporary)
+            self._temporary = temporary
         os.replace(self._temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
 
     def close(self) -> None:
-        """Take the temporary name away, unless somebody has, and close the file."""
+        """Close the file. If it was not published, nothing of it is left."""
         try:
-            with suppress(FileNotFoundError):
-                os.unlink(self._temporary, dir_fd=self._root_fd)
+            if self._temporary is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._temporary, dir_fd=self._root_fd)
         finally:
             os.close(self.fd)
 
+    def _link(self, path: str) -> None:
+        unnamed = self._temporary is None
+        # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link would
+        # try to link the entry of /proc itself.
+        os.link(
+            f"/proc/self/fd/{self.fd}" if unnamed else self._temporary,
+            path,
+            src_dir_fd=self._root_fd,
+            dst_dir_fd=self._root_fd,
+            follow_symlinks=unnamed,
+        )
 
-class NamedFiles:
-    """Drafts for filesystems where every file has a name."""
 
-    def __init__(self, root_fd: int) -> None:
-        self._root_fd = root_fd
+MakeDraft = Callable[[int, str, int], Draft]
+"""Returns a new, empty draft below a root that will be published in a directory; `flags` for `open`."""
 
-    def draft(self, directory: str, flags: int) -> NamedDraft:
-        """Return a new, empty draft; `directory` must be there, though it is not used yet."""
-        os.stat(directory, dir_fd=self._root_fd, follow_symlinks=False)
-        for _ in range(_NAME_TRIES):
-            temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
-            create = _WRITE | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | flags
-            fd = os.open(temporary, create, FILE_MODE, dir_fd=self._root_fd)
-            draft = NamedDraft(self._root_fd, fd, temporary)
-            try:
-                # A sweep may have come in between, and then the name is gone or about to be.
-                kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
-            except BaseException:
-                draft.close()
-                raise
-            if kept:
-                return draft
+
+def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
+    """Make a draft where the filesystem has files without a name."""
+    fd = os.open(directory, os.O_TMPFILE | _WRITE | flags, FILE_MODE, dir_fd=root_fd)
+    return Draft(root_fd, fd)
+
+
+def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
+    """Make a draft where every file has a name, locked for as long as its writer lives.
+
+    `directory` must be there, though it is not used yet.
+    """
+    os.stat(directory, dir_fd=root_fd, follow_symlinks=False)
+    for _ in range(_NAME_TRIES):
+        temporary = _new_name()
+        create = _WRITE | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | flags
+        fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
+        draft = Draft(root_fd, fd, temporary)
+        try:
+            # A sweep may have come in between, and then the name is gone or about to be.
+            kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
+        except BaseException:
             draft.close()
-        raise OSError(errno.EAGAIN, "every temporary file was swept away as soon as it was made")
+            raise
+        if kept:
+            return draft
+        draft.close()
+    raise OSError(errno.EAGAIN, "every temporary file was swept away as soon as it was made")
 
 
-def sweep(root_fd: int) -> int:
-    """Remove the temporary files of dead writers, at most `SWEEP_MAX`; return how many."""
-    swept = 0
+def _new_name() -> str:
+    return f"{TEMPORARY}/{secrets.token_hex(16)}"
+
+
+def sweep(root_fd: int) -> None:
+    """Remove the temporary files of dead writers, at most `SWEEP_MAX`."""
     fd = os.open(TEMPORARY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
     try:
         with os.scandir(fd) as entries:
             for entry in islice(entries, SWEEP_MAX):
-                swept += _sweep_one(fd, entry.name)
+                _sweep_one(fd, entry.name)
     finally:
         os.close(fd)
-    return swept
 
 
-def _sweep_one(directory_fd: int, name: str) -> bool:
+def _sweep_one(directory_fd: int, name: str) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
+    with suppress(OSError):
         fd = os.open(name, flags, dir_fd=directory_fd)
-    except OSError:
-        return False
-    try:
-        lock = try_to_lock(fd)
-        if lock is Lock.TAKEN:
-            return False
-        if lock is Lock.UNKNOWN and time.time() - os.fstat(fd).st_mtime < SWEEP_AGE_S:
-            return False
-        os.unlink(name, dir_fd=directory_fd)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        try:
+            lock = try_to_lock(fd)
+            dead = lock is Lock.OURS
+            if lock is Lock.UNKNOWN:
+                dead = time.time() - os.fstat(fd).st_mtime >= SWEEP_AGE_S
+            if dead:
+                os.unlink(name, dir_fd=directory_fd)
+        finally:
+            os.close(fd)
 
 
-def choose_publisher(root_fd: int, flags: int) -> Publisher:
-    """Return the better publisher that works here, after trying it; raises OSError if none does.
+def choose_draft(root_fd: int, flags: int) -> MakeDraft:
+    """Return the better kind of draft that works here, after trying it; raises OSError if none does.
 
     `flags` are what drafts will be opened with; a filesystem that refuses them says so here.
     """
-    unnamed = UnnamedFiles(root_fd)
     try:
-        _try(unnamed, root_fd, flags)
+        _try(draft_unnamed, root_fd, flags)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
     else:
-        return unnamed
-    named = NamedFiles(root_fd)
-    _try(named, root_fd, flags)
-    return named
+        return draft_unnamed
+    _try(draft_named, root_fd, flags)
+    return draft_named
 
 
-def _try(publisher: Publisher, root_fd: int, flags: int) -> None:
-    path = f"{TEMPORARY}/{secrets.token_hex(16)}"
-    draft = publisher.draft(TEMPORARY, flags)
+def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
+    path = _new_name()
+    draft = make(root_fd, TEMPORARY, flags)
     try:
         # Locked, so that the sweep of another who opens the store leaves the name alone.
         try_to_lock(draft.fd)

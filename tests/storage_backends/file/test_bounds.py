@@ -15,7 +15,7 @@ from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.listing import entries
-from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
+from lockstep.storage_backends.file.publish import choose_draft, draft_unnamed, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.threaded_backend import Stop
 from tests.kit.storage.calls import (
@@ -193,7 +193,7 @@ def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_file
             sweep(root_fd)
 
         monkeypatch.setattr(os, "link", link_and_be_swept)
-        assert isinstance(choose_publisher(root_fd, 0), UnnamedFiles)
+        assert choose_draft(root_fd, 0) is draft_unnamed
         os.close(root_fd)
 
     assert store.temporary() == []

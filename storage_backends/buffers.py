@@ -1,16 +1,18 @@
-"""Buffers that callers hand over: whether they fit what they are for, and where their bytes lie.
+"""Buffers that callers hand over: whether they fit, where their bytes lie, and how these get to files.
 
 A buffer that does not fit is the caller's bug, and what it costs is that key alone: bytes that go
 beyond a buffer, or an object shorter than it says, would harm others.
 """
 
 import mmap
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 _NOTHING: Final = memoryview(bytearray())
+_VIEWS_MAX: Final = 512
+"""Handed to the kernel in one call, which takes 1024."""
 
 
 def fitting(
@@ -39,3 +41,34 @@ def address_of(memory: memoryview | mmap.mmap) -> int:
     """Return the address of the first byte."""
     address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
     return address
+
+
+def move_all(
+    system_call: Callable[[int, Sequence[Any], int], int],
+    fd: int,
+    views: Sequence[memoryview | bytes],
+    offset: int,
+    block_bytes: int = 1,
+) -> int:
+    """Move bytes by `preadv` or `pwritev` in as many calls as it takes; return how many were moved.
+
+    They are fewer than all where the file ends, or has no room. A call that ends within a block, where
+    no next one could begin, is the last. Raises OSError.
+    """
+    left, done = views, 0
+    while left:
+        count = system_call(fd, left[:_VIEWS_MAX], offset + done)
+        done += count
+        if not count or count % block_bytes:
+            break
+        left = _without(left, count)
+    return done
+
+
+def _without(views: Sequence[memoryview | bytes], count: int) -> Sequence[memoryview | bytes]:
+    """Return `views` without their first `count` bytes, and without empty ones before the rest."""
+    for at, view in enumerate(views):
+        if count < len(view):
+            return [memoryview(view)[count:], *views[at + 1 :]]
+        count -= len(view)
+    return []

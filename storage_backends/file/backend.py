@@ -50,7 +50,6 @@ from .read_only import ReadOnlyFiles
 from .sweep import QUOTA_BYTES_MAX, SweepLimits
 from .sweeper import Sweeper
 from .trust import Trust
-from .uses import UseTimes
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 """More help with a disk that has to be waited for, and cost where there are no cores for them."""
@@ -205,7 +204,7 @@ class FileBackend(ThreadedBackend):
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
         late = ReadOutcome.TIMED_OUT
-        outcomes = await self._run_by_bytes(self._read, reads, late, deadline)
+        outcomes = await self._run_by_bytes(self._files.read_all, reads, late, deadline)
         self._seen.note_reads(reads, outcomes)
         if self._sweeper is not None:
             self._sweeper.used(
@@ -223,8 +222,12 @@ class FileBackend(ThreadedBackend):
         times = self._files.use_times(writes[0].after)
 
         def write(some: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+            outcomes = [self._files.write(*each[:3], stop) for each in some]
+            told = zip(some, outcomes, strict=True)
+            there = [each.name if outcome in _THERE else None for each, outcome in told]
             first = next(at for at, each in enumerate(writes) if each is some[0])
-            return self._write(some, stop, first, times)
+            self._files.mark(times, first, there)
+            return outcomes
 
         outcomes = await self._run_by_bytes(write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
@@ -280,20 +283,6 @@ class FileBackend(ThreadedBackend):
         if len(found) >= _LOOKS_TOLD:
             self._looks_last = monotonic() - began > _LONG_LOOK_S * len(found)
         return found + [False] * (len(names) - len(found))
-
-    def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        return self._files.read_all(reads, stop)
-
-    def _write(
-        self, writes: Sequence[Write], stop: Stop, first: int, times: UseTimes
-    ) -> list[WriteOutcome]:
-        outcomes = [self._files.write(each.name, each.buffers, each.shape, stop) for each in writes]
-        there = [
-            write.name if outcome in _THERE else None
-            for write, outcome in zip(writes, outcomes, strict=True)
-        ]
-        self._files.mark(times, first, there)
-        return outcomes
 
     def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         return [not stop.due() and self._files.remove(name, stop) for name in names]

@@ -27,11 +27,10 @@ from ...page_format.object_header import (
 )
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape, Plan, pieces_of
+from ..buffers import move_all
 from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
-_VIEWS_MAX: Final = 512
-"""Handed to the kernel in one call, which takes 1024."""
 _BUFFERS_AT_ONCE: Final = 64
 """Read together with the header; what comes in more is not worth the haste."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
@@ -240,58 +239,13 @@ def _steps(nbytes: int, piece_bytes: int) -> list[int]:
 
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
-    """Fill `views` from `offset` until they are full or the file ends; return how many bytes that are.
-
-    A regular file gives all there is in one call.
-    """
-    if len(views) > _VIEWS_MAX:
-        return _read_many(fd, views, offset, direct=direct)
-    needed = sum(map(len, views))
-    got = os.preadv(fd, views, offset)
-    while got < needed:
-        # Direct I/O ends off a block only at the end of the file, and cannot go on from there.
-        if direct and got % BLOCK_BYTES:
-            break
-        count = os.preadv(fd, _skip(views, got), offset + got)
-        if count == 0:
-            break
-        got += count
-    return got
-
-
-def _read_many(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
-    got = 0
-    for first in range(0, len(views), _VIEWS_MAX):
-        some = views[first : first + _VIEWS_MAX]
-        count = _read_fully(fd, some, offset + got, direct=direct)
-        got += count
-        if count < sum(map(len, some)):
-            break
-    return got
+    """Fill `views` from `offset` until they are full or the file ends; return how many that are."""
+    # Direct I/O ends off a block only at the end of the file, and cannot go on from there.
+    return move_all(os.preadv, fd, views, offset, BLOCK_BYTES if direct else 1)
 
 
 def _write_fully(fd: int, pieces: Sequence[memoryview | bytes], offset: int) -> int:
-    if len(pieces) > _VIEWS_MAX:
-        done = 0
-        for first in range(0, len(pieces), _VIEWS_MAX):
-            done += _write_fully(fd, pieces[first : first + _VIEWS_MAX], offset + done)
-        return done
     size = sum(map(len, pieces))
-    done = os.pwritev(fd, pieces, offset)
-    while done < size:
-        count = os.pwritev(fd, _skip(pieces, done), offset + done)
-        if count == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done += count
+    if move_all(os.pwritev, fd, pieces, offset) < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return size
-
-
-def _skip(pieces: Sequence[memoryview | bytes], count: int) -> list[memoryview]:
-    """Return what is left of `pieces` without their first `count` bytes."""
-    rest: list[memoryview] = []
-    for piece in pieces:
-        skipped = min(count, len(piece))
-        count -= skipped
-        if skipped < len(piece):
-            rest.append(memoryview(piece)[skipped:])
-    return rest

@@ -7,14 +7,12 @@ error: whoever copies, verifies or removes all objects has to learn that some we
 import errno
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from ...errors import StorageError
 from ...page_format.object_header import HeaderFinding, read_statement
-from ...page_format.object_name import ObjectName
 from ..base import StoredObject
 from .contents import FileContents
 
@@ -23,31 +21,6 @@ READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 """What the kernel answers where there is no such file or directory, or no longer."""
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def stored_objects(
-    root: Path,
-    root_fd: int,
-    objects: str,
-    contents: FileContents,
-    path_of: Callable[[ObjectName], str | None],
-) -> Iterator[StoredObject]:
-    """Yield what is below the directory `objects`, in any order, as far as its header is sound.
-
-    `path_of` says where an object belongs: one in another place is left out, since its name leads to
-    another file or to none. Ages are as of the beginning, so that they put all
-    objects in the order of their use. Raises `StorageError` where something cannot be read.
-    """
-    now = time.time()
-    for namespace in entries(root, root_fd, objects):
-        for digits in entries(root, root_fd, namespace):
-            for path in entries(root, root_fd, digits):
-                try:
-                    stored = stored_as(root_fd, path, contents, now)
-                except OSError as error:
-                    raise unreadable(root / path, error) from error
-                if stored is not None and path == path_of(stored.name):
-                    yield stored
 
 
 def stored_as(

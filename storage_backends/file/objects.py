@@ -11,24 +11,21 @@ a caller says gets into a path: only digests of it do.
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...page_format.object_header import HeaderFinding
-from ...page_format.object_name import (
-    OBJECTS,
-    ObjectName,
-    located,
-)
+from ...page_format.object_name import OBJECTS, ObjectName, located
 from ...page_format.object_shape import ObjectShape
 from ..base import After, Read, ReadOutcome, StoredObject, WriteOutcome
 from ..buffers import address_of, fitting
 from ..complaints import Complaints
 from ..threaded_backend import Stop
 from .contents import BLOCK_BYTES, FileContents
-from .listing import READ_FLAGS, stored_objects
+from .listing import READ_FLAGS, entries, stored_as, unreadable
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_draft, sweep
 from .quarantine import QUARANTINE, FileQuarantine
 from .quick_reads import QuickReads
@@ -232,9 +229,19 @@ class ObjectFiles:
     def names(self) -> Iterator[StoredObject]:
         """Yield what is stored, as far as its header is sound and it is where its name leads.
 
-        Raises `StorageError` where something is there and cannot be read.
+        Ages are as of the beginning, so that they put all objects in the order of their use. Raises
+        `StorageError` where something is there and cannot be read.
         """
-        return stored_objects(self._root, self._root_fd, OBJECTS, self._contents, _path_of)
+        now, root, root_fd = time.time(), self._root, self._root_fd
+        for namespace in entries(root, root_fd, OBJECTS):
+            for digits in entries(root, root_fd, namespace):
+                for path in entries(root, root_fd, digits):
+                    try:
+                        stored = stored_as(root_fd, path, self._contents, now)
+                    except OSError as error:
+                        raise unreadable(root / path, error) from error
+                    if stored is not None and path == _path_of(stored.name):
+                        yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
         """Say whether the directories of an object are the store's own; a link among them goes."""

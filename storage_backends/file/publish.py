@@ -68,15 +68,14 @@ class Draft:
             os.close(self.fd)
 
     def _link(self, path: str) -> None:
-        unnamed = self._temporary is None
         # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link would
         # try to link the entry of /proc itself.
         os.link(
-            f"/proc/self/fd/{self.fd}" if unnamed else self._temporary,
+            self._temporary or f"/proc/self/fd/{self.fd}",
             path,
             src_dir_fd=self._root_fd,
             dst_dir_fd=self._root_fd,
-            follow_symlinks=unnamed,
+            follow_symlinks=self._temporary is None,
         )
 
 

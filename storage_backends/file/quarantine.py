@@ -66,7 +66,8 @@ class FileQuarantine:
         for _ in range(PLACES):
             self._next = (self._next + 1) % PLACES
             place = f"{QUARANTINE}/{self._next:02x}"
-            if only_free and _is_there(self._root_fd, place):
+            taken = os.access(place, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False)
+            if only_free and taken:
                 continue
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
@@ -92,14 +93,6 @@ class FileQuarantine:
                 ):
                     continue
             return
-
-
-def _is_there(root_fd: int, path: str) -> bool:
-    try:
-        os.lstat(path, dir_fd=root_fd)
-    except OSError:
-        return False
-    return True
 
 
 def _drop(root_fd: int, path: str) -> None:

@@ -5,19 +5,15 @@ reading; and whoever only looks changes nothing for those who use it.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ConfigError
-from ...page_format.object_header import HeaderFinding
 from ...page_format.object_name import OBJECTS, ObjectName
-from ...page_format.object_shape import ObjectShape
 from ..base import WriteOutcome
 from ..threaded_backend import Stop
 from .objects import Durability, ObjectFiles
 from .quarantine import FileQuarantine
 from .trust import Trust, check_trust
-from .turns import Identity
 
 
 class _NoQuarantine(FileQuarantine):
@@ -26,13 +22,7 @@ class _NoQuarantine(FileQuarantine):
     def __init__(self) -> None:
         pass
 
-    def put_away(
-        self,
-        path: str,  # noqa: ARG002 - as the parent has it.
-        identity: Identity | None,  # noqa: ARG002
-        finding: HeaderFinding,  # noqa: ARG002
-        stop: Stop | None = None,  # noqa: ARG002
-    ) -> bool:
+    def put_away(self, *_: object, **__: object) -> bool:
         """Move nothing."""
         return False
 
@@ -51,7 +41,7 @@ class ReadOnlyFiles(ObjectFiles):
         """
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if not self._has(OBJECTS):
+            if not os.access(OBJECTS, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
                 raise ConfigError(
                     f"there is no store at {self._root}: it has no folder 'objects', and with "
                     "read_only=1 none is made; give the directory that engines have"
@@ -66,20 +56,7 @@ class ReadOnlyFiles(ObjectFiles):
         """Remove nothing; say whether the name is free."""
         return not self.exists(name)
 
-    def write(
-        self,
-        name: ObjectName,  # noqa: ARG002 - as the parent has it.
-        buffers: Sequence[memoryview],  # noqa: ARG002
-        shape: ObjectShape,  # noqa: ARG002
-        stop: Stop,  # noqa: ARG002
-    ) -> WriteOutcome:
+    def write(self, *_: object, **__: object) -> WriteOutcome:
         """Write nothing."""
         self._complaints.say_read_only()
         return WriteOutcome.FAILED
-
-    def _has(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self._root_fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True

@@ -73,18 +73,6 @@ class SweepLimits(Settings):
     """Since an object was last used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """What a pass found and did."""
-
-    files_removed: int
-    bytes_removed: int
-    bytes_left: int
-    """The bytes of the files that were seen and are still there."""
-    finished: bool
-    """False if it had to stop on the way."""
-
-
 class _Seen(NamedTuple):
     """A file that a walk has seen; files go in the order of these."""
 
@@ -98,19 +86,16 @@ class _Stopped(Exception):
     """The pass was told to stop."""
 
 
-def sweep_store(
-    root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]
-) -> Swept:
-    """Make one pass. `now` is by the filesystem's clock; `stop` is asked before each file.
+def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]) -> int:
+    """Make one pass, and return how many files it has removed.
 
-    Raises OSError if the store's own directories cannot be read.
+    `now` is by the filesystem's clock; `stop` is asked before each file. Raises OSError if the store's
+    own directories cannot be read.
     """
     a_pass = _Pass(root_fd, limits, now, stop)
-    try:
+    with suppress(_Stopped):
         a_pass.run()
-    except _Stopped:
-        return a_pass.swept(finished=False)
-    return a_pass.swept(finished=True)
+    return a_pass.files_removed
 
 
 @contextmanager
@@ -160,16 +145,7 @@ class _Pass:
         self._left = 0
         self._counted = False
         """Whether `_left` counts all that is there."""
-        self._files_removed = 0
-        self._bytes_removed = 0
-
-    def swept(self, *, finished: bool) -> Swept:
-        return Swept(
-            files_removed=self._files_removed,
-            bytes_removed=self._bytes_removed,
-            bytes_left=self._left,
-            finished=finished,
-        )
+        self.files_removed = 0
 
     def run(self) -> None:
         with suppress(FileNotFoundError):
@@ -202,13 +178,13 @@ class _Pass:
                 more = True
 
         self._walk_objects(lambda status: self._bucket(status) > bucket, collect)
-        before = self._files_removed
+        before = self.files_removed
         for each in sorted(oldest):
             self._check_stop()
             if self._left <= target:
                 return False
             self._remove_unused(each)
-        return more and self._files_removed > before
+        return more and self.files_removed > before
 
     def _remove_unused(self, seen: "_Seen") -> None:
         """Remove a file, unless it was used since it was seen. No link on the way is followed."""
@@ -220,10 +196,11 @@ class _Pass:
                         self._remove(directory, seen.name, status)
 
     def _remove(self, directory: int, name: str, status: os.stat_result) -> bool:
-        if not _unlink(directory, name):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except OSError:
             return False
-        self._files_removed += 1
-        self._bytes_removed += _room(status)
+        self.files_removed += 1
         self._left -= _room(status) if self._counted else 0
         return True
 
@@ -347,11 +324,3 @@ def _lstat(directory: int, name: str) -> os.stat_result | None:
 
 def _room(status: os.stat_result) -> int:
     return status.st_blocks * _BLOCK_BYTES
-
-
-def _unlink(directory: int, name: str) -> bool:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except OSError:
-        return False
-    return True

@@ -16,7 +16,7 @@ from typing import Final
 
 from ...page_format.object_name import ObjectName
 from ..threaded_backend import DaemonThreads
-from .sweep import SweepLimits, Swept, sweep_store, sweeping
+from .sweep import SweepLimits, sweep_store, sweeping
 from .uses import UseTimes
 
 INTERVAL_MAX_S: Final = 60.0
@@ -100,11 +100,11 @@ class Sweeper:
             self._removed.clear()
         return removed
 
-    def turn(self, *, wanted: bool) -> Swept | None:
+    def turn(self, *, wanted: bool) -> int | None:
         """Mark what was used, and make a pass unless another does or has just done.
 
-        `wanted` says that enough was written for a pass whatever others have done. None if there
-        was no pass. Raises OSError if the store cannot be swept.
+        `wanted` says that enough was written for a pass whatever others have done. Returns how many
+        files went, None if there was no pass. Raises OSError if the store cannot be swept.
         """
         self._mark_used()
         # Half an interval, so that of many processes only the first one of each interval walks.
@@ -112,15 +112,15 @@ class Sweeper:
             if now is None:
                 return None
             give_up = time.monotonic() + PASS_MAX_S
-            swept = sweep_store(
+            removed = sweep_store(
                 self._root_fd,
                 self._limits,
                 now=now,
                 stop=lambda: self._stopping or time.monotonic() >= give_up,
             )
-            if swept.files_removed:
+            if removed:
                 self._removed.set()
-            return swept
+            return removed
 
     def _live(self) -> None:
         wanted = False

@@ -23,16 +23,11 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
     """
     try:
         top = os.open(name, _DIRECTORY, dir_fd=above)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        while _clear(top, go_on):
-            pass
-    finally:
-        os.close(top)
-    try:
+        try:
+            while _clear(top, top, go_on):
+                pass
+        finally:
+            os.close(top)
         os.rmdir(name, dir_fd=above)
     except FileNotFoundError:
         return True
@@ -41,42 +36,29 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
     return True
 
 
-def _clear(top: int, go_on: Callable[[], bool]) -> bool:
-    """Empty `top` once through; say whether directories were moved up into it, for the next time."""
+def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
+    """Empty a directory, `top` or one in it; say whether others were moved up, for the next time."""
     moved = False
-    with os.scandir(top) as entries:
+    with os.scandir(directory) as entries:
         for entry in entries:
             if not go_on():
                 return False
-            if not entry.is_dir(follow_symlinks=False):
-                with suppress(OSError):
-                    os.unlink(entry.name, dir_fd=top)
-                continue
             with suppress(OSError):
-                moved |= _clear_below(top, entry.name, go_on)
-                os.rmdir(entry.name, dir_fd=top)
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=directory)
+                elif directory == top:
+                    moved |= _clear_below(top, entry.name, go_on)
+                    os.rmdir(entry.name, dir_fd=top)
+                else:
+                    name = secrets.token_hex(16)
+                    os.rename(entry.name, name, src_dir_fd=directory, dst_dir_fd=top)
+                    moved = True
     return moved
 
 
 def _clear_below(top: int, name: str, go_on: Callable[[], bool]) -> bool:
-    """Empty one directory in `top`: its files go, and its directories are moved up."""
-    moved = False
     directory = os.open(name, _DIRECTORY, dir_fd=top)
     try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if not go_on():
-                    return False
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        os.rename(
-                            entry.name, secrets.token_hex(16), src_dir_fd=directory, dst_dir_fd=top
-                        )
-                        moved = True
-                    else:
-                        os.unlink(entry.name, dir_fd=directory)
-                except OSError:
-                    continue
+        return _clear(top, directory, go_on)
     finally:
         os.close(directory)
-    return moved

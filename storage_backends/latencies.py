@@ -18,23 +18,6 @@ class Histogram:
     before, and one for what took longer than all."""
     sum_s: float = 0.0
 
-    @property
-    def count(self) -> int:
-        """How often it was done."""
-        return sum(self.counts)
-
-    def percentile(self, share: float) -> float:
-        """Return a bound in seconds that `share` of what was done did not exceed; 0.0 for nothing.
-
-        For what took longer than all bounds it is the last of them.
-        """
-        wanted, seen = share * self.count, 0
-        for bound, count in zip(BOUNDS_S, self.counts, strict=False):
-            seen += count
-            if seen >= wanted:
-                return bound if self.count else 0.0
-        return BOUNDS_S[-1]
-
     def since(self, before: "Histogram") -> "Histogram":
         """Return what has been added to an earlier state of the same histogram."""
         counts = tuple(now - old for now, old in zip(self.counts, before.counts, strict=True))

@@ -21,7 +21,7 @@ bad.
 
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -80,7 +80,7 @@ class ThreeFsBackend(ThreadedBackend):
         options: ThreeFsOptions | None = None,
         *,
         lease_s: float = LEASE_S,
-        transfers: Transfers | None = None,
+        make_transfers: Callable[[Path, int, Complaints], Transfers] = choose_transfers,
         text: str = "",
     ) -> None:
         if not root.is_absolute():
@@ -97,7 +97,8 @@ class ThreeFsBackend(ThreadedBackend):
         self._complaints = Complaints(text or f"3fs://{root}", _ROOM)
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
-        self._transfers = transfers
+        self._make_transfers = make_transfers
+        self._transfers: Transfers | None = None
         self._text = f"3fs store {root}, not open"
         self._seen = SeenNames(_NAMES_SEEN_MAX)
 
@@ -229,15 +230,15 @@ class ThreeFsBackend(ThreadedBackend):
         index = self._index
         with made_directory(self._root, self._options.trust):
             index.open()
-        transfers = self._transfers = self._transfers or choose_transfers(self._root)
-        files = self._open_files = SlotFiles(self._root, transfers)
+        files = self._open_files = SlotFiles(self._root)
         files.open(index)
         settings = agree_on_sizes(self._root, index, self._options)
-        files.use(settings)
+        complaints = self._complaints
+        transfers = self._make_transfers(self._root, settings.slot_bytes, complaints)
+        self._transfers = transfers
+        files.use(settings, transfers)
         wanted = self._options.files * settings.file_slots
         slots = index.provide(0 if self.read_only else wanted)
-        complaints = self._complaints
-        transfers.use(settings.slot_bytes, complaints)
         self.slots = OpenSlots(files, self._index_calls, transfers, settings, complaints)
         self._slot_reads = SlotReads(self.slots, read_only=self.read_only)
         self._slot_writes = SlotWrites(

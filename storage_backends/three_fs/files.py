@@ -42,9 +42,8 @@ class WrongFileError(OSError):
 class SlotFiles:
     """The files of one store, open for all threads. Methods may block and raise OSError."""
 
-    def __init__(self, root: Path, transfers: Transfers) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._transfers = transfers
         self._root_fd = -1
         self._file_bytes = 0
         self._lock = threading.Lock()
@@ -66,9 +65,10 @@ class SlotFiles:
                 "filesystem that it belongs to, or give another index"
             )
 
-    def use(self, settings: SlotSizes) -> None:
-        """Learn how long the files are."""
+    def use(self, settings: SlotSizes, transfers: Transfers) -> None:
+        """Learn how long the files are, and where they are to be registered."""
         self._file_bytes = settings.slot_bytes * settings.file_slots
+        self._transfers = transfers
 
     def fd(self, place: str, *, create: bool) -> int:
         """Return the descriptor of a file of slots, for reads and writes, registered.

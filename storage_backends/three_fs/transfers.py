@@ -4,18 +4,15 @@
 mounted 3FS `usrbio.UsrbioTransfers` does the same through its rings.
 """
 
-import errno
 import os
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from ..buffers import move_all
 from ..complaints import Complaints
 from ..threaded_backend import Stop
-
-_VIEWS_AT_A_TIME: Final = 512
-"""Fewer than the kernel takes in one call (IOV_MAX)."""
 
 
 class Extent(NamedTuple):
@@ -51,10 +48,6 @@ class Transfers(Protocol):
     """Whether a write that was given up does not reach the file later either."""
     objects_at_a_time: int
     """How many writes are best given to one call."""
-
-    def use(self, slot_bytes: int, complaints: Complaints) -> None:
-        """Learn how long slots are, and whom to tell of trouble; before the first `move`."""
-        ...
 
     def register(self, fd: int) -> None:
         """Let extents be in this file. Raises OSError."""
@@ -95,11 +88,8 @@ class Preadv:
     lets_go = True
     objects_at_a_time = 1
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, complaints: Complaints) -> None:
         self.text = f"preadv and pwritev, because {why}"
-        self._complaints: Complaints | None = None
-
-    def use(self, slot_bytes: int, complaints: Complaints) -> None:  # noqa: ARG002 - of any length.
         self._complaints = complaints
 
     def register(self, fd: int) -> None:
@@ -125,9 +115,8 @@ class Preadv:
                 moved[at] = max((_move(each, reads=reads) for each in extents), default=Moved.WHOLE)
             except OSError as error:
                 moved[at] = Moved.FAILED
-                if self._complaints is not None:
-                    kind = "reads" if reads else "writes"
-                    self._complaints.say_failed(f"{kind} of slots fail", error.errno or errno.EIO)
+                kind = "reads" if reads else "writes"
+                self._complaints.say_failed(f"{kind} of slots fail", error.errno)
             if arrived is not None and moved[at] is Moved.WHOLE:
                 arrived(at)
         return moved
@@ -139,20 +128,5 @@ class Preadv:
 def _move(extent: Extent, *, reads: bool) -> Moved:
     """Move all bytes, as far as the file goes. Raises OSError."""
     system_call = os.preadv if reads else os.pwritev
-    views, done = list(extent.views), 0
-    while views:
-        count = system_call(extent.fd, views[:_VIEWS_AT_A_TIME], extent.offset + done)
-        if not count:
-            return Moved.SHORT
-        done += count
-        views = _without(views, count)
-    return Moved.WHOLE
-
-
-def _without(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return `views` without their first `count` bytes, and without empty ones before the rest."""
-    for at, view in enumerate(views):
-        if count < len(view):
-            return [view[count:], *views[at + 1 :]]
-        count -= len(view)
-    return []
+    done = move_all(system_call, extent.fd, extent.views, extent.offset)
+    return Moved.WHOLE if done == extent.nbytes else Moved.SHORT

@@ -25,7 +25,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from ..buffers import address_of
 from ..complaints import Complaints
 from ..threaded_backend import Stop
 from .transfers import Extent, Moved, Preadv, Transfers
@@ -96,23 +95,20 @@ def load_client() -> UsrbioClient | None:
         return None
 
 
-def find_mount(client: UsrbioClient, directory: Path) -> str | None:
-    """Return the mount point of the 3FS that `directory` is on, or None if it is on none."""
-    try:
-        return client.extract_mount_point(str(directory))
-    except OSError:
-        return None
+def choose_transfers(directory: Path, slot_bytes: int, complaints: Complaints) -> Transfers:
+    """Return USRBIO if its client is installed and `directory` is on a mounted 3FS; else `Preadv`.
 
-
-def choose_transfers(directory: Path) -> Transfers:
-    """Return USRBIO if its client is installed and `directory` is on a mounted 3FS; else `Preadv`."""
+    Trouble with slots of `slot_bytes` is told to `complaints`.
+    """
     client = load_client()
     if client is None:
-        return Preadv("the USRBIO client (hf3fs_py_usrbio) is not installed")
-    mount = find_mount(client, directory)
+        return Preadv("the USRBIO client (hf3fs_py_usrbio) is not installed", complaints)
+    mount = None
+    with suppress(OSError):
+        mount = client.extract_mount_point(str(directory))
     if mount is None:
-        return Preadv(f"{directory} is not on a mounted 3FS")
-    return UsrbioTransfers(client, mount)
+        return Preadv(f"{directory} is not on a mounted 3FS", complaints)
+    return UsrbioTransfers(client, mount, slot_bytes, complaints)
 
 
 class UsrbioTransfers:
@@ -121,20 +117,18 @@ class UsrbioTransfers:
     lets_go = False
     objects_at_a_time = ENTRIES
 
-    def __init__(self, client: UsrbioClient, mount: str) -> None:
+    def __init__(
+        self, client: UsrbioClient, mount: str, slot_bytes: int, complaints: Complaints
+    ) -> None:
         self.text = f"USRBIO rings on {mount}"
         self._client = client
         self._mount = mount
-        self._memory_bytes = 0
-        self._complaints = Complaints(f"3fs on {mount}")
+        self._memory_bytes = -(-_STAGING_BYTES // slot_bytes) * slot_bytes
+        self._complaints = complaints
         self._own = threading.local()
         self._lock = threading.Lock()
         self._registered: set[int] = set()
         self._rings: list[UsrbioRing] = []
-
-    def use(self, slot_bytes: int, complaints: Complaints) -> None:
-        self._memory_bytes = -(-_STAGING_BYTES // slot_bytes) * slot_bytes
-        self._complaints = complaints
 
     def register(self, fd: int) -> None:
         with self._lock:
@@ -241,7 +235,6 @@ class UsrbioRing:
         self._iovec: Any = iovec
         self._ring: Any = ring
         self._reads = reads
-        self._address = address_of(self.memory)
         self._prepared = 0
         self._submitted = 0
 
@@ -250,18 +243,12 @@ class UsrbioRing:
         """How many operations were prepared and have not come back from `wait`."""
         return self._prepared + self._submitted
 
-    def prepare(self, view: memoryview, fd: int, offset: int, token: int) -> None:
+    def prepare(self, part: slice, fd: int, offset: int, token: int) -> None:
         """Add one operation between a part of `memory` and a registered file from `offset`.
 
         The part belongs to the ring until the operation has ended. Raises OSError.
         """
-        if self.pending >= ENTRIES:
-            raise OSError(errno.EAGAIN, f"the ring has {ENTRIES} operations already")
-        start = address_of(view) - self._address
-        end = start + len(view)
-        if not 0 <= start < end <= len(self.memory):
-            raise OSError(errno.EINVAL, "an operation must be on the ring's own memory")
-        self._ring.prepare(self._iovec[start:end], self._reads, fd, offset, userdata=token)
+        self._ring.prepare(self._iovec[part], self._reads, fd, offset, userdata=token)
         self._prepared += 1
 
     def submit(self) -> None:
@@ -351,12 +338,12 @@ class _Wave:
         ring, at = self._ring, 0
         try:
             for token, (_, extent) in enumerate(self._extents):
-                staged = ring.memory[at : at + extent.nbytes]
-                at += extent.nbytes
+                part = slice(at, at + extent.nbytes)
+                staged, at = ring.memory[part], part.stop
                 if not self._reads:
                     _copy(extent.views, staged, into=True)
                 self._staged.append(staged)
-                ring.prepare(staged, extent.fd, extent.offset, token)
+                ring.prepare(part, extent.fd, extent.offset, token)
             ring.submit()
             while ring.pending and not stop.due() and time.monotonic() < deadline:
                 for token, result in ring.wait(1, min(deadline, time.monotonic() + _POLL_S)):

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
+from lockstep.storage_backends.complaints import Complaints
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from lockstep.storage_backends.three_fs.page_index import (
     NOTHING,
@@ -23,10 +24,11 @@ from lockstep.storage_backends.three_fs.page_index import (
 )
 from lockstep.storage_backends.three_fs.sizes import ThreeFsOptions
 from lockstep.storage_backends.three_fs.transfers import Transfers
-from lockstep.storage_backends.three_fs.usrbio import UsrbioTransfers
+from lockstep.storage_backends.three_fs.usrbio import UsrbioTransfers, choose_transfers
 from tests.kit.storage.calls import HEALTHY_S, digest_of, using
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
+MakeTransfers = Callable[[Path, int, Complaints], Transfers]
 SLOT_BYTES = (1 << 20) + (512 << 10)
 FILE_SLOTS = 16
 FILES = 64
@@ -43,7 +45,7 @@ class SlotStore:
         slot_bytes: int = SLOT_BYTES,
         file_slots: int = FILE_SLOTS,
         files: int = FILES,
-        make_transfers: Callable[[], Transfers] | None = None,
+        make_transfers: MakeTransfers = choose_transfers,
     ) -> None:
         self.root = root
         self.index = index
@@ -63,7 +65,7 @@ class SlotStore:
                 slot_bytes=self.slot_bytes, file_slots=self.file_slots, files=self.files, rings=3
             ),
             lease_s=lease_s,
-            transfers=self._make_transfers() if self._make_transfers is not None else None,
+            make_transfers=self._make_transfers,
         )
 
     def opened_index(self) -> PageIndex:
@@ -119,9 +121,11 @@ def small_store(tmp_path: Path, index: Path | None = None, **options: Any) -> Sl
     return SlotStore(tmp_path / "store", index or tmp_path / "index.db", **options)
 
 
-def over_usrbio(stand_in: UsrbioStandIn, mount: str = "/mnt/3fs") -> Callable[[], Transfers]:
+def over_usrbio(stand_in: UsrbioStandIn) -> MakeTransfers:
     """Makes transfers through a stand-in for 3FS's own client."""
-    return lambda: UsrbioTransfers(stand_in, mount)
+    return lambda _, slot_bytes, complaints: UsrbioTransfers(
+        stand_in, "/mnt/3fs", slot_bytes, complaints
+    )
 
 
 def alter(index: Path, *statements: str) -> None:

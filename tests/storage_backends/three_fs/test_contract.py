@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.storage_backends.three_fs.usrbio import choose_transfers
 from tests.kit.storage.contract import ListingContract, StorageContract
 from tests.kit.storage.three_fs import SlotStore, over_usrbio
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
@@ -13,7 +14,7 @@ from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 @pytest.fixture(params=["preadv", "usrbio"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SlotStore]:
     root = tmp_path / "store"
-    over = over_usrbio(UsrbioStandIn(), str(root)) if request.param == "usrbio" else None
+    over = over_usrbio(UsrbioStandIn()) if request.param == "usrbio" else choose_transfers
     store = SlotStore(root, tmp_path / "index.db", make_transfers=over)
     yield store
     store.clean()

@@ -15,7 +15,7 @@ from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.file import backend as file
 from lockstep.storage_backends.threaded_backend import DaemonThreads, Stop, ThreadCalls
 from tests.kit.programs import program
-from tests.kit.storage.calls import get, object_name, opened, page, put, soon
+from tests.kit.storage.calls import get, object_name, page, put, soon
 from tests.kit.storage.files import FileStore, Gate, files_open_below
 
 PROGRAM = "tests.kit.storage.hung"
@@ -46,14 +46,6 @@ def test_a_process_ends_after_close_though_the_kernel_never_gives_a_thread_back(
     command = program(PROGRAM, store.root, call)
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert ended.stdout == "closed\n"
-
-
-async def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> None:
-    async with opened(store) as backend:
-        await put(backend, object_name(1), page(1))
-        assert files_open_below(store.root) == [store.root]
-    assert files_open_below(store.root) == []
-    wait_for_threads()
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["overrun", "cancelled"])

@@ -188,22 +188,6 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             read = [await get(backend, object_name(n), other) for n, other in enumerate(others)]
             assert [outcome for outcome, _ in read] == [ReadOutcome.CORRUPT] * len(others)
 
-    async def test_s4_names_that_differ_in_any_part_are_different_objects(
-        self, store: StoreUnderTest
-    ) -> None:
-        names = [
-            ObjectName("aa", "bb", "kv", "s"),
-            ObjectName("ab", "bb", "kv", "s"),
-            ObjectName("aa", "bc", "kv", "s"),
-            ObjectName("aa", "bb", "kw", "s"),
-            ObjectName("aa", "bb", "kv", "t"),
-        ]
-
-        async with opened(store) as backend:
-            written = [await put(backend, name, page(n)) for n, name in enumerate(names)]
-            assert written == [WriteOutcome.OK] * 5
-            assert [await get(backend, name) for name in names] == found(range(5))
-
     async def test_s5_a_reader_sees_a_write_whole_or_not_at_all(
         self, store: StoreUnderTest
     ) -> None:

@@ -49,16 +49,6 @@ class ColumnsContract:
     races = 10
     """How often many writers meet; fewer times where a store of the tests is slow."""
 
-    async def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
-        self, store: StoreUnderTest
-    ) -> None:
-        async with opened(store) as backend:
-            written = [await put_columns(backend, object_name(each), each) for each in CHOICES]
-            assert written == [WriteOutcome.OK] * len(CHOICES)
-            assert [await get_columns(backend, object_name(each), each) for each in CHOICES] == [
-                (ReadOutcome.OK, full_page(each)) for each in CHOICES
-            ]
-
     @pytest.mark.parametrize("nbytes", SIZES)
     async def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(
         self, store: StoreUnderTest, nbytes: int
@@ -180,20 +170,3 @@ class ColumnsContract:
             assert set(chain.from_iterable(told)) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
             read = [await get_columns(first, name, asked) for name in names for asked in CHOICES]
             assert read == [(ReadOutcome.OK, full_page(asked)) for asked in CHOICES] * self.races
-
-    async def test_s8_an_object_in_other_optional_columns_than_the_layout_s_is_never_served(
-        self, store: StoreUnderTest
-    ) -> None:
-        others = [(), (4 * KIB,), (4 * KIB, 4 * KIB, 9000), (9001, 4 * KIB)]
-        shapes = [
-            ObjectShape(
-                (Part(16 * KIB), *(Part(length, bit) for bit, length in enumerate(other))), (0,)
-            )
-            for other in others
-        ]
-
-        async with opened(store) as backend:
-            for number in range(len(shapes)):
-                await put_columns(backend, object_name(number), EVERY)
-            read = [await get(backend, object_name(n), shape) for n, shape in enumerate(shapes)]
-            assert [outcome for outcome, _ in read] == [ReadOutcome.CORRUPT] * len(shapes)

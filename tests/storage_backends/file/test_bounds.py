@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
-from lockstep.storage_backends.file.listing import entries
 from lockstep.storage_backends.file.publish import choose_draft, draft_unnamed, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.threaded_backend import Stop
@@ -31,7 +29,7 @@ from tests.kit.storage.calls import (
     run,
     soon_off_loop,
 )
-from tests.kit.storage.files import FileStore, failing, open_refusing
+from tests.kit.storage.files import FileStore, open_refusing
 
 SIZE = 16 * KIB
 NAME = object_name(1)
@@ -95,16 +93,6 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         outcomes = [(await get(backend, NAME))[0] for _ in range(20)]
         assert outcomes[0] is ReadOutcome.CORRUPT
         assert outcomes[-1] is ReadOutcome.MISSING
-
-
-async def test_a_quarantine_full_of_files_takes_a_directory(store: FileStore) -> None:
-    async with opened(store) as backend:
-        for number in range(PLACES):
-            (store.root / "quarantine" / f"{number:02x}").write_bytes(b"x")
-        make_directory_of(store, 1)
-        assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-        assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
-    assert len(store.quarantined()) == PLACES
 
 
 def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
@@ -223,18 +211,6 @@ async def test_what_cannot_be_read_is_told_and_not_passed_over(
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
 
-async def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(store) as backend:
-        await put(backend, NAME, page(1))
-        monkeypatch.setattr(os, "preadv", failing())
-        with pytest.raises(StorageError, match="cannot be read"):
-            await listed(backend)
-        monkeypatch.undo()
-        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-
 async def test_what_goes_away_meanwhile_is_passed_over(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,22 +219,3 @@ async def test_what_goes_away_meanwhile_is_passed_over(
         await put(backend, object_name(2), page(2))
         monkeypatch.setattr(os, "open", broken_open(store.path(NAME), errno.ENOENT))
         assert [each.name for each in await listed(backend)] == [object_name(2)]
-
-
-def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
-    store: FileStore,
-) -> None:
-    digits = store.path(NAME).parent
-    digits.mkdir(parents=True)
-    for number in range(3000):
-        (digits / f"{number:064x}").touch()
-
-    root_fd = os.open(store.root, os.O_RDONLY)
-    tracemalloc.start()
-    found = sum(1 for _ in entries(store.root, root_fd, str(digits.relative_to(store.root))))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    os.close(root_fd)
-
-    assert found == 3000
-    assert peak < 256 * KIB

@@ -168,22 +168,6 @@ async def test_a_file_that_is_not_as_long_as_its_bits_say_is_neither_served_nor_
         assert await get_columns(backend, object_name(2), 0) == (ReadOutcome.OK, full_page(0))
 
 
-@pytest.mark.parametrize("present", [0b001, 0b011, EVERY])
-async def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
-    tmp_path: Path, present: int
-) -> None:
-    store = FileStore(tmp_path / "store", direct=True)
-
-    async with opened(store) as backend:
-        aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
-        aligned[:] = full_page(present)
-        assert await put(backend, NAME, aligned, columns(present)) is WriteOutcome.OK
-        buffer = memoryview(mmap.mmap(-1, 16 * KIB))
-        reads = [reading(NAME, buffer, columns(0))]
-        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-        assert buffer == full_page(0)
-
-
 @pytest.mark.parametrize("between", [5000, 8 * KIB])
 async def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
     tmp_path: Path, between: int

@@ -119,13 +119,6 @@ def sweeping(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
             sweeper.end().result(60)
 
 
-def test_what_nobody_has_used_for_the_time_to_live_goes(store: FileStore) -> None:
-    fill(store, [10, 99, 101, 5000])
-
-    assert sweep(store, SweepLimits(ttl_s=100)) == 2
-    assert left(store) == [0, 1]
-
-
 def test_over_the_quota_the_least_recently_used_go_down_to_the_low_water_mark(
     store: FileStore,
 ) -> None:
@@ -464,9 +457,6 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     ("options", "complaint"),
     [
         ("quota_gib=1&quota_bytes=5", "one too many"),
-        ("quota_bytes=0", "quota_bytes is '0', must be at least 1"),
-        ("quota_gib=much", "quota_gib is 'much', must be a number"),
-        ("quota_gib=-1", "quota_gib is '-1', must be at least 1e-06$"),
         ("quota_gib=0", "quota_gib is '0', must be at least 1e-06$"),
         ("ttl_s=0.5", "ttl_s is '0.5', must be at least 1"),
     ],

@@ -25,7 +25,6 @@ EXEMPT = {
     "test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced": WRITES,
     "test_s8_of_many_writers_at_once_no_column_is_lost": WRITES,
     "test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part": AGAIN,
-    "test_s8_a_bit_that_is_wrong_in_a_column_is_found_by_whoever_wants_the_column": AGAIN,
     "test_s8_an_object_in_other_parts_is_never_served": AGAIN,
 }
 """Clauses that are not held to, and why."""

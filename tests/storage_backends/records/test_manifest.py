@@ -78,17 +78,9 @@ OTHER_POOLS: dict[str, tuple[dict[str, PageLayout], str]] = {
         HYBRID | {"draft": WINDOW},
         "the store does not keep the pool 'draft', which is configured here; use another store",
     ),
-    "another name": (
-        {"kv": LAYOUT, "windows": WINDOW, "state": STATE},
-        "the store does not keep the pool 'windows', which is configured here",
-    ),
     "another layout": (
         HYBRID | {"window": replace(WINDOW, columns=(KEYS, VALUES))},
         "pool 'window': layers of column 'k' is 9 in the store and 4 here",
-    ),
-    "another layout of full attention": (
-        HYBRID | {"kv": replace(LAYOUT, columns=(KEYS,))},
-        "pool 'kv': the columns are k, v in the store and k here",
     ),
 }
 

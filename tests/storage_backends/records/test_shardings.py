@@ -169,20 +169,6 @@ async def test_groups_leave_no_mark_where_no_other_size_can_hold_the_pools(shelf
     assert not shelf.objects
 
 
-async def test_lookups_that_come_while_one_looks_for_marks_wait_for_its_answer(
-    shelf: Shelf,
-) -> None:
-    slow = await slow_on(shelf, marks=[4])
-    ours = shardings_of(2)
-    lookups = [look(ours, slow) for _ in range(3)]
-    await slow.began.wait()
-    assert not any(each.done() for each in lookups)
-    slow.may_answer.set()
-    await asyncio.gather(*lookups)
-    assert ours.order(KV_POOL) == [OWN, 4]
-    assert len(slow.asked) == 1
-
-
 async def test_a_lookup_that_is_cancelled_does_not_keep_others_from_looking(shelf: Shelf) -> None:
     slow = await slow_on(shelf, marks=[4])
     ours = shardings_of(2)

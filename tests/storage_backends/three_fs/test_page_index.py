@@ -23,7 +23,6 @@ from lockstep.storage_backends.three_fs.page_index import (
     Entry,
     PageIndex,
     Reservation,
-    SlotSizes,
 )
 from tests.kit.storage.three_fs import alter
 
@@ -162,16 +161,6 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert index.look_up([key(1)]) != [None]
 
 
-def test_a_replacement_of_what_is_gone_is_refused(connect: Connect) -> None:
-    index = connect()
-    index.provide(2)
-    old = put(index, 1)
-    (reservation,) = index.reserve(1, LONG_S)
-    index.remove([key(1)])
-    assert commit(index, 1, reservation, replaces=old.generation) is CommitOutcome.STANDS
-    assert index.look_up([key(1)]) == [None]
-
-
 def test_when_all_slots_are_used_the_least_recently_used_entries_give_way(
     connect: Connect,
 ) -> None:
@@ -206,26 +195,6 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     assert index.reserve(1, LONG_S) == []
 
 
-def test_what_is_lent_out_is_never_evicted(connect: Connect) -> None:
-    index = connect()
-    index.provide(3)
-    lent = index.reserve(2, LONG_S)
-    for number in range(5):
-        put(index, number)
-    assert [commit(index, 10 + each.slot, each) for each in lent] == [CommitOutcome.DONE] * 2
-
-
-def test_a_generation_that_has_changed_is_told_to_whoever_confirms(connect: Connect) -> None:
-    reader, writer = connect(), connect()
-    writer.provide(1)
-    old = put(writer, 1)
-    assert reader.look_up([key(1)]) == [old]
-    put(writer, 2)
-    new = put(writer, 1)
-    assert reader.confirm([key(1)]) == [new]
-    assert new.generation != old.generation
-
-
 def test_only_the_very_entry_that_was_found_wrong_is_dropped(connect: Connect) -> None:
     index = connect()
     index.provide(2)
@@ -250,14 +219,6 @@ def test_a_released_slot_is_free_unless_it_was_lent_again(connect: Connect) -> N
     assert commit(index, 1, new) is CommitOutcome.DONE
     index.release([new])
     assert index.look_up([key(1)]) == [entry(1, new)]
-
-
-def test_whoever_comes_first_decides_the_settings_and_the_name(connect: Connect) -> None:
-    first, second = connect(), connect()
-    assert first.agree(SlotSizes(8192, 10)) == SlotSizes(8192, 10)
-    assert second.agree(SlotSizes(4096, 20)) == SlotSizes(8192, 10)
-    assert first.identity("one") == "one"
-    assert second.identity("two") == "one"
 
 
 def test_slots_are_only_ever_added(connect: Connect) -> None:
@@ -286,14 +247,6 @@ def test_batches_of_thousands_keep_their_order(connect: Connect) -> None:
     index.remove(keys)
     assert list(index.entries()) == []
     assert index.look_up(keys) == [None] * len(keys)
-
-
-def test_a_closed_index_says_so(connect: Connect) -> None:
-    index = connect()
-    index.close()
-    index.close()
-    with pytest.raises(StorageError, match="not open"):
-        index.look_up([key(1)])
 
 
 def test_use_that_one_process_noted_counts_for_the_others_at_the_latest_when_it_closes(

@@ -23,7 +23,6 @@ from tests.kit.storage.calls import (
     get,
     object_name,
     opened,
-    opened_at,
     outcomes_of,
     page,
     put,
@@ -183,17 +182,6 @@ async def test_what_is_no_file_of_slots_is_not_read_and_not_followed(
         assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
 
 
-async def test_a_file_that_is_cut_while_it_is_open_costs_misses(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-
-    async with opened(store) as backend:
-        await put(backend, object_name(0), page(0))
-        shorten(store.root / "slots-000000")
-        assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
-        assert await put(backend, object_name(0), page(0)) is WriteOutcome.OK
-        assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
-
-
 async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_uses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,24 +241,12 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
     ("uri", "message"),
     [
         ("3fs:///mnt/kv", "has no index"),
-        ("3fs://mnt/kv?index=sqlite:///i", "write|three slashes"),
         ("3fs:///?index=sqlite:///i", "has no path"),
         ("3fs:///mnt/kv?index=mysql://h/db", "index 'mysql://h/db' is not known"),
         ("3fs:///mnt/kv?index=sqlite:///i&slot_bytes=30000", "multiple of 4096"),
         ("3fs:///mnt/kv?index=sqlite:///i&slot_bytes=4096", "must be at least 20480"),
-        ("3fs:///mnt/kv?index=sqlite:///i&rings=0", "rings is '0', must be at least 1"),
-        ("3fs:///mnt/kv?index=sqlite:///i&slots=3", "there is no option 'slots'"),
     ],
 )
 def test_a_uri_that_makes_no_sense_is_refused_by_name(uri: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_backend(uri)
-
-
-async def test_a_store_is_opened_by_its_uri(tmp_path: Path) -> None:
-    uri = f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db"
-    uri += "&slot_bytes=32768&file_slots=4&files=1&rings=2"
-
-    async with opened_at(uri) as backend:
-        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))

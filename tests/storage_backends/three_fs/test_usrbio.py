@@ -15,7 +15,7 @@ import pytest
 from lockstep.storage_backends.complaints import Complaints
 from lockstep.storage_backends.threaded_backend import Stop
 from lockstep.storage_backends.three_fs import usrbio
-from lockstep.storage_backends.three_fs.transfers import Extent, Moved, Preadv
+from lockstep.storage_backends.three_fs.transfers import Extent, Moved
 from lockstep.storage_backends.three_fs.usrbio import (
     ENTRIES,
     SharedSegment,
@@ -72,13 +72,6 @@ def block(number: int) -> slice:
     return slice(number * BLOCK, (number + 1) * BLOCK)
 
 
-def test_fewer_bytes_than_asked_for_mean_the_end_of_the_file(ring: UsrbioRing, fd: int) -> None:
-    ring.prepare(slice(0, 3 * BLOCK), fd, 6 * BLOCK, 1)
-    ring.prepare(block(3), fd, 9 * BLOCK, 2)
-    ring.submit()
-    assert wait_for_all(ring) == {1: 2 * BLOCK, 2: 0}
-
-
 def test_a_wait_returns_at_its_deadline_with_what_there_is(ring: UsrbioRing, fd: int) -> None:
     assert ring.wait(1, time.monotonic() - 1.0) == []
     ring.prepare(block(0), fd, 0, 1)
@@ -124,16 +117,6 @@ def test_what_the_kernel_refuses_is_a_failure(client: UsrbioStandIn, tmp_path: P
     transfers.deregister(fd)
     transfers.deregister(fd)
     os.close(fd)
-
-
-def test_system_calls_take_more_pieces_than_the_kernel_does_at_once(fd: int) -> None:
-    pieces = [memoryview(bytearray(8)) for _ in range(4000)]
-    deadline = soon_off_loop()
-    moved = Preadv("a test wants it", COMPLAINTS).move(
-        [[Extent(fd, 16, pieces)]], Stop(deadline), deadline, reads=True
-    )
-    assert moved == [Moved.WHOLE]
-    assert b"".join(pieces) == page(1, BLOCKS * BLOCK)[16:32016]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
@@ -35,6 +36,10 @@ Key = TypeVar("Key", Read, Write)
 Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 
 CLOSE_TIMEOUT_S: Final = 10.0
+_LIST_TIMEOUT_S: Final = 60.0
+_LIST_TIMEOUT_MORE_S: Final = 5.0
+"""For a thread to come back and say what was late."""
+_LISTED_AT_A_TIME: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,15 +482,24 @@ class ThreadedBackend(ABC):
         )
 
     async def _list(
-        self, next_some: Callable[[ThreadCalls], Awaitable[list[StoredObject]]]
+        self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Yield what `next_some` tells each time, until that is nothing.
+        """Yield what `listed` tells on a thread, in parts; `stop` has the deadline of each of them.
 
-        Nothing after `close`; raises `StorageError` where that comes in between.
+        Nothing after `close`; raises `StorageError` where that comes in between, or a part is late.
         """
         calls = self._ready()
         while calls is not None:
-            some = await next_some(calls)
+            if stop is not None:
+                stop.deadline = time.monotonic() + _LIST_TIMEOUT_S
+            try:
+                some = await calls.once(
+                    partial(list[StoredObject], islice(listed, _LISTED_AT_A_TIME)),
+                    _LIST_TIMEOUT_S + _LIST_TIMEOUT_MORE_S,
+                )
+            except (TimeoutError, StorageError) as error:
+                why = str(error) or "no answer came in time; check the filesystem that it is on"
+                raise StorageError(f"store {self._store} could not be listed: {why}") from error
             if not some:
                 return
             for each in some:

@@ -29,15 +29,13 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ...errors import ConfigError, StorageError
+from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..complaints import ROOM
@@ -67,8 +65,6 @@ _LOOK_TURN_S: Final = 0.01
 """How long a call waits for its turn: whoever has it longer waits for the filesystem."""
 _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
-_LIST_TIMEOUT_S: Final = 60.0
-_LISTED_AT_A_TIME: Final = 256
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
 
 
@@ -226,7 +222,7 @@ class FileBackend(ThreadedBackend):
             told = zip(some, outcomes, strict=True)
             there = [each.name if outcome in _THERE else None for each, outcome in told]
             first = next(at for at, each in enumerate(writes) if each is some[0])
-            self._files.mark(times, first, there)
+            times.mark(first, there)
             return outcomes
 
         outcomes = await self._run_by_bytes(write, writes, late, deadline)
@@ -245,20 +241,7 @@ class FileBackend(ThreadedBackend):
 
         Nothing after `close`; raises `StorageError` where that comes in between.
         """
-        names = self._files.names()
-
-        async def next_some(calls: ThreadCalls) -> list[StoredObject]:
-            try:
-                return await calls.once(
-                    partial(list[StoredObject], islice(names, _LISTED_AT_A_TIME)), _LIST_TIMEOUT_S
-                )
-            except TimeoutError as error:
-                raise StorageError(
-                    f"store directory {self.root} did not answer within {_LIST_TIMEOUT_S:g} s; "
-                    "check the filesystem that it is on"
-                ) from error
-
-        async for each in self._list(next_some):
+        async for each in self._list(self._files.names()):
             yield each
 
     async def close(self) -> None:

@@ -106,17 +106,11 @@ class ObjectFiles:
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
         """Return a sweeper of this store, which is open."""
-        return Sweeper(self._root_fd, limits, _path_of)
+        return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
         """Return what sets the times of neighbouring objects, the first of which continues `after`."""
-        if after is None:
-            return UseTimes(self._root_fd)
-        return UseTimes(self._root_fd, _path_of(after.name), after.distance)
-
-    def mark(self, times: UseTimes, first: int, names: Sequence[ObjectName | None]) -> None:
-        """Let objects count as used, from position `first` on; None for those that do not."""
-        times.mark(first, [None if name is None else _path_of(name) for name in names])
+        return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
         """Close the root if it is open. Nobody may use the store after this. Idempotent."""
@@ -240,7 +234,8 @@ class ObjectFiles:
                         stored = stored_as(root_fd, path, self._contents, now)
                     except OSError as error:
                         raise unreadable(root / path, error) from error
-                    if stored is not None and path == _path_of(stored.name):
+                    place = None if stored is None else located(stored.name)
+                    if stored is not None and place is not None and path == place[1]:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
@@ -375,11 +370,6 @@ class ObjectFiles:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _path_of(name: ObjectName) -> str | None:
-    place = located(name)
-    return None if place is None else place[1]
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -34,17 +34,11 @@ _log = logging.getLogger(__name__)
 class Sweeper:
     """Sweeps the store below `root_fd`, of which it keeps a descriptor of its own until it has ended.
 
-    `path_of` says where below the root an object lies. Thread-safe.
+    Thread-safe.
     """
 
-    def __init__(
-        self,
-        root_fd: int,
-        limits: SweepLimits,
-        path_of: Callable[[ObjectName], str | None],
-    ) -> None:
+    def __init__(self, root_fd: int, limits: SweepLimits) -> None:
         self._limits = limits
-        self._path_of = path_of
         self.interval_s = _interval_s(limits)
         self._root_fd = os.dup(root_fd)
         self._thread = DaemonThreads(1, "lockstep-sweep", at_end=lambda: os.close(self._root_fd))
@@ -140,7 +134,7 @@ class Sweeper:
         for position, name in enumerate(used):
             if self._stopping:
                 return
-            times.mark(position, [self._path_of(name)])
+            times.mark(position, [name])
 
 
 def _interval_s(limits: SweepLimits) -> float:

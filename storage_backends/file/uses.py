@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from ...page_format.object_name import ObjectName, located
+from ..base import After
+
 STEP_NS: Final = 1000
 """Between the times of a page and the next; filesystems keep times at least that exactly."""
 
@@ -18,32 +21,34 @@ STEP_NS: Final = 1000
 class UseTimes:
     """The times of the files of one call, by their position in it. Thread-safe."""
 
-    def __init__(self, root_fd: int, after: str | None = None, distance: int = 0) -> None:
-        """The first one comes `distance` files after that of the path `after`, if one is given."""
+    def __init__(self, root_fd: int, after: After | None = None) -> None:
+        """The first one continues the file of `after`, if one is given."""
         self._root_fd = root_fd
         self._after = after
-        self._distance = distance
         self._lock = threading.Lock()
         self._first_ns: int | None = None
 
-    def mark(self, first: int, paths: Sequence[str | None]) -> None:
+    def mark(self, first: int, names: Sequence[ObjectName | None]) -> None:
         """Set the times of neighbouring files, from position `first` on; None for no file.
 
         A file that is gone, or another user's, is as old as it says.
         """
-        for position, path in enumerate(paths, start=first):
-            if path is None:
+        for position, name in enumerate(names, start=first):
+            place = None if name is None else located(name)
+            if place is None:
                 continue
             with suppress(OSError):
-                at_ns = self._begin(path) - position * STEP_NS
-                os.utime(path, ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
+                at_ns = self._begin(place[1]) - position * STEP_NS
+                os.utime(place[1], ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
 
     def _begin(self, path: str) -> int:
         """Return the time of position 0, by the filesystem's clock."""
         with self._lock:
             if self._first_ns is None and self._after is not None:
+                place = located(self._after.name)
                 with suppress(OSError):
-                    self._first_ns = self._time_of(self._after) - self._distance * STEP_NS
+                    if place is not None:
+                        self._first_ns = self._time_of(place[1]) - self._after.distance * STEP_NS
             if self._first_ns is None:
                 os.utime(path, dir_fd=self._root_fd, follow_symlinks=False)
                 self._first_ns = self._time_of(path)

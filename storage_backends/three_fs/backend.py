@@ -22,10 +22,7 @@ bad.
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Final
 
 from ...errors import ConfigError, StorageError
@@ -56,10 +53,6 @@ _ROOM: Final = (
     "pages are not stored: give the store more room, or a new directory and a new index with fewer"
     " slots: files= times file_slots= times slot_bytes= is what it takes"
 )
-_LIST_TIMEOUT_S: Final = 60.0
-_LIST_TIMEOUT_MORE_S: Final = 5.0
-"""For a thread to come back and say what was late."""
-_LISTED_AT_A_TIME: Final = 256
 
 _log = logging.getLogger(__name__)
 
@@ -187,20 +180,8 @@ class ThreeFsBackend(ThreadedBackend):
         if self._ready() is None:
             return
         stop = Stop(math.inf)
-        listed = self._slot_reads.objects(stop)
 
-        async def next_some(calls: ThreadCalls) -> list[StoredObject]:
-            stop.deadline = monotonic() + _LIST_TIMEOUT_S
-            try:
-                return await calls.once(
-                    partial(list[StoredObject], islice(listed, _LISTED_AT_A_TIME)),
-                    _LIST_TIMEOUT_S + _LIST_TIMEOUT_MORE_S,
-                )
-            except (TimeoutError, StorageError) as error:
-                why = str(error) or "it did not answer in time"
-                raise StorageError(f"store {self._root} could not be listed: {why}") from error
-
-        async for each in self._list(next_some):
+        async for each in self._list(self._slot_reads.objects(stop), stop):
             yield each
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.

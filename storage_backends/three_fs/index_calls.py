@@ -7,7 +7,7 @@ what a writer that died then would have left.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from ...errors import StorageError
 from ..threaded_backend import DaemonThreads, Stop
-from .page_index import Commit, CommitOutcome, Entry, PageIndex, Reservation, Used
+from .page_index import PageIndex, Reservation, Used
 
 Result = TypeVar("Result")
 
@@ -55,45 +55,29 @@ class IndexCalls:
         finally:
             answer.cancel()
 
-    def look_up(self, keys: Sequence[bytes], stop: Stop) -> list[Entry | None]:
-        return self._wait(partial(self._index.look_up, keys), stop)
-
-    def confirm(self, keys: Sequence[bytes], stop: Stop) -> list[Entry | None]:
-        return self._wait(partial(self._index.confirm, keys), stop)
-
     def reserve(self, count: int, lease_s: float, slots: int, stop: Stop) -> list[Reservation]:
         """Lend out at most `count` slots of `slots`; see `PageIndex`.
 
         Those that come too late for the call are given back.
         """
 
-        def reserve() -> list[Reservation]:
-            lent = self._index.reserve(count, lease_s)
+        def reserve(index: PageIndex) -> list[Reservation]:
+            lent = index.reserve(count, lease_s)
             if not lent:
                 # A database that has lost everything does not know how many slots there are.
-                self._index.provide(slots)
-                lent = self._index.reserve(count, lease_s)
+                index.provide(slots)
+                lent = index.reserve(count, lease_s)
             return lent
 
         def give_back(asked: Future[list[Reservation]]) -> None:
             with suppress(StorageError, CancelledError):
                 self._index.release(asked.result())
 
-        return self._wait(reserve, stop, too_late=give_back)
-
-    def commit(self, commits: Sequence[Commit], stop: Stop) -> list[CommitOutcome]:
-        return self._wait(partial(self._index.commit, commits), stop)
-
-    def release(self, reservations: Sequence[Reservation], stop: Stop) -> None:
-        """See `PageIndex`. What is late is done all the same, if the index comes to it."""
-        self._wait(partial(self._index.release, reservations), stop)
-
-    def drop(self, entries: Sequence[Entry], stop: Stop) -> None:
-        self._wait(partial(self._index.drop, entries), stop)
+        return self.call(reserve, stop, too_late=give_back)
 
     def entries(self, stop: Stop) -> Iterator[list[Used]]:
         batches = self._index.entries()
-        while some := self._wait(partial(next, batches, None), stop):
+        while some := self.call(lambda _: next(batches, None), stop):
             yield some
 
     def close(self) -> None:
@@ -107,15 +91,18 @@ class IndexCalls:
         except RuntimeError as error:
             raise self._late() from error
 
-    def _wait(
+    def call(
         self,
-        work: Callable[[], Result],
+        work: Callable[[PageIndex], Result],
         stop: Stop,
         *,
         too_late: Callable[[Future[Result]], None] | None = None,
     ) -> Result:
-        """Return what `work` returns, from a thread that looks at its `stop` meanwhile."""
-        asked = self._submit(work)
+        """Return what `work` returns of the index, from a thread that looks at its `stop` meanwhile.
+
+        What is late is done all the same, if the index comes to it.
+        """
+        asked = self._submit(partial(work, self._index))
         while not stop.due():
             left_s = stop.deadline - time.monotonic()
             try:

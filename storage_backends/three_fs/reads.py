@@ -146,8 +146,9 @@ class SlotReads:
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
         try:
-            confirm = self._slots.index.look_up if self._read_only else self._slots.index.confirm
-            now = confirm(keys, stop)[::-1]
+            now = self._slots.index.call(
+                lambda index: index.look_up(keys) if self._read_only else index.confirm(keys), stop
+            )[::-1]
         except StorageError as error:
             for at, _ in todo:
                 outcomes[at] = self._unanswered(error)
@@ -164,7 +165,7 @@ class SlotReads:
                 wrong.append(current)
         if wrong and not self._read_only:
             try:
-                self._slots.index.drop(wrong, stop)
+                self._slots.index.call(lambda index: index.drop(wrong), stop)
             except StorageError as error:
                 self._unanswered(error)
         return again

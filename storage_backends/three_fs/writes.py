@@ -143,7 +143,9 @@ class SlotWrites:
         ready: list[_New] = []
         later: list[_New] = []
         united_bytes = 0
-        standing = self._slots.index.look_up([each.digest for each in todo], stop)
+        standing = self._slots.index.call(
+            lambda index: index.look_up([each.digest for each in todo]), stop
+        )
         for new, entry in zip(todo, standing, strict=True):
             if united_bytes > _UNITED_BYTES_MAX:
                 later.append(new)
@@ -225,10 +227,11 @@ class SlotWrites:
                     outcomes[new.at] = WriteOutcome.TIMED_OUT
                 if each is not Moved.LATE or self._slots.transfers.lets_go:
                     unused.append(lent)
-        ends = self._slots.index.commit([wish for _, wish in written], stop) if written else []
+        wishes, index = [wish for _, wish in written], self._slots.index
+        ends = index.call(lambda index: index.commit(wishes), stop) if wishes else []
         if unused:
             with suppress(LateError):
-                self._slots.index.release(unused, stop)
+                index.call(lambda index: index.release(unused), stop)
         again: list[_New] = []
         for (new, _), end in zip(written, ends, strict=True):
             if end is CommitOutcome.DONE:

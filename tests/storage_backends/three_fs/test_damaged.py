@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
+from lockstep.storage_backends import threaded_backend
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.three_fs import backend as three_fs
 from lockstep.storage_backends.three_fs import files as three_fs_files
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from tests.kit.storage.calls import (
@@ -117,7 +117,7 @@ async def test_a_listing_that_a_ring_does_not_answer_says_so(
 ) -> None:
     stand_in = UsrbioStandIn()
     store = small_store(tmp_path, make_transfers=over_usrbio(stand_in))
-    monkeypatch.setattr(three_fs, "_LIST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(threaded_backend, "_LIST_TIMEOUT_S", 0.2)
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))

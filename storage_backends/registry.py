@@ -68,7 +68,14 @@ def _maker(uri: StoreUri) -> MakeBackend:
         return cast(MakeBackend, import_module(module, __package__).from_uri)
     for entry in _entries():
         if entry.name == uri.scheme:
-            return _loaded(uri, entry)
+            # Any exception can come out of a stranger's import, and the user is told whose it was.
+            try:
+                return cast(MakeBackend, entry.load())
+            except Exception as error:
+                raise ConfigError(
+                    f"store {uri.text!r}: the package that provides {uri.scheme}:// ({entry.value}) "
+                    f"cannot be loaded: {error}"
+                ) from error
     raise ConfigError(
         f"store {uri.text!r}: unknown scheme {uri.scheme!r}; known: {', '.join(known_schemes())}"
     )
@@ -77,21 +84,10 @@ def _maker(uri: StoreUri) -> MakeBackend:
 def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
     module = _WRAPPERS.get(name)
     if module is None:
-        known = ", ".join(sorted(_WRAPPERS)) or "none"
+        known = ", ".join(sorted(_WRAPPERS))
         raise ConfigError(f"store {uri.text!r}: unknown wrapper {name!r}; known: {known}")
     return cast(WrapBackend, import_module(module, __package__).wrap)
 
 
 def _entries() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINT_GROUP))
-
-
-def _loaded(uri: StoreUri, entry: EntryPoint) -> MakeBackend:
-    # Any exception can come out of a stranger's import, and the user needs to know whose it was.
-    try:
-        return cast(MakeBackend, entry.load())
-    except Exception as error:
-        raise ConfigError(
-            f"store {uri.text!r}: the package that provides {uri.scheme}:// ({entry.value}) cannot "
-            f"be loaded: {error}"
-        ) from error

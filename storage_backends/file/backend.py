@@ -100,13 +100,7 @@ class FileBackend(ThreadedBackend):
     its URI without secrets does.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        options: FileOptions | None = None,
-        *,
-        text: str = "",
-    ) -> None:
+    def __init__(self, root: Path, options: FileOptions | None = None, *, text: str = "") -> None:
         if not root.is_absolute():
             raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
         options = options or FileOptions()

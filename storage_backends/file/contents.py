@@ -114,12 +114,7 @@ class FileContents:
         return block[: _read_fully(fd, [block], 0, direct=False)]
 
     def unite(
-        self,
-        fd: int,
-        buffers: Sequence[memoryview],
-        shape: ObjectShape,
-        present: int,
-        stop: Stop,
+        self, fd: int, buffers: Sequence[memoryview], shape: ObjectShape, present: int, stop: Stop
     ) -> memoryview | None:
         """Return the payload of `buffers` with the columns that the object has beside its own.
 
@@ -176,13 +171,7 @@ class FileContents:
         return block
 
     def _pick(
-        self,
-        fd: int,
-        buffers: Sequence[memoryview],
-        plan: Plan,
-        stop: Stop,
-        *,
-        direct: bool,
+        self, fd: int, buffers: Sequence[memoryview], plan: Plan, stop: Stop, *, direct: bool
     ) -> HeaderFinding | None:
         """Read the runs of `plan` into `buffers`; the block on this thread is the object's, checked."""
         block = self._scratch.block

@@ -183,11 +183,7 @@ class ObjectFiles:
         return ReadOutcome.CORRUPT
 
     def write(
-        self,
-        name: ObjectName,
-        buffers: Sequence[memoryview],
-        shape: ObjectShape,
-        stop: Stop,
+        self, name: ObjectName, buffers: Sequence[memoryview], shape: ObjectShape, stop: Stop
     ) -> WriteOutcome:
         """Write the object, unless somebody has. Nothing of it is left if that fails.
 

@@ -8,7 +8,7 @@ Everything here is pure. Memory grows with the number of groups, not of objects,
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -56,8 +56,9 @@ class Totals:
         """Count the objects of other totals too."""
         self.objects += other.objects
         self.nbytes += other.nbytes
-        self.newest_s = _chosen(min, self.newest_s, other.newest_s)
-        self.oldest_s = _chosen(max, self.oldest_s, other.oldest_s)
+        ages = (self.newest_s, self.oldest_s, other.newest_s, other.oldest_s)
+        known = [age_s for age_s in ages if age_s is not None]
+        self.newest_s, self.oldest_s = min(known, default=None), max(known, default=None)
 
     @staticmethod
     def of(parts: "Iterable[Totals]") -> "Totals":
@@ -197,9 +198,7 @@ def is_record(stored: StoredObject) -> bool:
 def default_namespace(manifest: Manifest) -> str:
     """Return the digest of the namespace in which a model's objects lie."""
     return Namespace(
-        model=manifest.model,
-        weights_version=manifest.weights_version,
-        layouts=manifest.layouts,
+        model=manifest.model, weights_version=manifest.weights_version, layouts=manifest.layouts
     ).digest()
 
 
@@ -333,11 +332,3 @@ def _numbers_first(text: str) -> tuple[list[int], str]:
     """Return a key by which `h8-16` comes before `h16-24`."""
     digits = "".join(character if character.isdigit() else " " for character in text)
     return [int(number) for number in digits.split()], text
-
-
-def _chosen(
-    choose: Callable[[float, float], float], one: float | None, other: float | None
-) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return choose(one, other)

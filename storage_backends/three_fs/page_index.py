@@ -33,7 +33,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Annotated, Any, Final, NamedTuple, cast
+
+import msgspec
+from msgspec import Meta
 
 from ...errors import ConfigError, StorageError
 from .index_file import make_file, use_wal, why_no_answer, why_not_opened
@@ -74,15 +77,15 @@ class Entry(NamedTuple):
     """What an index knows of one object."""
 
     key: bytes
-    place: str
+    place: Annotated[str, Meta(max_length=PLACE_CHARACTERS_MAX)]
     """Which file or object of the store its bytes are in."""
-    offset: int
+    offset: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
     """Where they begin there."""
-    length: int
+    length: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
     """How long the payload is, in bytes."""
     present: int
     """The presence bits of its optional columns, an unsigned number of 64 bits."""
-    generation: int
+    generation: Annotated[int, Meta(gt=NOTHING)]
     """The generation of the slot when it was written; no other entry ever had it."""
 
 
@@ -505,22 +508,8 @@ def _age_s(used: object, now: int) -> float | None:
 
 def _entry(row: tuple[Any, ...]) -> Entry | None:
     """Return a row as an entry, or None if it is not what this module wrote."""
-    key, place, offset, length, present, generation = row
-    numbers = (offset, length, present, generation)
-    if not isinstance(key, bytes) or not isinstance(place, str):
+    try:
+        entry = msgspec.convert(row, Entry)
+    except msgspec.ValidationError:
         return None
-    if not all(isinstance(each, int) for each in numbers):
-        return None
-    entry = Entry(key, place, offset, length, present & ((1 << 64) - 1), generation)
-    return entry if _is_sane(entry) else None
-
-
-def _is_sane(entry: Entry) -> bool:
-    """Say whether an entry that came out of a database can be one at all."""
-    return (
-        0 <= entry.offset <= LENGTH_MAX
-        and 0 <= entry.length <= LENGTH_MAX
-        and 0 <= entry.present < 1 << 64
-        and entry.generation > NOTHING
-        and len(entry.place) <= PLACE_CHARACTERS_MAX
-    )
+    return entry._replace(present=entry.present & ((1 << 64) - 1))

@@ -58,12 +58,14 @@ def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> Slo
         slot_bytes=options.slot_bytes or SLOT_BYTES, file_slots=options.file_slots or FILE_SLOTS
     )
     settings = index.agree(ours)
-    if not _are_possible(settings):
+    try:
+        ThreeFsOptions(slot_bytes=settings.slot_bytes, file_slots=settings.file_slots)
+    except ConfigError:
         raise ConfigError(
             f"store {root}: index {index.text} says slot_bytes={settings.slot_bytes} and "
             f"file_slots={settings.file_slots}, which no store has; it is damaged or belongs to "
             "something else, so give a new index"
-        )
+        ) from None
     for name, asked, there in (
         ("slot_bytes", options.slot_bytes, settings.slot_bytes),
         ("file_slots", options.file_slots, settings.file_slots),
@@ -74,12 +76,3 @@ def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> Slo
                 f"{name}={there}, or another directory and index"
             )
     return settings
-
-
-def _are_possible(settings: SlotSizes) -> bool:
-    slot_bytes = settings.slot_bytes
-    return (
-        SLOT_BYTES_MIN <= slot_bytes <= SLOT_BYTES_MAX
-        and not slot_bytes % HEADER_BYTES
-        and 1 <= settings.file_slots <= FILE_SLOTS_MAX
-    )

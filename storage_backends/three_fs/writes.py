@@ -22,14 +22,7 @@ from ..records.catalogue import is_record
 from ..threaded_backend import Stop
 from .files import FILES_MAX, place_of
 from .index_calls import LateError
-from .page_index import (
-    NOTHING,
-    Commit,
-    CommitOutcome,
-    Entry,
-    PageIndex,
-    Reservation,
-)
+from .page_index import NOTHING, Commit, CommitOutcome, Entry, PageIndex, Reservation
 from .reads import OpenSlots, PlacedRead, SlotReads, may_be
 from .sizes import slot_bytes_for
 from .transfers import Extent, Moved
@@ -61,12 +54,7 @@ class SlotWrites:
     """Writes the objects of one store. Methods may block; none raises for one key's troubles."""
 
     def __init__(
-        self,
-        slots: OpenSlots,
-        reads: SlotReads,
-        *,
-        slot_count: int,
-        lease_s: float,
+        self, slots: OpenSlots, reads: SlotReads, *, slot_count: int, lease_s: float
     ) -> None:
         self._slots = slots
         self._reads = reads

@@ -81,11 +81,7 @@ def bounded(
 ) -> Bounded:
     if request.param == "3fs":
         store = SlotStore(
-            tmp_path,
-            tmp_path / "i.db",
-            slot_bytes=5 * SIZE,
-            file_slots=OBJECTS_MAX,
-            files=1,
+            tmp_path, tmp_path / "i.db", slot_bytes=5 * SIZE, file_slots=OBJECTS_MAX, files=1
         )
         return lambda: using(store.backend())
     monkeypatch.setattr(Sweeper, "start", no_passes)

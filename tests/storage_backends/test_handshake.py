@@ -150,10 +150,7 @@ def test_both_sides_have_the_same_two_keys_which_no_other_connection_has() -> No
         keys.append(await work)
 
     for _ in range(2):
-        meet(
-            lambda pipe: keep(connecting()(pipe)),
-            lambda pipe: keep(listening()(pipe)),
-        )
+        meet(lambda pipe: keep(connecting()(pipe)), lambda pipe: keep(listening()(pipe)))
 
     assert keys[0] == keys[1]
     assert keys[2] == keys[3]

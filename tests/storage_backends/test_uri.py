@@ -10,11 +10,7 @@ from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend
-from lockstep.storage_backends.uri import (
-    parse_uri,
-    telling_no_secrets,
-    without_secrets,
-)
+from lockstep.storage_backends.uri import parse_uri, telling_no_secrets, without_secrets
 from tests.kit.storage.calls import get, object_name, opened_at, page, put
 
 

@@ -229,11 +229,7 @@ def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearra
 
 
 async def put_columns(
-    backend: StorageBackend,
-    name: ObjectName,
-    present: int,
-    author: int = 1,
-    nbytes: int = 16 * KIB,
+    backend: StorageBackend, name: ObjectName, present: int, author: int = 1, nbytes: int = 16 * KIB
 ) -> WriteOutcome:
     content = full_page(present, author, nbytes)
     return await put(backend, name, content, columns(present, nbytes))

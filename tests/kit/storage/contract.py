@@ -60,10 +60,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
     ) -> None:
         async with opened(store) as backend:
             assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
-            assert await get(backend, object_name(1), nbytes) == (
-                ReadOutcome.OK,
-                page(1, nbytes),
-            )
+            assert await get(backend, object_name(1), nbytes) == (ReadOutcome.OK, page(1, nbytes))
 
     async def test_s1_a_call_gives_one_outcome_for_each_key_in_its_order(
         self, store: StoreUnderTest
@@ -74,13 +71,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
         async with opened(store) as backend:
             await put_many(backend, (0, 2, 5))
             store.spoil(object_name(2))
-            assert await backend.exists(order, deadline=soon()) == [
-                True,
-                False,
-                True,
-                False,
-                True,
-            ]
+            assert await backend.exists(order, deadline=soon()) == [True, False, True, False, True]
             buffers = [bytearray(16 * KIB) for _ in order]
             reads = [reading(name, each) for name, each in zip(order, buffers, strict=True)]
             assert await backend.read(reads, deadline=soon()) == [
@@ -99,13 +90,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
                 WriteOutcome.FAILED,
                 WriteOutcome.PRESENT,
             ]
-            assert await backend.remove(order, deadline=soon()) == [
-                True,
-                True,
-                True,
-                False,
-                True,
-            ]
+            assert await backend.remove(order, deadline=soon()) == [True, True, True, False, True]
 
     async def test_s1_an_empty_call_gives_nothing(self, store: StoreUnderTest) -> None:
         async with opened(store) as backend:

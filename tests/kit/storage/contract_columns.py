@@ -128,10 +128,7 @@ class ColumnsContract:
             store.spoil(name, 17 * KIB)
             assert await put_columns(backend, name, 0b010) is WriteOutcome.OK
             assert (await get_columns(backend, name, 0b011))[0] is ReadOutcome.LACKING
-            assert await get_columns(backend, name, 0b010) == (
-                ReadOutcome.OK,
-                full_page(0b010),
-            )
+            assert await get_columns(backend, name, 0b010) == (ReadOutcome.OK, full_page(0b010))
 
     async def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
         self, store: StoreUnderTest

@@ -3,9 +3,8 @@
 python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
 
 A writer does one of everything that changes a store, and dies at a drawn call to the kernel: before
-it, after it, or in the midst of it with only a part of the bytes written; or somebody else kills it
-about then, wherever it is. What it has been told to be done it tells on. <deaths> is a number of
-draws, or `all` for every call and manner.
+it, after it, or in the midst of it with only a part of the bytes written. What it has been told to be
+done it tells on. <deaths> is a number of draws, or `all` for every call and manner.
 """
 
 import os
@@ -43,7 +42,7 @@ CALLS: Final = (
     "fsync",
     "fdatasync",
 )
-MANNERS: Final = ("before", "after", "torn", "killed")
+MANNERS: Final = ("before", "after", "torn")
 CALLS_MAX: Final = 400
 """More than a writer makes."""
 NAMES: Final = 10
@@ -54,10 +53,9 @@ WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)
 class Death:
     """Stands between a writer and the kernel, and lets the writer die at its call number `at`."""
 
-    def __init__(self, at: int, manner: str, tell: int) -> None:
+    def __init__(self, at: int, manner: str) -> None:
         self._left = at
         self._manner = manner
-        self._tell = tell
         for name in CALLS:
             setattr(os, name, self._around(name, getattr(os, name)))
 
@@ -72,9 +70,6 @@ class Death:
                 case "torn" if name == "pwritev":
                     fd, pieces, at = arguments
                     call(fd, [memoryview(pieces[-1])[: len(pieces[-1]) // 2]], at)
-                case "killed":
-                    os.write(self._tell, b"now\n")
-                    return call(*arguments, **named)
                 case _:
                     pass
             os.kill(os.getpid(), signal.SIGKILL)
@@ -129,17 +124,12 @@ def let_one_die(
     child = os.fork()
     if child == 0:
         os.close(told)
-        Death(at, manner, tell)
+        Death(at, manner)
         be_a_writer(root, durability, first, tell)
         os._exit(0)
     os.close(tell)
-    done: list[int] = []
     with os.fdopen(told, encoding="ascii") as lines:
-        for line in lines:
-            if line == "now\n":
-                os.kill(child, signal.SIGKILL)
-            else:
-                done.append(int(line))
+        done = [int(line) for line in lines]
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, "the writer failed"
     return os.WIFSIGNALED(status), done

@@ -38,8 +38,7 @@ class FileStore:
 
     def backend(self, threads: int = 3) -> FileBackend:
         return FileBackend(
-            self.root,
-            FileOptions(durability=self.durability, direct=self.direct, threads=threads),
+            self.root, FileOptions(durability=self.durability, direct=self.direct, threads=threads)
         )
 
     @contextmanager

@@ -20,12 +20,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend, FileOptions
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.sweep import (
-    EMPTY_AGE_S,
-    LOCK,
-    SweepLimits,
-    sweep_store,
-)
+from lockstep.storage_backends.file.sweep import EMPTY_AGE_S, LOCK, SweepLimits, sweep_store
 from lockstep.storage_backends.file.sweeper import Sweeper
 from lockstep.storage_backends.records.manifest import Manifest
 from lockstep.storage_backends.registry import make_backend
@@ -267,9 +262,7 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
         assert second.turn(wanted=False) is not None
 
 
-def test_a_pass_that_ended_in_the_future_by_a_wrong_clock_puts_off_nobody(
-    store: FileStore,
-) -> None:
+def test_a_pass_that_ended_in_the_future_by_a_wrong_clock_puts_off_nobody(store: FileStore) -> None:
     with sweeping(store, SweepLimits(ttl_s=100)) as sweeper:
         assert sweeper.turn(wanted=False) is not None
         make_really_old(store.root / LOCK, -YEARS_S)

@@ -1,14 +1,12 @@
 """Generations, leases and recency of `3fs://`: killed writers, readers that come late, full stores."""
 
 import asyncio
-import os
 import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from tests.kit.programs import program
 from tests.kit.storage.calls import (
@@ -79,15 +77,6 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
         assert len(await listed(backend)) == 16
 
 
-async def test_a_reader_that_meets_the_wrong_generation_has_a_miss(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-    async with watched(store) as (backend, index):
-        await put(backend, object_name(1), page(1))
-        # The bytes are still there, and right; but nothing says so any more.
-        meanwhile(store, index, lambda other: other.remove([object_name(1)], deadline=soon()))
-        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-
 async def test_a_slot_that_was_lent_out_during_a_read_is_a_miss_and_harms_nobody(
     tmp_path: Path,
 ) -> None:
@@ -111,23 +100,6 @@ async def test_a_reader_follows_an_object_that_was_replaced_under_its_hands(tmp_
             ReadOutcome.OK,
             full_page(0, author=2),
         )
-
-
-async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss(
-    tmp_path: Path,
-) -> None:
-    store = small_store(tmp_path)
-
-    async with opened(store) as backend:
-        await put(backend, object_name(1), page(1))
-        await put(backend, object_name(2), page(2))
-        one, two = store.entry(object_name(1)), store.entry(object_name(2))
-        with (store.root / one.place).open("r+b") as file:
-            late = os.pread(file.fileno(), HEADER_BYTES + one.length, one.offset)
-            os.pwrite(file.fileno(), late, two.offset)
-        assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
-        assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
 async def test_while_all_slots_are_being_written_by_others_a_write_fails(tmp_path: Path) -> None:

@@ -84,10 +84,7 @@ def test_what_was_reserved_is_seen_by_nobody_until_it_is_committed(connect: Conn
     (reservation,) = writer.reserve(1, LONG_S)
     assert reader.look_up([key(1)]) == [None]
     assert commit(writer, 1, reservation, present=(1 << 64) - 1) is CommitOutcome.DONE
-    assert reader.look_up([key(2), key(1)]) == [
-        None,
-        entry(1, reservation, present=(1 << 64) - 1),
-    ]
+    assert reader.look_up([key(2), key(1)]) == [None, entry(1, reservation, present=(1 << 64) - 1)]
 
 
 def test_no_two_writers_are_lent_one_slot_and_no_generation_comes_twice(connect: Connect) -> None:
@@ -161,9 +158,7 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert index.look_up([key(1)]) != [None]
 
 
-def test_when_all_slots_are_used_the_least_recently_used_entries_give_way(
-    connect: Connect,
-) -> None:
+def test_when_all_slots_are_used_the_least_recently_used_entries_give_way(connect: Connect) -> None:
     index = connect()
     index.provide(4)
     kept = [put(index, number) for number in range(4)]

@@ -132,10 +132,7 @@ def test_an_open_that_fails_leaves_nothing_behind(tmp_path: Path, there: str) ->
 
 @pytest.mark.parametrize(
     ("mode", "said", "trust"),
-    [
-        (0o1777, "by everybody.*chmod go-w", "any"),
-        (0o770, "by group [0-9]+,.*chmod g-w", "group"),
-    ],
+    [(0o1777, "by everybody.*chmod go-w", "any"), (0o770, "by group [0-9]+,.*chmod g-w", "group")],
 )
 async def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
     tmp_path: Path, mode: int, said: str, trust: str

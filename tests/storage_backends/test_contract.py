@@ -11,17 +11,7 @@ from tests.kit.storage.files import FileStore, forbid_unnamed_files
 from tests.kit.storage.memory import MemoryStore
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "file",
-        "file-data",
-        "file-full",
-        "file-direct",
-        "file-named",
-        "file-named-full",
-    ]
-)
+@pytest.fixture(params=["memory", "file", "file-data", "file-full", "file-direct", "file-named"])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> StoreUnderTest:
@@ -38,9 +28,6 @@ def store(
         case "file-named":
             forbid_unnamed_files(monkeypatch)
             return FileStore(root)
-        case "file-named-full":
-            forbid_unnamed_files(monkeypatch)
-            return FileStore(root, Durability.FULL)
         case _:
             return FileStore(root)
 

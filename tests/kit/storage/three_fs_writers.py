@@ -22,7 +22,6 @@ SLOT_BYTES = 128 << 10
 FILE_SLOTS = 2
 FILES = 8
 PHASES = (
-    "before reserving",
     "after reserving",
     "between making a file and giving it its length",
     "in the middle of writing",
@@ -69,8 +68,6 @@ def replace(module: ModuleType, function: str, by: Callable[..., Any]) -> None:
 async def write_and_die(store: SlotStore, phase: str, number: int) -> None:
     index = store.make_index()
     match phase:
-        case "before reserving":
-            wrap(index, "reserve", before=True)
         case "after reserving":
             wrap(index, "reserve", before=False)
         case "in the middle of writing":

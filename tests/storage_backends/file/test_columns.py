@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.object_header import encode_header
-from lockstep.page_format.object_shape import ObjectShape, Part, Plan
+from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
@@ -19,7 +18,6 @@ from tests.kit.storage.calls import (
     EVERY,
     KIB,
     columns,
-    digest_of,
     full_page,
     get_columns,
     object_name,
@@ -135,22 +133,6 @@ async def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
         monkeypatch.setattr(os, "open", never)
         assert await put_columns(backend, object_name(1), 0) is WriteOutcome.PRESENT
         assert await put_columns(backend, object_name(2), EVERY) is WriteOutcome.PRESENT
-
-
-@pytest.mark.parametrize("present", [0, 0b001, EVERY])
-@pytest.mark.parametrize("length", [0, 1 << 42, 16 * KIB - 1])
-async def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then_gone(
-    store: FileStore, present: int, length: int
-) -> None:
-    async with opened(store) as backend:
-        await put_columns(backend, NAME, present)
-        content = store.path(NAME).read_bytes()
-        table = columns(present).plan(present).table
-        plan = Plan(length, table, ())
-        header = encode_header(NAME, digest_of(NAME), present, plan, bytes(16 * len(table) // 5))
-        store.path(NAME).write_bytes(header + content[len(header) :])
-        assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
-        assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING
 
 
 @pytest.mark.parametrize("present", [0b001, 0b011, EVERY])

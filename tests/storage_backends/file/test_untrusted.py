@@ -16,7 +16,6 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import encode_header
-from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend, FileOptions
@@ -173,26 +172,6 @@ async def test_a_directory_that_is_a_link_out_of_the_store_is_not_followed(
         assert await put(backend, NAME, page(2)) in (WriteOutcome.OK, WriteOutcome.PRESENT)
         assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
         assert sorted(outside.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "part", ["..", "a/b", "/etc", "a\0b", "é", "A", "", "a" * 129, "a\n", "\ud800"]
-)
-@pytest.mark.parametrize("at", ["namespace", "key", "pool", "shard"])
-async def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
-    store: FileStore, part: str, at: str
-) -> None:
-    parts = {"namespace": "ab", "key": "cd", "pool": "kv", "shard": "s"}
-    name = ObjectName(**(parts | {at: part}))
-
-    async with opened(store) as backend:
-        # Dots alone are letters of a name like others: they get no nearer to a path than these.
-        allowed = part == ".."
-        wrote = await put(backend, name, page(1))
-        assert wrote is (WriteOutcome.OK if allowed else WriteOutcome.FAILED)
-        read, _ = await get(backend, name)
-        assert read is (ReadOutcome.OK if allowed else ReadOutcome.FAILED)
-        assert len(store.objects()) == allowed
 
 
 async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:

@@ -85,26 +85,20 @@ OTHER_POOLS: dict[str, tuple[dict[str, PageLayout], str]] = {
 }
 
 
-@pytest.mark.parametrize(("other", "complaint"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS.keys())
+@pytest.mark.parametrize(
+    ("pools", "other", "complaint"),
+    [
+        *((KV_ONLY, {"kv": layout}, said) for layout, said in OTHER_LAYOUTS.values()),
+        *((HYBRID, pools, said) for pools, said in OTHER_POOLS.values()),
+    ],
+    ids=[*OTHER_LAYOUTS, *OTHER_POOLS],
+)
 async def test_the_same_model_in_another_layout_is_refused_with_both_values(
-    store: FileStore, other: PageLayout, complaint: str
+    store: FileStore, pools: dict[str, PageLayout], other: dict[str, PageLayout], complaint: str
 ) -> None:
     async with opened(store) as first, opened(store) as second:
-        await claim_model(first, "m", "1", KV_ONLY, soon())
-        await claim_model(second, "m", "1", KV_ONLY, soon())
-        with pytest.raises(ConfigError) as raised:
-            await claim_model(second, "m", "1", {"kv": other}, soon())
-        assert "model 'm' with weights version '1'" in str(raised.value)
-        assert complaint in str(raised.value)
-
-
-@pytest.mark.parametrize(("other", "complaint"), OTHER_POOLS.values(), ids=OTHER_POOLS.keys())
-async def test_the_same_model_with_other_pools_is_refused_by_the_pool_s_name(
-    store: FileStore, other: dict[str, PageLayout], complaint: str
-) -> None:
-    async with opened(store) as first, opened(store) as second:
-        await claim_model(first, "m", "1", HYBRID, soon())
-        await claim_model(second, "m", "1", dict(reversed(HYBRID.items())), soon())
+        await claim_model(first, "m", "1", pools, soon())
+        await claim_model(second, "m", "1", dict(reversed(pools.items())), soon())
         with pytest.raises(ConfigError) as raised:
             await claim_model(second, "m", "1", other, soon())
         assert "model 'm' with weights version '1'" in str(raised.value)

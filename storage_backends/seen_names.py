@@ -5,15 +5,18 @@ missing or corrupt takes it out again, so that a wrong answer is not repeated.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
 
 from ..page_format.object_name import ObjectName
 from .base import Read, ReadOutcome, Write, WriteOutcome
+
+_NAMES_MAX: Final = 1 << 20
 
 
 class SeenNames:
     """At most `names_max` names. One owner: the event loop's thread."""
 
-    def __init__(self, names_max: int) -> None:
+    def __init__(self, names_max: int = _NAMES_MAX) -> None:
         self._names_max = names_max
         self._count = 0
         self._keys: dict[tuple[str, str, str], set[str]] = {}

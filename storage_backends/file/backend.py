@@ -63,7 +63,6 @@ _LOOKS_TOLD: Final = 16
 """As many looks tell how long one lasts."""
 _LOOK_TURN_S: Final = 0.01
 """How long a call waits for its turn: whoever has it longer waits for the filesystem."""
-_NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
 
@@ -101,8 +100,6 @@ class FileBackend(ThreadedBackend):
     """
 
     def __init__(self, root: Path, options: FileOptions | None = None, *, text: str = "") -> None:
-        if not root.is_absolute():
-            raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
         options = options or FileOptions()
         super().__init__(
             str(root),
@@ -124,7 +121,7 @@ class FileBackend(ThreadedBackend):
         )
         self._limits = None if options.read_only else options.limits
         self._sweeper: Sweeper | None = None
-        self._seen = SeenNames(_NAMES_SEEN_MAX)
+        self._seen = SeenNames()
         self._looking = asyncio.Lock()
         self._looks_last = False
         """Whether the filesystem has to be waited for, so that several should ask it at a time."""
@@ -173,7 +170,7 @@ class FileBackend(ThreadedBackend):
         if self._ready() is None:
             return [False] * len(names)
         if self._sweeper is not None and self._sweeper.has_removed():
-            self._seen = SeenNames(_NAMES_SEEN_MAX)
+            self._seen = SeenNames()
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:

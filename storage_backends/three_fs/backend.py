@@ -47,7 +47,6 @@ LEASE_S: Final = 60.0
 """How long the slots of a dead writer are lost; longer than a write takes."""
 _JOB_BYTES_MIN: Final = 2 << 20
 """A job moves at least this much, since each asks the index for itself."""
-_NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _ROOM: Final = (
     "pages are not stored: give the store more room, or a new directory and a new index with fewer"
@@ -76,8 +75,6 @@ class ThreeFsBackend(ThreadedBackend):
         make_transfers: Callable[[Path, int, Complaints], Transfers] = choose_transfers,
         text: str = "",
     ) -> None:
-        if not root.is_absolute():
-            raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
         options = options or ThreeFsOptions()
         super().__init__(
             str(root), "lockstep-3fs", threads=options.rings, job_bytes_min=_JOB_BYTES_MIN
@@ -92,17 +89,13 @@ class ThreeFsBackend(ThreadedBackend):
         self._open_files: SlotFiles | None = None
         self._make_transfers = make_transfers
         self._transfers: Transfers | None = None
-        self._text = f"3fs store {root}, not open"
-        self._seen = SeenNames(_NAMES_SEEN_MAX)
+        self._text = ""
+        self._seen = SeenNames()
 
     @property
     def capabilities(self) -> Capabilities:
         """See `StorageBackend`. Where the USRBIO client is installed, zero copy is not promised."""
         return Capabilities(lists=True, zero_copy=load_client() is None)
-
-    def describe(self) -> str:
-        """Return in one line what this store is, and which rings it uses."""
-        return self._text
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the index has it; False for what is late."""

@@ -15,7 +15,6 @@ import pytest
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.quarantine import PLACES
 from tests.kit.storage.calls import (
@@ -235,11 +234,6 @@ async def test_a_store_is_opened_before_use_and_once(store: FileStore) -> None:
     async with using(backend):
         with pytest.raises(UsageError, match="opened before"):
             await backend.open()
-
-
-def test_a_relative_directory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is relative"):
-        FileBackend(Path("store"))
 
 
 async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buffer(

@@ -187,15 +187,13 @@ async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_use
 ) -> None:
     store = small_store(tmp_path)
 
-    backend = store.backend()
     with caplog.at_level(logging.INFO):
-        await backend.open()
-    text = backend.describe()
+        async with opened(store):
+            pass
+    (text,) = [each for each in caplog.messages if each.startswith("opened 3fs store ")]
     assert "8 slots of 32768 bytes" in text
     assert "preadv and pwritev, because" in text
     assert f"sqlite://{tmp_path}/index.db" in text
-    assert [each for each in caplog.messages if each == f"opened {text}"]
-    await backend.close()
 
 
 async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buffers(

@@ -10,128 +10,70 @@ import torch
 class AttentionSpec(Protocol):
     """`vllm.v1.kv_cache_interface.AttentionSpec`."""
 
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block."""
-        ...
-
-    @property
-    def head_size(self) -> int:
-        """Elements of a key."""
-        ...
-
-    @property
-    def head_size_v(self) -> int:
-        """Elements of a value."""
-        ...
-
-    @property
-    def num_head_slots(self) -> int | None:
-        """The heads of a block, where they are not the model's KV heads."""
-        ...
-
-    @property
-    def tokens_per_state(self) -> object:
-        """How many tokens one entry stands for; a number."""
-        ...
-
-    @property
-    def state_content_bytes(self) -> int | None:
-        """What one head and token take, where it is not the elements of a key and a value."""
-        ...
+    block_size: int
+    head_size: int
+    head_size_v: int
+    num_head_slots: int | None
+    """The heads of a block, where they are not the model's KV heads."""
+    tokens_per_state: int
+    """How many tokens one entry stands for."""
+    state_content_bytes: int | None
+    """What one head and token take, where it is not the elements of a key and a value."""
 
 
 class WindowSpec(Protocol):
     """`vllm.v1.kv_cache_interface.SlidingWindowSpec`."""
 
-    @property
-    def sliding_window(self) -> int:
-        """The last tokens that a token attends to, itself included."""
-        ...
-
-    @property
-    def extra_retained_tokens(self) -> int:
-        """Tokens before these that are kept for drafts."""
-        ...
+    sliding_window: int
+    """The last tokens that a token attends to, itself included."""
+    extra_retained_tokens: int
+    """Tokens before these that are kept for drafts."""
 
 
 class LatentSpec(Protocol):
     """`vllm.v1.kv_cache_interface.MLAAttentionSpec`."""
 
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block."""
-        ...
+    block_size: int
 
     @property
-    def cache_role(self) -> Enum:
-        """Whether it is an index of sparse attention; a `SparseCacheRole`."""
-        ...
+    def cache_role(self) -> Enum: ...
 
 
 class StateSpec(Protocol):
     """`vllm.v1.kv_cache_interface.MambaSpec`."""
 
-    @property
-    def block_size(self) -> int:
-        """How many tokens lie between states that are kept."""
-        ...
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        """What one rank has: the inputs of a convolution, and what the recurrence has come to."""
-        ...
-
-    @property
-    def dtypes(self) -> Sequence[torch.dtype]:
-        """The types of these."""
-        ...
-
-    @property
-    def mamba_type(self) -> Enum:
-        """What computes it; a `MambaAttentionBackendEnum`."""
-        ...
-
-    @property
-    def mamba_cache_mode(self) -> str:
-        """Which states are kept."""
-        ...
-
-    @property
-    def tp_replicated(self) -> bool:
-        """Whether every rank has all of it."""
-        ...
+    block_size: int
+    shapes: Sequence[tuple[int, ...]]
+    """What one rank has: the inputs of a convolution, and what the recurrence has come to."""
+    dtypes: Sequence[torch.dtype]
+    """The types of these."""
+    mamba_type: Enum
+    """What computes it; a `MambaAttentionBackendEnum`."""
+    mamba_cache_mode: str
+    """Which states are kept."""
+    tp_replicated: bool
+    """Whether every rank has all of it."""
 
 
 class CacheGroup(Protocol):
     """`vllm.v1.kv_cache_interface.KVCacheGroupSpec`."""
 
     layer_names: list[str]
-
-    @property
-    def kv_cache_spec(self) -> AttentionSpec:
-        """What the layers of the group keep."""
-        ...
+    kv_cache_spec: AttentionSpec
+    """What the layers of the group keep."""
 
 
 class EngineCacheConfig(Protocol):
     """`vllm.v1.kv_cache_interface.KVCacheConfig`."""
 
     @property
-    def kv_cache_groups(self) -> Sequence[CacheGroup]:
-        """The groups of layers that share block tables."""
-        ...
+    def kv_cache_groups(self) -> Sequence[CacheGroup]: ...
 
 
 class HashedCacheConfig(EngineCacheConfig, Protocol):
     """`vllm.v1.kv_cache_interface.KVCacheConfig`, with how its blocks are hashed."""
 
-    @property
-    def hash_block_size(self) -> int | None:
-        """Tokens that one hash of the engine's takes in."""
-        ...
-
-    @property
-    def needs_kv_cache_zeroing(self) -> bool:
-        """Whether workers overwrite a block with zeros before a request gets it."""
-        ...
+    hash_block_size: int | None
+    """Tokens that one hash of the engine's takes in."""
+    needs_kv_cache_zeroing: bool
+    """Whether workers overwrite a block with zeros before a request gets it."""

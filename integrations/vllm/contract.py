@@ -33,9 +33,7 @@ class MultiModalFeature(Protocol):
         ...
 
     @property
-    def mm_position(self) -> MultiModalPosition:
-        """The place of the item's placeholders."""
-        ...
+    def mm_position(self) -> MultiModalPosition: ...
 
 
 class LoraRequest(Protocol):
@@ -58,41 +56,21 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
     num_output_placeholders: int
     """Tokens that are being computed in passes whose output the scheduler has not seen yet."""
+    kv_transfer_params: object
+    """What the router has said of other engines: a map, unless a client has sent something else."""
 
     @property
-    def kv_transfer_params(self) -> object:
-        """What the router has said of other engines: a map, unless a client has sent something else."""
-        ...
-
+    def status(self) -> Enum: ...
     @property
-    def status(self) -> Enum:
-        """The state of the request; a `vllm.v1.request.RequestStatus`."""
-        ...
-
+    def lora_request(self) -> LoraRequest | None: ...
     @property
-    def lora_request(self) -> LoraRequest | None:
-        """The adapter that it uses."""
-        ...
-
+    def mm_features(self) -> Sequence[MultiModalFeature]: ...
     @property
-    def mm_features(self) -> Sequence[MultiModalFeature]:
-        """The items of other modalities in its prompt."""
-        ...
-
+    def num_tokens(self) -> int: ...
     @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt and of the output that are known."""
-        ...
-
+    def num_prompt_tokens(self) -> int: ...
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt alone."""
-        ...
-
-    @property
-    def all_token_ids(self) -> Sequence[int]:
-        """The ids of these tokens."""
-        ...
+    def all_token_ids(self) -> Sequence[int]: ...
 
 
 class Blocks(Protocol):
@@ -142,11 +120,8 @@ class ScheduledStep(Protocol):
     num_scheduled_tokens: Mapping[str, int]
     total_num_scheduled_tokens: int
     preempted_req_ids: AbstractSet[str] | None
-
-    @property
-    def kv_connector_block_state(self) -> BlockState | None:
-        """The block tables of what is scheduled."""
-        ...
+    kv_connector_block_state: BlockState | None
+    """The block tables of what is scheduled."""
 
 
 class TransferOutput(Protocol):
@@ -154,11 +129,8 @@ class TransferOutput(Protocol):
 
     finished_sending: set[str] | None
     finished_recving: set[str] | None
-
-    @property
-    def kv_connector_worker_meta(self) -> object | None:
-        """What the workers' halves have returned in this step, aggregated."""
-        ...
+    kv_connector_worker_meta: object | None
+    """What the workers' halves have returned in this step, aggregated."""
 
 
 class TransferConfig(Protocol):
@@ -197,9 +169,7 @@ class ModelConfig(Protocol):
     """The type in which the model is computed; torch's."""
 
     @property
-    def hf_config(self) -> PretrainedConfig:
-        """The model's own configuration."""
-        ...
+    def hf_config(self) -> PretrainedConfig: ...
 
 
 class LoadConfig(Protocol):
@@ -211,10 +181,7 @@ class LoadConfig(Protocol):
 class PrefixCacheConfig(Protocol):
     """`vllm.config.CacheConfig`."""
 
-    @property
-    def prefix_caching_hash_algo(self) -> str:
-        """The hash that names blocks."""
-        ...
+    prefix_caching_hash_algo: str
 
 
 class EventsConfig(Protocol):
@@ -227,10 +194,7 @@ class SpeculativeConfig(Protocol):
     """`vllm.config.SpeculativeConfig`."""
 
     @property
-    def draft_model_config(self) -> ModelConfig | None:
-        """The model that drafts tokens; its layers may keep KV beside the others."""
-        ...
-
+    def draft_model_config(self) -> ModelConfig | None: ...
     @property
     def draft_load_config(self) -> LoadConfig | None:
         """The way the draft model is loaded, if not as the model is."""
@@ -240,19 +204,15 @@ class SpeculativeConfig(Protocol):
 class EncoderTransferConfig(Protocol):
     """`vllm.config.ECTransferConfig`."""
 
-    @property
-    def is_ec_consumer(self) -> bool:
-        """Whether other engines give this one the embeddings of items, by their identifiers."""
-        ...
+    is_ec_consumer: bool
+    """Whether other engines give this one the embeddings of items, by their identifiers."""
 
 
 class AttentionConfig(Protocol):
     """`vllm.config.AttentionConfig`."""
 
-    @property
-    def hisparse_config(self) -> object:
-        """How the KV of a sparse attention is kept in host memory, if it is."""
-        ...
+    hisparse_config: object
+    """How the KV of a sparse attention is kept in host memory, if it is."""
 
 
 class CompilationConfig(Protocol):
@@ -268,65 +228,35 @@ class EngineConfig(Protocol):
     """`vllm.config.VllmConfig`."""
 
     @property
-    def model_config(self) -> ModelConfig:
-        """The model."""
-        ...
+    def model_config(self) -> ModelConfig: ...
+    @property
+    def load_config(self) -> LoadConfig: ...
+    @property
+    def parallel_config(self) -> ParallelConfig: ...
+
+    lora_config: Any
 
     @property
-    def load_config(self) -> LoadConfig:
-        """The way the model's weights are loaded."""
-        ...
-
+    def speculative_config(self) -> SpeculativeConfig | None: ...
     @property
-    def parallel_config(self) -> ParallelConfig:
-        """The way ranks divide the model."""
-        ...
-
-    @property
-    def lora_config(self) -> Any:
-        """How adapters are kept, where there are any."""
-        ...
-
-    @property
-    def speculative_config(self) -> SpeculativeConfig | None:
-        """The way tokens are drafted."""
-        ...
-
-    @property
-    def kv_transfer_config(self) -> TransferConfig | None:
-        """The connector's configuration."""
-        ...
-
+    def kv_transfer_config(self) -> TransferConfig | None: ...
     @property
     def ec_transfer_config(self) -> EncoderTransferConfig | None:
         """How embeddings of items come from other engines, if they do."""
         ...
 
     @property
-    def attention_config(self) -> AttentionConfig:
-        """The way attention is computed."""
-        ...
-
+    def attention_config(self) -> AttentionConfig: ...
     @property
-    def compilation_config(self) -> CompilationConfig:
-        """The model's layers, among others."""
-        ...
-
+    def compilation_config(self) -> CompilationConfig: ...
     @property
-    def use_v2_model_runner(self) -> bool:
-        """Whether the newer of vLLM's two model runners runs the model."""
-        ...
+    def use_v2_model_runner(self) -> bool: ...
 
 
 class PublishingEngine(EngineConfig, Protocol):
     """`vllm.config.VllmConfig`, with what says which KV events are published and how."""
 
     @property
-    def cache_config(self) -> PrefixCacheConfig:
-        """The engine's own prefix cache."""
-        ...
-
+    def cache_config(self) -> PrefixCacheConfig: ...
     @property
-    def kv_events_config(self) -> EventsConfig | None:
-        """Says whether events of what is cached are published."""
-        ...
+    def kv_events_config(self) -> EventsConfig | None: ...

@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ..canonical import DIGEST_CHARACTERS, canonical, digest, tell_parts
 from ..model_weights import LoadedWeights, remedy
 from ..weights import FileDigests
-from .key_exclusions import left_out
+from .key_exclusions import LEFT_OUT
 from .settings import WHERE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     `version` is that of Transformers, whose code computes. Raises `ConfigError` for a value of the
     configuration that has no canonical bytes.
     """
-    found = canonical(model.config, "model.config", left_out())
+    found = canonical(model.config, "model.config", LEFT_OUT)
     tell_parts(log, found, "model.config")
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
     kind = type(model)

@@ -22,19 +22,15 @@ class LockstepStats(KVConnectorStats):
     data: Told
 
     def reset(self) -> None:
-        """Forget all."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add what another rank, or the same one later, has told."""
         return LockstepStats(data=add(self.data, other.data))
 
     def reduce(self) -> dict[str, Number]:
-        """Return what the log says of it."""
         return line(self.data)
 
     def is_empty(self) -> bool:
-        """Say whether nothing was told."""
         return not self.data
 
 

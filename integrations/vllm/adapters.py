@@ -8,10 +8,6 @@ from ..weights import FileDigests
 from .contract import LoraRequest
 from .settings import WHERE
 
-_log = logging.getLogger(__name__)
-
-ANEW = "give weights that change another name and id"
-
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"
     " log; a version in adapter_versions avoids reading"
@@ -19,36 +15,25 @@ NOT_KNOWN = (
 """What the flight recorder says of an adapter whose weights one rank cannot tell."""
 
 
-class Adapters:
-    """Tells adapters apart by their weights. All calls come from the engine's thread.
+def adapter_weights(
+    digests: FileDigests, versions: Mapping[str, str], options: str = ""
+) -> AdapterWeights:
+    """Return what tells adapters apart.
 
-    vLLM keeps an adapter that it has loaded under its id, and KV that it has computed under its name.
+    `options` stands for all that the engine is told of adapters; see `adapter_options`.
     """
-
-    def __init__(
-        self,
-        digests: FileDigests,
-        versions: Mapping[str, str],
-        *,
-        options: str = "",
-        log: logging.Logger = _log,
-    ) -> None:
-        """`options` stands for all that the engine is told of adapters; see `adapter_options`."""
-        engine = f"vLLM {options}".rstrip()
-        self._weights = AdapterWeights(
-            digests, versions, engine=engine, where=WHERE, anew=ANEW, log=log
-        )
-
-    def identify(self, adapter: LoraRequest) -> str | None:
-        """Return what the weights of a request's adapter are; None: do not cache the request."""
-        return self._weights.identify(_loaded(adapter))
-
-    def trusted(self, adapter: LoraRequest | None) -> bool:
-        """Say whether it is certain which weights a request's KV comes from."""
-        return adapter is None or self._weights.trusted(_loaded(adapter))
+    return AdapterWeights(
+        digests,
+        versions,
+        engine=f"vLLM {options}".rstrip(),
+        where=WHERE,
+        anew="give weights that change another name and id",
+        log=logging.getLogger("vllm.lockstep"),
+    )
 
 
-def _loaded(adapter: LoraRequest) -> LoadedAdapter:
+def loaded(adapter: LoraRequest) -> LoadedAdapter:
+    """Return an adapter as vLLM has it: loaded under its id, and its KV under its name."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,

@@ -6,8 +6,9 @@ from collections.abc import Collection
 import numpy as np
 
 from ...ranks.group.host_cache import HostCache
+from ..adapters import AdapterWeights
 from ..items import ItemNames, Items, item_ids
-from .adapters import NOT_KNOWN, Adapters
+from .adapters import NOT_KNOWN, loaded
 from .contract import VllmRequest
 from .items import Contents
 from .tracked import TrackedRequest, may_be_cached, namespace_of
@@ -21,7 +22,7 @@ CONTENT_NOT_KNOWN = "of unknown content"
 class Arrivals:
     """Takes in new requests. All calls come from the engine's thread, in one order on every rank."""
 
-    def __init__(self, cache: HostCache, adapters: Adapters, *, own_embeddings: bool) -> None:
+    def __init__(self, cache: HostCache, adapters: AdapterWeights, *, own_embeddings: bool) -> None:
         """Without `own_embeddings` other engines give this one embeddings of items, by names alone."""
         self._cache = cache
         self._adapters = adapters
@@ -63,7 +64,7 @@ class Arrivals:
             return None
         adapter = None
         if request.lora_request is not None:
-            adapter = self._adapters.identify(request.lora_request)
+            adapter = self._adapters.identify(loaded(request.lora_request))
             # Ranks that have read other files, or could not, are told so by the digest. Not by the
             # adapter's name, which may be another one on each rank; each rank logs it.
             self._cache.witness("adapter of request", self._count, "is", adapter or NOT_KNOWN)
@@ -83,7 +84,8 @@ class Arrivals:
 
     def trusted(self, tracked: TrackedRequest) -> bool:
         """Say whether what the engine computes for a request is what its key says."""
-        return self._adapters.trusted(tracked.request.lora_request) and (
+        adapter = tracked.request.lora_request
+        return (adapter is None or self._adapters.trusted(loaded(adapter))) and (
             not tracked.items or self._names.trusted(tracked.items)
         )
 

@@ -60,9 +60,9 @@ from .opening import (
     open_worker_rank,
     require_release,
 )
-from .pass_result import PassResult
 from .scheduler_side import SchedulerSide
 from .stats import Told
+from .tracked import PassResult
 from .watching import Watching
 from .weight_versions import hear_weight_versions
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...ranks.group.host_cache import HostCache
 from .contract import VllmRequest
-from .handing_over import FRESH
+from .taking import FRESH
 from .tracked import TrackedRequest
 from .transfer_params import Handoff, goes_elsewhere
 

@@ -5,7 +5,7 @@ from it what to do, and answers with its ballot.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -18,8 +18,8 @@ from ...errors import InternalError
 from ...ranks.group.decider.worker import WorkerRank
 from ...telemetry.families import EXECUTOR_FAMILIES
 from .handover import Handover
-from .pass_result import PassResult
 from .stats import StatsFeed, Told
+from .tracked import PassResult
 
 
 @dataclass
@@ -53,38 +53,6 @@ class Ballots(KVConnectorWorkerMetadata):
         return Ballots(self.folded.joined(other.folded))
 
 
-class WorkerHalf(Protocol):
-    """The part of a worker's half that depends on where the scheduler is."""
-
-    def obey(self, metadata: PassMetadata) -> None:
-        """Do what the scheduler tells before this step overwrites any block."""
-        ...
-
-    def begin_loads(self) -> None:
-        """Begin the copies to the device."""
-        ...
-
-    def begin_backups(self) -> None:
-        """Begin the copies to the host."""
-        ...
-
-    def ballots(self) -> Ballots | None:
-        """Return this rank's ballot of the step, if the scheduler waits for it."""
-        ...
-
-    def wait_for_copies(self) -> None:
-        """Return when no copy touches the engine's KV, which is about to be unmapped."""
-        ...
-
-    def told(self) -> Told | None:
-        """Return what was added to this rank's statistics, if it is time and nobody else tells it."""
-        ...
-
-    def close(self) -> None:
-        """Stop all copies."""
-        ...
-
-
 class BesideScheduler:
     """Leaves everything but the moments of copies to the cache of the scheduler in this process."""
 
@@ -92,25 +60,30 @@ class BesideScheduler:
         self._handover = handover
 
     def obey(self, metadata: PassMetadata) -> None:
-        """See `WorkerHalf`: the cache was told already."""
+        """Do what the scheduler tells before this step overwrites any block: the cache was told."""
 
     def begin_loads(self) -> None:
+        """Begin the copies to the device."""
         self._handover.opened.begin_loads()
 
     def begin_backups(self) -> None:
+        """Begin the copies to the host."""
         self._handover.opened.begin_backups()
 
     def ballots(self) -> Ballots | None:
+        """Return this rank's ballot of the step, if the scheduler waits for it."""
         return None
 
     def wait_for_copies(self) -> None:
+        """Return when no copy touches the engine's KV, which is about to be unmapped."""
         self._handover.opened.keep_off()
 
     def told(self) -> Told | None:
+        """Return what was added to this rank's statistics, if it is time and nobody else tells it."""
         return None
 
     def close(self) -> None:
-        """See `WorkerHalf`: the scheduler's half closes the cache."""
+        """Stop all copies; here the scheduler's half closes the cache."""
 
 
 class UnderScheduler:
@@ -166,3 +139,6 @@ class UnderScheduler:
         if self._late:
             self._late = False
             self._rank.begin_backups()
+
+
+WorkerHalf: TypeAlias = BesideScheduler | UnderScheduler

@@ -28,7 +28,7 @@ from ...telemetry.port import watch
 from .. import releases
 from ..weights import FileDigests
 from . import handover, start_line
-from .adapters import Adapters
+from .adapters import adapter_weights
 from .arrivals import Arrivals
 from .cache_contract import EngineCacheConfig
 from .contract import EngineConfig, ParallelConfig
@@ -125,9 +125,7 @@ def _settings(
     layers = config.compilation_config.static_forward_context
     engine = EngineLayout.of(cache_config, world_size, kv_caches, layers)
     host_pages = parsed.host_pages_of(engine.host_bytes(1, world_size))
-    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
-    read = FileDigests(records / "weights.json", log=log)
-    weights = weights_of(config, parsed.weights_version, read)
+    weights = weights_of(config, parsed.weights_version, _digests(parsed, "weights"))
     environment = envs.compile_factors()
     kv = kv_identity(
         config,
@@ -136,7 +134,9 @@ def _settings(
         share=parsed.share,
         engine_version=engine_version,
         environment=environment,
-        given=[name for name in environment if _is_set(name)],
+        given=[
+            name for name in environment if name in envs.environment_variables and envs.is_set(name)
+        ],
     )
     settings = HostCacheConfig(
         model=parsed.model or config.model_config.model,
@@ -151,9 +151,9 @@ def _settings(
     return settings, engine.lend(world_size)
 
 
-def _is_set(name: str) -> bool:
-    """Say whether somebody has set a variable that vLLM reads."""
-    return name in envs.environment_variables and envs.is_set(name)
+def _digests(parsed: ConnectorSettings, of: str) -> FileDigests:
+    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    return FileDigests(records / f"{of}.json", log=log)
 
 
 def _side(
@@ -167,14 +167,12 @@ def _side(
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
-    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
     encoders = config.ec_transfer_config
-    adapters = Adapters(
+    adapters = adapter_weights(
         # Records of their own: no request waits while another engine reads the weights of a model.
-        FileDigests(records / "adapters.json", log=log),
+        _digests(parsed, "adapters"),
         parsed.adapter_versions,
-        options=adapter_options(config, engine_version=engine_version),
-        log=log,
+        adapter_options(config, engine_version=engine_version),
     )
     return SchedulerSide(
         cache,

@@ -20,12 +20,11 @@ from .contract import ScheduledStep, VllmRequest
 from .giving import Giving
 from .leaving import Leaving
 from .lending import BlockTables, Lending, load
-from .pass_result import PassResult, ids_of
 from .pass_steps import PassSteps
 from .pending_backups import PendingBackups
 from .settings import ConnectorSettings
 from .taking import Taking
-from .tracked import Ended, TrackedRequest
+from .tracked import Ended, PassResult, TrackedRequest, ids_of
 from .transfer_params import Handoff
 from .weights import InFlight, Weights
 

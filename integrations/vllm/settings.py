@@ -5,18 +5,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
+from ...ranks.protocol.config import TtlSeconds
 from ...ranks.protocol.outside import Peers
 from ...storage_backends.registry import is_built_in, known_schemes, make_backend
 from ...storage_backends.uri import RANK, parse_uri
 from ..settings import ServingSettings
-from .handing_over import HANDING_OVER, HandingOver
 from .weights import InFlight, WeightsChange
 
 WHERE = "kv_connector_extra_config"
 
 SECRET_FILE = "secret_file"  # noqa: S105 - a name.
 """Stands for the secret of peers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandingOver(Settings):
+    """Bounds on what engines do for each other; equal on every rank, in agreed time."""
+
+    ttl_s: TtlSeconds = 60.0
+    """For how long a request that has ended here is kept for the engine that goes on with it."""
+    patience_s: TtlSeconds = 5.0
+    """How long a request waits for what the engine that has computed it has promised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +42,7 @@ class ConnectorSettings(ServingSettings):
     """What becomes of loads that are under way when the weights change."""
     peers: Peers | None = None
     """How this rank and those of other engines read each other's host memory; see `ranks.outside`."""
-    handing_over: HandingOver = HANDING_OVER
+    handing_over: HandingOver = HandingOver()
     """For how long engines that share a request's work wait for each other: ttl_s, patience_s."""
 
     def __post_init__(self) -> None:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...ranks.group.host_cache import HostCache
-from .handing_over import FRESH
 from .transfer_params import Handoff
 
 log = logging.getLogger("vllm.lockstep")
+
+FRESH = 2
+"""After so many steps that have told the time it is that of now; a group that was idle has that of its
+last step."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,9 +7,9 @@ from ...ranks.group.decider.deciding import DecidingCache
 from ...storage_backends.uri import parse_uri
 from ...telemetry.families import FAMILIES, GROUP_FAMILIES
 from .contract import VllmRequest
-from .pass_result import PassResult
 from .scheduler_side import SchedulerSide
 from .stats import RESTORED, Restored, StatsFeed, Told
+from .tracked import PassResult
 
 HOST: Final = "host"
 PEER: Final = "p2p"

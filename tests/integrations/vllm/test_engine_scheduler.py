@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.ranks.protocol.orders import CopyToHost, Direction, Fence
 from tests.kit.ranks.decided import DecidedRanksInTurn
 from tests.kit.ranks.in_turn import PAGE_TOKENS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from lockstep.integrations.vllm.handing_over import HandingOver
+from lockstep.integrations.vllm.settings import HandingOver
 from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.ranks.protocol.outside import Peers

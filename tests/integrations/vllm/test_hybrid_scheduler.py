@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import Cancel, CopyToHost, LookUp

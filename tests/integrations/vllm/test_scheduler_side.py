@@ -10,9 +10,9 @@ from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.pass_steps import LOOKUP_STEPS
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.ranks.protocol.config import Timeouts
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn

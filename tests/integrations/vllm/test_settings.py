@@ -8,8 +8,7 @@ import pytest
 
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
-from lockstep.integrations.vllm.handing_over import HandingOver
-from lockstep.integrations.vllm.settings import ConnectorSettings, parse
+from lockstep.integrations.vllm.settings import ConnectorSettings, HandingOver, parse
 from lockstep.ranks.protocol.config import Bounds, Timeouts
 from lockstep.ranks.protocol.outside import Control, Peers
 from tests.kit.source_tree import ROOT

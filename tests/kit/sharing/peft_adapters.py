@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.integrations.sglang.identity.adapters import Adapters as SglangAdapters
-from lockstep.integrations.vllm.adapters import Adapters as VllmAdapters
+from lockstep.integrations.vllm.adapters import adapter_weights, loaded
 from lockstep.integrations.weights import FileDigests
 from tests.kit.vllm.sent_requests import Adapter
 
@@ -76,8 +76,8 @@ def under_vllm(
 ) -> str:
     """Return what vLLM takes an adapter for."""
     digests = FileDigests(folder.parent / "digests.json")
-    found = VllmAdapters(digests, versions or {}, options=options).identify(
-        Adapter("a", str(folder))
+    found = adapter_weights(digests, versions or {}, options).identify(
+        loaded(Adapter("a", str(folder)))
     )
     assert found is not None
     return found
@@ -92,9 +92,9 @@ def under_sglang(
 ) -> str:
     """Return what SGLang takes an adapter for."""
     digests = FileDigests(folder.parent / "digests.json")
-    loaded = {"7f": Loaded("a", str(folder))}
+    held = {"7f": Loaded("a", str(folder))}
     known = SglangAdapters(
-        loaded, digests, versions or {}, options=options, shares=shares, where="the config"
+        held, digests, versions or {}, options=options, shares=shares, where="the config"
     )
     found = known.identify("7f")
     assert found is not None

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import Lending
-from lockstep.integrations.vllm.pass_result import PassResult
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.integrations.vllm.weights import InFlight, Weights, WeightsChange
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, Order, Put

@@ -16,7 +16,7 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.lanes import BallotShape
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.pass_result import PassResult
+from lockstep.integrations.vllm.tracked import PassResult
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.group.decider.deciding import DecidingCache, decide

@@ -16,10 +16,9 @@ from lockstep.integrations.vllm.block_events import (
     PagesStored,
 )
 from lockstep.integrations.vllm.groups import EVERY_TOKEN, Kind, PoolGroup
-from lockstep.integrations.vllm.handing_over import HANDING_OVER, HandingOver
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
-from lockstep.integrations.vllm.pass_result import PassResult
-from lockstep.integrations.vllm.tracked import TrackedRequest
+from lockstep.integrations.vllm.settings import HandingOver
+from lockstep.integrations.vllm.tracked import PassResult, TrackedRequest
 from lockstep.integrations.vllm.watching import Watching
 from lockstep.integrations.vllm.weights import Weights
 from lockstep.page_format.page_layout import Column, PageLayout
@@ -79,7 +78,7 @@ class ScriptedEngine:
         page_tokens: int = PAGE_TOKENS,
         host_pages: int = 32,
         peers: Peers | None = None,
-        handing_over: HandingOver = HANDING_OVER,
+        handing_over: HandingOver | None = None,
         window_tokens: int = 0,
         loads: bool = True,
         backs_up: bool = True,
@@ -128,7 +127,7 @@ class ScriptedEngine:
             weights=Weights(placed=self._saw),
             loads=loads,
             backs_up=backs_up,
-            settings={"handing_over": handing_over},
+            settings={"handing_over": handing_over or {}},
             own_embeddings=own_embeddings,
         )
         self.answer: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.adapters import adapter_weights
 from lockstep.integrations.vllm.arrivals import Arrivals
 from lockstep.integrations.vllm.lending import Lending
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
@@ -22,7 +22,7 @@ def side_of(
     **options: Any,
 ) -> SchedulerSide:
     """Return a half that loads and backs up, unless the `options` say otherwise."""
-    adapters = Adapters(FileDigests(Path("/proc/nowhere/digests")), versions or {})
+    adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})
     usual: dict[str, Any] = {"loads": True, "backs_up": True}

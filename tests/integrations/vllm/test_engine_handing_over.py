@@ -27,15 +27,3 @@ def test_what_two_ranks_have_computed_two_ranks_and_one_go_on_with_exactly(
     assert differences(found["store"].outputs, found["1"].outputs) == []
     assert differences(reference, found["1"].outputs, rounding=ROUNDING) == []
     assert [each.asked_tokens - each.hit_tokens for each in found.values()] == [0, 0, 0]
-
-
-@pytest.mark.slow
-def test_pages_that_one_rank_loses_on_the_way_are_computed(
-    tmp_path: Path, model: Path, reference: list[Output]
-) -> None:
-    handing = Handing(model=str(model), prompts=PROMPTS, decode_ranks=(2,), fault="lost on the way")
-
-    found = hand_over(handing, tmp_path)
-
-    assert differences(reference, found["2"].outputs) == []
-    assert 0 < found["2"].hit_tokens < found["2"].asked_tokens

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import structs
 
 from lockstep.page_format.object_header import HEADER_BYTES, HeaderFinding
 from lockstep.page_format.object_name import ObjectName, located
 from lockstep.page_format.object_shape import Run
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.group import opening
-from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.config import RECORD_POOLS
-from lockstep.ranks.protocol.orders import KV_POOL, Direction, ObjectTransfer
+from lockstep.ranks.protocol.orders import KV_POOL, Direction
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper
@@ -132,34 +130,11 @@ def _trust_every_byte() -> None:
     contents.check_run = trust
 
 
-def _lose_pages_on_the_way() -> None:
-    """Offer readers of other groups all that is served but every fifth page."""
-    server: Any = PageServer
-    serve: Callable[[PageServer, int, Sequence[ObjectTransfer]], None] = server.serve
-    offered = 0
-
-    def serve_some(self: PageServer, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
-        nonlocal offered
-        kept: list[ObjectTransfer] = []
-        for each in transfers:
-            pairs: list[tuple[bytes, int]] = []
-            for pair in zip(each.keys, each.pages, strict=True):
-                offered += 1
-                if offered % 5:
-                    pairs.append(pair)
-            keys, pages = tuple(key for key, _ in pairs), tuple(page for _, page in pairs)
-            kept.append(structs.replace(each, keys=keys, pages=pages))
-        serve(self, operation, kept)
-
-    server.serve = serve_some
-
-
 FAULTS: dict[str, Callable[[], None]] = {
     "down": lambda: _spoil_store(Down),
     "poisoned": lambda: _trust_spoiled_store(Poisoned),
     "half a load": _fail_a_load_half_way,
     "trusting": _trust_every_byte,
-    "lost on the way": _lose_pages_on_the_way,
 }
 
 

@@ -29,17 +29,12 @@ FOR_ANOTHER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handing:
-    """One engine, and others that go on one after the other with all that it has computed."""
+    """An engine of two ranks, and others that go on one after the other with what it has computed."""
 
     model: str
     prompts: list[Prompt]
-    prefill_ranks: int = 2
-    decode_ranks: Sequence[int] = (1, 2)
-    store: str | None = None
+    store: str
     """Where the first engine has its pages too, and where in the end one of one rank reads all."""
-    fault: str | None = None
-    """What is wrong with the last rank of the first engine; see `faults`."""
-    output_tokens: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +65,21 @@ def hand_over(handing: Handing, folder: Path) -> dict[str, Found]:
 
 def _run(handing: Handing) -> dict[str, Found]:
     sent = [FOR_ANOTHER] * len(handing.prompts)
-    store, fault = handing.store, handing.fault
-    prefill = _start(handing, "kv_producer", handing.prefill_ranks, store=store, fault=fault)
+    prefill = _start(handing, "kv_producer", 2, handing.store)
     computed = _generate(prefill, handing.prompts, sent, 1)
     _rest(prefill)
     answers = [each.kv_transfer_params for each in computed]
     found: dict[str, Found] = {}
-    for ranks in handing.decode_ranks:
+    for ranks in (1, 2):
         decode = _start(handing, "kv_consumer", ranks)
         found[str(ranks)] = _gone_on(decode, handing, answers)
     prefill.llm_engine.engine_core.shutdown()
-    if store is not None:
-        reader = _start(handing, "kv_consumer", 1, store=store)
-        found["store"] = _gone_on(reader, handing, [None] * len(answers))
+    reader = _start(handing, "kv_consumer", 1, handing.store)
+    found["store"] = _gone_on(reader, handing, [None] * len(answers))
     return found
 
 
-def _start(
-    handing: Handing, role: str, ranks: int, *, store: str | None = None, fault: str | None = None
-) -> "LLM":
+def _start(handing: Handing, role: str, ranks: int, store: str | None = None) -> "LLM":
     from vllm import LLM
 
     from tests.kit.vllm.rank import engine_arguments
@@ -102,7 +93,6 @@ def _start(
         model=handing.model,
         phases=[],
         connector=connector | {"kv_role": role},
-        fault=fault,
         one_scheduler=True,
     )
     return LLM(**engine_arguments(plan, ranks))
@@ -141,7 +131,7 @@ def _gone_on(llm: "LLM", handing: Handing, params: Sequence[object]) -> Found:
     """Return what an engine says that is ended here."""
     from tests.kit.vllm.rank import output_of
 
-    outputs = _generate(llm, handing.prompts, params, handing.output_tokens)
+    outputs = _generate(llm, handing.prompts, params, 8)
     core: Any = llm.llm_engine.engine_core
     replica = core.engine_core.scheduler.connector._side.cache.stats().replica
     core.shutdown()

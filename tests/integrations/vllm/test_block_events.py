@@ -9,10 +9,8 @@ from lockstep.integrations.vllm.block_events import (
     PagesRemoved,
     PagesStored,
 )
-from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.notices import Cause, Removed, Reset, Stored, Tier
 from lockstep.ranks.protocol.orders import KV_POOL
-from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.vllm.scripted import PAGE_TOKENS, ChainedHasher, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Item, Position, Sent
 
@@ -41,31 +39,6 @@ def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> se
 
 def chain(engine: ScriptedEngine, request: Sent) -> list[bytes]:
     return engine.hasher.chain(request)
-
-
-def test_a_page_in_host_memory_is_told_by_the_hash_that_the_engine_has_of_it() -> None:
-    with scripted() as engine:
-        request = engine.serve(PROMPT)
-
-        [told] = engine.told()
-
-    assert isinstance(told, PagesStored)
-    assert (told.tier, hashes(told)) == (Tier.HOST, chain(engine, request))
-    assert [token for page in told.pages for token in page.tokens] == PROMPT
-    assert told.pages[0].before is None
-
-
-def test_what_continues_a_prefix_is_told_after_the_block_that_it_continues() -> None:
-    with scripted() as engine:
-        first = engine.serve(PROMPT)
-        engine.told()
-
-        second = engine.serve(LONGER)
-        [told] = engine.told()
-
-    assert isinstance(told, PagesStored)
-    assert told.pages[0].before == chain(engine, first)[-1]
-    assert hashes(told) == chain(engine, second)[4:]
 
 
 def test_pages_that_another_engine_has_written_are_told_once_a_request_brings_them(
@@ -187,21 +160,6 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
     assert [len(hashes(each)) for each in first] == [1, 1]
     assert [type(each) for each in later] == [PagesRemoved]
-
-
-def test_one_rank_may_tell_for_all_of_them() -> None:
-    """Each would tell the same; that the others do not is no difference between them."""
-    events = BlockEvents(ChainedHasher())
-
-    def serve(cache: HostCache) -> list[PagesStored | PagesRemoved]:
-        events.saw(Sent(), "", lambda name: cache.last_key(b"", name))
-        cache.back_up("r", PROMPT, range(4))
-        assert cache.flush()
-        return [] if cache.rank else [*events.take(lambda name: cache.last_key(b"", name))]
-
-    told = on_every_rank(serve, listener=events.listen)
-
-    assert [len(hashes(each)) for rank in told for each in rank] == [4]
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:

@@ -73,16 +73,6 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
         engine.rest()
 
 
-def test_what_one_engine_has_computed_another_has_byte_for_byte(
-    prefill: ScriptedEngine, decode: ScriptedEngine
-) -> None:
-    params = computed(prefill)
-
-    assert params["remote_tokens"] == WHOLE
-    assert loaded(decode, params) == WHOLE
-    assert torch.equal(decode.memory[:6], prefill.memory[:6])
-
-
 @pytest.mark.parametrize("window_tokens", [0, PAGE_TOKENS, 2 * PAGE_TOKENS - 1])
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int

@@ -34,21 +34,6 @@ def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, *
     return sum(sum(each.values()) for each in engine.sources[before:])
 
 
-def test_the_system_prompt_before_another_image_is_found_and_nothing_of_the_image() -> None:
-    with scripted(**BLOCKS) as engine:
-        hits = [ask(engine, image(each)) for each in ("a cat", "a dog", "a cat", "a dog")]
-
-    assert BEFORE_IMAGE == 1_984
-    assert hits == [0, BEFORE_IMAGE, WHOLE, WHOLE]
-
-
-def test_a_client_s_uuid_changes_nothing() -> None:
-    with scripted(**BLOCKS) as engine:
-        hits = [ask(engine, image("a cat", uuid)) for uuid in ("", "logo", "template")]
-
-    assert hits == [0, WHOLE, WHOLE]
-
-
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -50,21 +50,16 @@ def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bo
         engine.reset(preempting=preempts)
 
 
-def serve(
-    engine: ScriptedEngine, requests: int, *, preempting: bool = False, salted: bool = False
-) -> Counts:
+def serve(engine: ScriptedEngine, requests: int, *, preempting: bool = False) -> Counts:
     """Send requests while the weights change, until all are answered; a failure shows the seed."""
     seed = engine.counts.seed = time_ns() % 100_000
     conversations, drawn = Conversations(seed), Random(seed)
     for number in range(CHANGES):
         for _ in range(requests // CHANGES):
-            engine.send(conversations.prompt(), engine.weights if salted else None)
+            engine.send(conversations.prompt())
             if engine.queue > QUEUE_MAX:
                 engine.step()
-        if salted:
-            engine.load_weights(f"step-{number}")
-        else:
-            become(engine, drawn, number, preempting=preempting)
+        become(engine, drawn, number, preempting=preempting)
     answer(engine)
     engine.ranks.check()
     return engine.counts
@@ -130,14 +125,6 @@ def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
     assert counts.hits > requests // 2, counts
 
 
-def test_with_the_version_in_the_salt_new_requests_get_nothing_stale_without_any_reset() -> None:
-    """As long as none comes back: nobody has said that those in flight go on with other weights."""
-    counts = serve(engine_of(), 1000, salted=True)
-
-    assert counts.stale == 0, counts
-    assert counts.hits > 500, counts
-
-
 def test_requests_in_flight_keep_what_they_have() -> None:
     counts = serve(engine_of(), 500)
 
@@ -156,37 +143,6 @@ def test_a_load_in_flight_counts_as_failed_where_it_is_to_be_computed() -> None:
 
     assert engine.counts.lost == engine.counts.in_flight > 0
     assert engine.counts.stale == 0
-
-
-def test_host_memory_is_warm_for_the_version_that_stays_over_a_sleep() -> None:
-    """A sleep resets the connector, which does not know what the engine wakes up with."""
-    engine = engine_of()
-    cold, warm = ask(engine, PROMPTS), ask(engine, PROMPTS)
-    engine.reset(preempting=True)
-    asleep = ask(engine, PROMPTS[:1])
-
-    engine.name("default")
-    again = ask(engine, PROMPTS)
-
-    assert cold == asleep == 0
-    assert again == warm > 0
-    assert [memory.fetched for memory in engine.ranks.memories] == [0, 0]
-
-
-def test_host_memory_is_warm_for_a_version_that_comes_back() -> None:
-    engine = engine_of()
-    ask(engine, PROMPTS)
-    warm = ask(engine, PROMPTS)
-    engine.load_weights("step-1")
-    engine.name("step-1")
-    ask(engine, PROMPTS)
-
-    engine.load_weights("default")
-    engine.name("default")
-
-    assert ask(engine, PROMPTS) == warm > 0
-    assert engine.counts.stale == 0
-    assert [memory.fetched for memory in engine.ranks.memories] == [0, 0]
 
 
 def test_where_weights_change_with_a_name_alone_a_reset_drops_nothing() -> None:

@@ -42,7 +42,6 @@ class Remembering(ToldExecutor):
         self.device: dict[int, Content] = {}
         self.host: dict[int, Content] = {}
         self.store: dict[bytes, Content] = {}
-        self.fetched = 0
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         super().carry_out(orders)
@@ -69,7 +68,6 @@ class Remembering(ToldExecutor):
                         }
                 case Fetch(transfers=objects):
                     for one in objects:
-                        self.fetched += len(one.keys)
                         self.host |= {
                             page: self.store[key]
                             for key, page in zip(one.keys, one.pages, strict=True)
@@ -169,9 +167,9 @@ class ScriptedEngine:
         """How many requests wait for their load."""
         return len(self._loading)
 
-    def send(self, tokens: Sequence[int], salt: str | None = None) -> None:
+    def send(self, tokens: Sequence[int]) -> None:
         """Let a request come."""
-        sent = Sent(list(tokens), request_id=str(next(self._numbers)), cache_salt=salt)
+        sent = Sent(list(tokens), request_id=str(next(self._numbers)))
         self._waiting.append(Served(sent, self.changes))
         self._every(lambda side: side.arrived(sent))
         self.counts.requests += 1

@@ -112,12 +112,6 @@ def test_an_item_is_in_the_page_in_which_it_begins_up_to_its_last_placeholder_th
     assert [at for at, found in enumerate(ids) if found != at] == [8, 9, 10, 11, 12, 13, 14]
 
 
-def test_ids_that_stand_for_an_item_are_those_of_no_text() -> None:
-    ids = ids_of(64, (cat(7, 30), cat(50, 3)), 8)
-
-    assert all(found < 0 for at, found in enumerate(ids) if found != at)
-
-
 def test_an_item_that_begins_with_the_last_token_of_a_page_fills_that_page() -> None:
     """A page with one placeholder would have 31 bits of the item."""
     ids = ids_of(32, (cat(15, 10),), 8)

@@ -56,11 +56,6 @@ def test_a_release_of_the_extra_s_bounds_is_taken(
     assert bounds_of(engine).specifier.contains(found)
 
 
-@pytest.mark.parametrize("found", ["0.33.0+cpu", "0.33.1rc2.dev3+g1234567"])
-def test_builds_and_candidates_of_a_release_are_taken(found: str) -> None:
-    require("vLLM", found, vllm.RELEASES, UnsupportedEngine.REFUSE)
-
-
 @pytest.mark.parametrize(("engine", "releases", "found"), BEYOND)
 def test_a_release_beyond_the_extra_s_bounds_is_refused_by_name_with_the_way_to_try_it(
     engine: str, releases: Sequence[str], found: str

@@ -91,12 +91,6 @@ def test_weights_in_files_of_other_names_are_others(folder: Path, digests: FileD
     assert weights_digest(folder, digests) != before
 
 
-def test_one_file_of_weights_counts_by_itself(folder: Path, digests: FileDigests) -> None:
-    one, other = (weights_digest(folder / f"model-{at}.safetensors", digests) for at in range(2))
-
-    assert one != other
-
-
 def test_what_was_read_once_is_not_read_by_later_starts(folder: Path, digests: FileDigests) -> None:
     before = weights_digest(folder, digests)
     restarted = again(digests)
@@ -116,18 +110,6 @@ def test_a_process_goes_by_what_it_has_read_without_the_record(
 
     assert weights_digest(folder, digests) == before
     assert digests.bytes_read == read
-
-
-def test_a_process_looks_up_once_what_a_former_one_has_remembered(
-    folder: Path, digests: FileDigests
-) -> None:
-    before, restarted = weights_digest(folder, digests), again(digests)
-    assert weights_digest(folder, restarted) == before
-
-    digests.record.unlink()
-
-    assert weights_digest(folder, restarted) == before
-    assert restarted.bytes_read == 0
 
 
 def test_files_that_are_gone_leave_the_record_when_it_is_written(

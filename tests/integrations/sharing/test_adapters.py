@@ -17,20 +17,12 @@ FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.
 APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
     # Read by vLLM alone.
     "scaled by the root of the rank": {"use_rslora": True},
-    "a rank of its own": {"rank_pattern": {"q_proj": 8}},
-    "a scale of its own": {"alpha_pattern": {"q_proj": 8}},
-    # Refused by vLLM, and not read by SGLang.
-    "decomposed": {"use_dora": True},
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},
-    "whole modules": {"modules_to_save": ["lm_head"]},
     "a field that nobody knows yet": {"use_something_new": True},
-    "of another type": {"peft_type": "LOHA"},
     # SGLang applies what is named, and vLLM what has weights.
     "weights that are not named": {"target_modules": ["q_proj"]},
     "modules by a pattern": {"target_modules": "all-linear"},
-    "an expert's": {"modules": ["mlp.experts.0.gate_proj", "mlp.experts.0.down_proj"]},
-    "embeddings": {"modules": ["embed_tokens"]},
     # SGLang fuses the weights of q, k and v, and of gate and up.
     "keys without queries": {"modules": ["self_attn.k_proj", "self_attn.v_proj"]},
     "queries without values": {"modules": ["self_attn.q_proj"]},

@@ -21,8 +21,7 @@ from tests.kit.transformers.generated import (
     with_own_past,
 )
 from tests.kit.transformers.stored_pages import flip, pages_in
-from tests.kit.transformers.tiny_models import FULL, WINDOWED, make
-from tests.kit.transformers.tiny_models import load as load_from
+from tests.kit.transformers.tiny_models import FULL, WINDOWED
 
 if TYPE_CHECKING:
     from tests.integrations.transformers.conftest import Load, Open
@@ -241,22 +240,6 @@ def test_a_sequence_that_outgrows_its_memory_goes_on_and_is_cached_up_to_there(
     assert [*(each.reused for each in came), again.reused] == [0, 64, 64]
 
 
-def test_sampled_tokens_are_as_without_the_cache(load: "Load", opened: "Open") -> None:
-    model = load()
-    cache = opened(model)
-    sampled: dict[str, Any] = {"do_sample": True, "top_k": 5}
-
-    came: list[Said] = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        came.append(reusing(cache, model, PROMPT, **sampled))
-
-    torch.manual_seed(0)
-    expected = alone(model, PROMPT, **sampled)
-    assert [each.near(expected) for each in came] == [True] * 2
-    assert [each.reused for each in came] == [0, REUSED]
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 16, 17])
 def test_a_prompt_of_any_length_is_served(load: "Load", opened: "Open", tokens: int) -> None:
     model = load()
@@ -267,17 +250,3 @@ def test_a_prompt_of_any_length_is_served(load: "Load", opened: "Open", tokens: 
 
     assert [each.near(alone(model, short)) for each in came] == [True] * 2
     assert came[1].reused == (tokens - 1) // PAGE * PAGE
-
-
-def test_other_weights_in_the_same_folder_find_nothing(
-    tmp_path: Path, opened: "Open", store: str
-) -> None:
-    folder = tmp_path / "model"
-    came: list[tuple[int, bool]] = []
-    for seed in (0, 1, 0):
-        model = load_from(make(folder, "llama", seed=seed))
-        with opened(model, store=store) as cache:
-            found = reusing(cache, model, PROMPT)
-        came.append((found.reused, found.near(alone(model, PROMPT))))
-
-    assert came == [(0, True), (0, True), (REUSED, True)]

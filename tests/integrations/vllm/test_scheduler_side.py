@@ -137,20 +137,6 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
     assert ranks.executors[0].given(CopyToDevice) == []
 
 
-def test_an_engine_that_takes_nothing_of_what_it_was_promised_computes_and_ends_like_any() -> None:
-    ranks, side, request = promised()
-
-    side.allocated(request, (range(10, 14),), 0)
-    side.end_pass(computed(request))
-    ranks.settle()
-
-    assert ranks.executors[0].given(CopyToDevice) == []
-    assert not side.finished(request, range(10, 14))
-    side.end_pass(Scheduled())
-    side.cache.inspection.check()
-    assert side.cache.match(PROMPT).host_tokens == 4 * PAGE_TOKENS
-
-
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
     """An engine that schedules ahead has an empty pass beside each last one that computes."""
     ranks = HostRanksInTurn(ranks=1)
@@ -218,26 +204,6 @@ def test_after_the_last_abort_no_copy_touches_any_block() -> None:
     assert {number for each in fenced(ranks) for number in each} == {
         each.operation for each in backups
     }
-
-
-def test_after_the_last_abort_a_load_writes_no_block_either() -> None:
-    ranks = HostRanksInTurn(ranks=1, store=False)
-    side = scheduler(ranks)
-    [request] = backing_up(ranks, side, PROMPT)
-    ranks.executors[0].obey()
-    side.end_pass(Scheduled())
-    side.finished(request, range(4))
-    again = Sent(PROMPT, request_id="again")
-    side.arrived(again)
-    hit = side.hit(again, 0)
-    assert hit
-    side.allocated(again, (range(4),), hit)
-    side.cache.begin_loads()
-    [load] = ranks.executors[0].take(CopyToDevice)
-
-    abort(side, again)
-
-    assert fenced(ranks) == [(load.operation,)]
 
 
 def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:

@@ -1,6 +1,5 @@
 """What vLLM is told of the statistics adds up to what the cache has counted, to the token."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -76,16 +75,6 @@ def test_hits_are_split_by_where_they_came_from_as_the_cache_splits_them(tmp_pat
 
     assert restarted.sources == [{"disk": 4 * PAGE_TOKENS}, {"host": 4 * PAGE_TOKENS}]
     assert (counted["storage"], counted["host"]) == (4 * PAGE_TOKENS, 4 * PAGE_TOKENS)
-
-
-def test_what_a_prompt_asks_for_counts_whole_though_a_part_of_it_hits() -> None:
-    with scripted() as engine:
-        engine.serve(PROMPT)
-        engine.serve(LONGER)
-        counted = engine.cache.stats().replica
-
-    assert counted.hit_tokens["host"] == 4 * PAGE_TOKENS
-    assert counted.asked_tokens == 4 * PAGE_TOKENS + 6 * PAGE_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -172,15 +161,6 @@ def test_tellings_of_two_times_add_up_and_the_later_gauge_counts() -> None:
     assert (told["rounds"], told["namespaces"]) == ({"0": 7}, {"0": 2})
     assert told["step_seconds"]["0"][0] == pytest.approx(2.0)
     assert one["rounds"] == {"0": 3}
-
-
-def test_what_is_told_is_plain_data(tmp_path: Path) -> None:
-    """It goes to other processes in whatever way the engine sends its statistics."""
-    with scripted(f"file://{tmp_path}") as engine:
-        engine.serve(PROMPT)
-        told = engine.watching.told()
-
-    assert json.loads(json.dumps(told)) == told
 
 
 def test_loads_are_counted_by_what_became_of_them() -> None:

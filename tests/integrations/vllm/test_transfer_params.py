@@ -37,17 +37,12 @@ def test_a_request_that_was_computed_nowhere_is_like_any_other(
     [
         ("remote_tokens", -1),
         ("remote_tokens", "64"),
-        ("remote_tokens", True),
         ("remote_host", 7),
-        ("remote_host", ""),
         ("remote_host", "user:secret@host"),
-        ("remote_host", "host/path"),
-        ("remote_host", "host?option=1"),
         ("remote_host", "::1"),
         ("remote_port", None),
         ("remote_port", 0),
         ("remote_port", 65536),
-        ("remote_port", "7"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(key: str, value: object) -> None:

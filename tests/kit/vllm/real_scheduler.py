@@ -126,13 +126,12 @@ class Served:
         """Abort a request."""
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
-    def step(self) -> list[str]:
-        """Do a step of the engine; return the requests that computed something in it."""
+    def step(self) -> None:
+        """Do a step of the engine."""
         scheduled = self.scheduler.schedule()
         self._under_way.append(scheduled)
-        if self.ahead and len(self._under_way) < 2:
-            return []
-        return self._output(self._under_way.pop(0))
+        if not self.ahead or len(self._under_way) == 2:
+            self._output(self._under_way.pop(0))
 
     def run(self, most: int = 200) -> None:
         """Step until nothing is left to do."""
@@ -145,7 +144,7 @@ class Served:
                 return
         raise AssertionError(f"requests are left after {most} steps")
 
-    def _output(self, scheduled: Any) -> list[str]:
+    def _output(self, scheduled: Any) -> None:
         metadata = scheduled.kv_connector_metadata
         assert isinstance(metadata, PassMetadata)
         ballots: list[Ballots] = []
@@ -172,7 +171,6 @@ class Served:
             for each in outputs.outputs:
                 if each.prefill_stats is not None:
                     self.cached[each.request_id] = each.prefill_stats.num_cached_tokens
-        return names
 
     def _samples(self, name: str, scheduled: Any) -> bool:
         request = self.scheduler.requests.get(name)

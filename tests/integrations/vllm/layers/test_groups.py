@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep.errors import ConfigError
@@ -133,9 +132,3 @@ def test_blocks_are_held_until_their_copy_has_ended() -> None:
     assert blocks.users == {3: 0, 4: 1}
     held.let_go(lambda _: ())
     assert blocks.users == {3: 0, 4: 0}
-
-
-def test_pages_are_of_the_type_that_a_cache_takes_as_it_is() -> None:
-    lent = Lending(POOLS).for_backup(BLOCKS, 4, state=True)
-
-    assert {run.dtype for run in lent.values()} == {np.dtype(np.int32)}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
@@ -158,11 +158,7 @@ class BlockingStore:
         running = asyncio.all_tasks() - {asyncio.current_task()}
         if running:
             await asyncio.wait(running, timeout=self._close_timeout_s)
-        await _in_time(self._backend.close(), self._close_timeout_s)
-
-
-async def _in_time(closing: Awaitable[None], timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(closing, timeout_s)
-    except Exception:  # noqa: BLE001 - the engine ends or goes on without the store all the same.
-        _log.exception("the store did not close cleanly")
+        try:
+            await asyncio.wait_for(self._backend.close(), self._close_timeout_s)
+        except Exception:  # noqa: BLE001 - the engine ends or goes on without the store all the same.
+            _log.exception("the store did not close cleanly")

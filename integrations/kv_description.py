@@ -54,9 +54,7 @@ _WHOLE = frozenset({"full_attention"})
 class PretrainedConfig(Protocol):
     """`transformers.PreTrainedConfig`, after every override of the engine's."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Return what it says."""
-        ...
+    def to_dict(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class LockstepCache:
         what has no pages, and for weights that cannot be told from others.
         """
         parsed = GenerateSettings.read(settings)
-        ranks = _ranks(model)
+        ranks = model.tp_size or 1
         read = FileDigests(
             Path(parsed.weight_digests or f"{HF_HOME}/lockstep").expanduser() / "weights.json",
             log=log,
@@ -235,8 +235,3 @@ class LockstepCache:
     def _step_until(self, done: Callable[[], bool]) -> None:
         while not done():
             self.cache.step(idle_s=self._settings.idle_wait_s)
-
-
-def _ranks(model: "PreTrainedModel") -> int:
-    """Return how many ranks divide the model by its heads; 1 where each process has all of it."""
-    return model.tp_size or 1

@@ -1,16 +1,18 @@
 """New requests: which are cached, under which ids and namespace, and for how long these hold."""
 
+import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from typing import Any, cast
 
 import numpy as np
 
 from ...ranks.group.host_cache import HostCache
 from ..adapters import AdapterWeights
-from ..items import ItemNames, Items, item_ids
+from ..items import Item, ItemNames, Items, OncePerObject, content_digest, item_ids
 from .adapters import NOT_KNOWN, loaded
-from .contract import VllmRequest
-from .items import Contents
+from .contract import MultiModalFeature, VllmRequest
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
 _log = logging.getLogger("vllm.lockstep")
@@ -106,4 +108,46 @@ class Arrivals:
         kind = namespace_of(request, adapter, () if ids else items)
         return TrackedRequest(
             request, self._count, kind, self._page_tokens, items=items, item_ids=ids
+        )
+
+
+class Contents:
+    """Digests the contents of items, once for each object in which vLLM keeps one.
+
+    vLLM calls an item by a hash of its content, or by a `uuid` that a client gives, and does not say
+    which. So its content is read from the tensors that its processor has made of it. Requests with the
+    same item have the same object, while it is in vLLM's cache of processed items.
+    """
+
+    def __init__(self) -> None:
+        self._known = OncePerObject[bytes | None]()
+
+    def of(self, request: VllmRequest) -> Items | None:
+        """Return the items of a request; None if what one of them holds is not known here.
+
+        It lies elsewhere with `mm_processor_cache_type: shm`. In a model with an encoder and a decoder,
+        items have no place in the prompt.
+        """
+        items = [self._item(each) for each in request.mm_features]
+        known = tuple(each for each in items if each and each.end <= request.num_prompt_tokens)
+        return known if len(known) == len(items) else None
+
+    def _item(self, feature: MultiModalFeature) -> Item | None:
+        place = feature.mm_position
+        held = self._held(feature.data)
+        mask = "all" if place.is_embed is None else content_digest(place.is_embed)
+        if held is None or mask is None:
+            return None
+        name = mask if isinstance(mask, str) else mask.hex()
+        beside = json.dumps(["vLLM", feature.modality, place.length, name])
+        content = sha256(beside.encode() + held).digest()
+        return Item(feature.identifier, place.offset, place.offset + place.length, content)
+
+    def _held(self, data: object) -> bytes | None:
+        """Return a digest of what was processed; None if there is none of it all."""
+        if not isinstance(data, Mapping):
+            return None
+        fields = cast("Mapping[str, Any]", data)
+        return self._known.get(
+            fields, lambda: content_digest({name: each.data for name, each in fields.items()})
         )

@@ -14,18 +14,14 @@ import torch
 class AttentionBackend(Protocol):
     """`vllm.v1.attention.backend.AttentionBackend`, the class itself."""
 
-    def get_name(self) -> str:
-        """Return what vLLM calls it."""
-        ...
+    def get_name(self) -> str: ...
 
 
 class AttentionLayer(Protocol):
     """`vllm.model_executor.layers.attention.Attention`; on a CPU it also has an `isa`."""
 
     @property
-    def attn_backend(self) -> AttentionBackend:
-        """What computes it, and arranges its blocks."""
-        ...
+    def attn_backend(self) -> AttentionBackend: ...
 
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]

@@ -10,7 +10,8 @@ the cache is the scheduler's, its pages are the workers', and vLLM brings what t
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -26,16 +27,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
 from ...ranks.group.decider.deciding import DecidingCache
 from . import handover, kv_events, settings
-from .cache_contract import HashedCacheConfig
 from .contract import (
     BlockPool,
     Blocks,
     EngineConfig,
+    HashedCacheConfig,
     PublishingEngine,
     ScheduledStep,
     TransferOutput,
@@ -64,7 +66,6 @@ from .scheduler_side import SchedulerSide
 from .stats import Told
 from .tracked import PassResult
 from .watching import Watching
-from .weight_versions import hear_weight_versions
 
 
 class InOrder(set[str]):
@@ -116,7 +117,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._lending = Lending(pool_groups(kv_cache_config))
         self._events = kv_events.wanted(vllm_config, kv_cache_config, self._settings.store)
         if role is KVConnectorRole.SCHEDULER:
-            hear_weight_versions(LockstepConnector, LockstepConnector._weights_are)
+            _hear_weight_versions(LockstepConnector._weights_are)
             if not self._one_decider:
                 self._scheduler = open_beside_worker(
                     vllm_config, self._lending, self._settings, self._engine_id, self._events
@@ -389,3 +390,25 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
     assert isinstance(metadata, PassMetadata)
     return metadata
+
+
+def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
+    """Tell a scheduler's connector each version that its engine is told from now on; idempotent.
+
+    vLLM keeps that name in its engine core (`finish_weight_update(weight_version=...)`,
+    `update_weight_version`), and tells no connector. The engine core is in the process of the scheduler
+    in every form in which vLLM runs. vLLM does what it does without it.
+    """
+    engine: Any = EngineCore
+    set_version = engine.set_weight_version
+    if hasattr(set_version, "__wrapped__"):
+        return
+
+    @wraps(set_version)
+    def told(core: Any, weight_version: str) -> None:
+        set_version(core, weight_version)
+        connector = core.scheduler.connector
+        if isinstance(connector, LockstepConnector):
+            tell(connector, weight_version)
+
+    engine.set_weight_version = told

@@ -13,8 +13,7 @@ from ...ranks.protocol.config import ComponentConfig
 from ..kv_description import KEYS, VALUES
 from ..releases import is_release
 from .block_forms import AttentionLayer, form_of, keys_and_values
-from .cache_contract import AttentionSpec, EngineCacheConfig, HashedCacheConfig, LatentSpec
-from .contract import EngineConfig
+from .contract import AttentionSpec, EngineCacheConfig, EngineConfig, HashedCacheConfig, LatentSpec
 from .groups import PoolGroup, pool_groups, specs_of
 from .state_parts import state_columns
 

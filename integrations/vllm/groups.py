@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...page_format.page_layout import PageLayout
 from ...ranks.protocol.config import ComponentConfig, Recurrent, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
-from .cache_contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
+from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
 """The window of layers that attend to every token, and are in a group beside the main one."""

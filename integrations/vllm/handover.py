@@ -10,8 +10,7 @@ import torch
 
 from ...errors import ConfigError
 from ...ranks.group.host_cache import HostCache
-from .cache_contract import EngineCacheConfig
-from .contract import ParallelConfig
+from .contract import EngineCacheConfig, ParallelConfig
 
 
 @dataclass(slots=True)

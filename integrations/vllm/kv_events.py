@@ -23,8 +23,7 @@ from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.protocol.notices import Reset, Tier
 from ...storage_backends.uri import RANK
 from .block_events import BlockEvents, ExtraKeys, Origin, PagesRemoved, PagesStored
-from .cache_contract import HashedCacheConfig
-from .contract import PublishingEngine
+from .contract import HashedCacheConfig, PublishingEngine
 from .tracked import TrackedRequest
 
 _MEDIUMS = {Tier.HOST: MEDIUM_CPU, Tier.STORAGE: MEDIUM_STORAGE}

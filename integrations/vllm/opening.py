@@ -30,8 +30,7 @@ from ..weights import FileDigests
 from . import handover, start_line
 from .adapters import adapter_weights
 from .arrivals import Arrivals
-from .cache_contract import EngineCacheConfig
-from .contract import EngineConfig, ParallelConfig
+from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
 from .engine_layout import EngineLayout, require_drafts_before_saves
 from .key_exclusions import RELEASES
 from .kv_events import KVEvents

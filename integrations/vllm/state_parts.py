@@ -17,7 +17,7 @@ from math import gcd, prod
 import torch
 
 from ...page_format.page_layout import Column
-from .cache_contract import StateSpec
+from .contract import StateSpec
 
 STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
 UNITS_MAX = 16

@@ -25,5 +25,5 @@ def side_of(
     adapters = adapter_weights(FileDigests(Path("/proc/nowhere/digests")), versions or {})
     arrivals = Arrivals(cache, adapters, own_embeddings=own_embeddings)
     read = ConnectorSettings.read({"host_pages": 1, "idle_wait_s": 0.001, **(settings or {})})
-    usual: dict[str, Any] = {"loads": True, "backs_up": True}
-    return SchedulerSide(cache, arrivals, lending, read, **(usual | options))
+    chosen: dict[str, Any] = {"loads": True, "backs_up": True, **options}
+    return SchedulerSide(cache, arrivals, lending, read, **chosen)

@@ -20,7 +20,6 @@ from tests.kit.sglang.configuration import Pretrained as SglangPretrained
 from tests.kit.vllm.configuration import (
     Engine,
     Kept,
-    Load,
     Lora,
     Parallel,
     Pretrained,
@@ -92,10 +91,8 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
 UNPROVEN_OF_VLLM: dict[str, Any] = {
     "cache_config.cache_dtype": {"config": replace(LLAMA, cache_config=Kept("fp8"))},
     "cache_config.next_field": {"config": replace(LLAMA, cache_config=Kept(next_field=1))},
-    "load_config.load_format": {"config": replace(LLAMA, load_config=Load("bitsandbytes"))},
     "speculative_config": {"config": replace(LLAMA, speculative_config=Speculative())},
     "additional_config": {"config": replace(LLAMA, additional_config={"anything": 1})},
-    "model_config.quantization": {"config": of_model(dtype=torch.bfloat16, quantization="awq")},
     "parallel_config.worker_cls": {
         "config": replace(LLAMA, parallel_config=replace(Parallel(), worker_cls="mine.Worker"))
     },
@@ -136,9 +133,7 @@ UNPROVEN_OF_VLLM: dict[str, Any] = {
 
 UNPROVEN_OF_SGLANG: dict[str, Any] = {
     "model.kv_cache_dtype": {"model__kv_cache_dtype": "fp8_e4m3"},
-    "model.quantization": {"model__quantization": "awq"},
     "model.next_field": {"model__next_field": 1},
-    "model.quantization_param_path": {"model__quantization_param_path": "/scales.json"},
     "spec.speculative_algorithm": {"spec__speculative_algorithm": "EAGLE3"},
     "version 0.5.24": {"version": "0.5.24"},
     "SGLANG_ROPE_CACHE_FP32": {"environment": {"SGLANG_ROPE_CACHE_FP32": True}},

@@ -5,6 +5,8 @@ On a real cache whose I/O a test tells. The window is two pages less a token.
 
 from collections.abc import Sequence
 
+import pytest
+
 from lockstep.integrations.vllm.groups import Kind, PoolGroup
 from lockstep.integrations.vllm.lending import HeldBlocks, Lending
 from lockstep.integrations.vllm.tracked import PassResult
@@ -98,26 +100,19 @@ def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_a_state_that_has_gone_beyond_the_last_page_is_not_backed_up() -> None:
+@pytest.mark.parametrize(("tokens", "computed"), [([*PROMPT, 1], 1), (PROMPT, 2)])
+def test_a_state_beyond_the_last_page_or_after_guessed_tokens_is_not_backed_up(
+    tokens: list[int], computed: int
+) -> None:
+    """The engine may go back behind tokens that are only guessed."""
     scripted = Scripted()
-    request = scripted.arrive([*PROMPT, 1], "r")
+    request = scripted.arrive(tokens, "r")
 
-    scripted.compute(request, len(PROMPT) + 1, ([0, 12, 13, 14, 15], TABLES[1], [0, 0, 0, 0, 35]))
+    scripted.compute(request, len(PROMPT) + computed)
 
     [order] = scripted.executor.given(CopyToHost)
     assert copied(order)["state"] == ()
     assert len(copied(order)["kv"]) == 4
-
-
-def test_a_state_after_tokens_that_are_only_guessed_is_not_backed_up() -> None:
-    """The engine may go back behind them."""
-    scripted = Scripted()
-    request = scripted.arrive(PROMPT, "r")
-
-    scripted.compute(request, len(PROMPT) + 2)
-
-    [order] = scripted.executor.given(CopyToHost)
-    assert copied(order)["state"] == ()
 
 
 def test_blocks_that_a_request_gives_up_while_it_runs_are_held_until_their_backup_has_ended() -> (

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.vllm.groups import STATES_SHARE, Kind, PoolGroup, pool_groups
-from lockstep.integrations.vllm.lending import HeldBlocks, Lending
+from lockstep.integrations.vllm.lending import Lending
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
 from tests.kit.vllm.groups import (
@@ -18,7 +18,6 @@ from tests.kit.vllm.groups import (
     SlidingWindowSpec,
     groups,
 )
-from tests.kit.vllm.sent_requests import CountedBlocks
 
 LAYOUT = PageLayout(page_tokens=TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),))
 STATES = PageLayout(page_tokens=1, columns=LAYOUT.columns)
@@ -118,17 +117,3 @@ def test_a_backup_lends_a_state_only_where_it_is_the_one_after_the_last_page() -
     }
     assert listed(without) == {"kv": [21, 22, 23], "window": [-1, -1, 13], "state": []}
     assert lending.passing(with_state) == [13, 14, 34]
-
-
-def test_blocks_are_held_until_their_copy_has_ended() -> None:
-    blocks = CountedBlocks()
-    held = HeldBlocks(blocks)
-    held.hold("a", 7, [3, 4])
-    held.hold("a", 8, [4])
-
-    held.let_go(lambda _: (7, 8))
-    assert blocks.users == {3: 1, 4: 2}
-    held.let_go(lambda _: (8,))
-    assert blocks.users == {3: 0, 4: 1}
-    held.let_go(lambda _: ())
-    assert blocks.users == {3: 0, 4: 0}

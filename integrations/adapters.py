@@ -13,8 +13,6 @@ from pathlib import Path
 from .plain_adapters import is_plain
 from .weights import FileDigests, weights_digest
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class LoadedAdapter:
@@ -49,7 +47,7 @@ class AdapterWeights:
         shares: bool = True,
         where: str,
         anew: str,
-        log: logging.Logger = _log,
+        log: logging.Logger,
     ) -> None:
         """`where` is where users give versions, and `anew` how they have changed weights trusted.
 

@@ -99,10 +99,6 @@ def _text(value: Json) -> str:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, np.generic)
-
-
 def _name(kind: type | FunctionType) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -126,8 +122,8 @@ class _Walk:
             return ["bytes", cast("bytes", value).hex()]
         if kind in _TEXT:
             return ["text", kind.__name__, str(value)]
-        if _is_scalar(value):
-            return self._scalar(value, where, within)
+        if isinstance(value, np.generic):
+            return ["scalar", kind.__name__, self.of(cast("Any", value).item(), where, within)]
         if isinstance(value, re.Pattern):
             return ["pattern", self.of(cast("Any", value).pattern, where, within), value.flags]
         if isinstance(value, type | FunctionType):
@@ -135,9 +131,6 @@ class _Walk:
         if id(value) in within:
             return ["again", within.index(id(value))]
         return self._composed(value, where, (*within, id(value)))
-
-    def _scalar(self, value: Any, where: str, within: tuple[int, ...]) -> Json:
-        return ["scalar", type(value).__name__, self.of(value.item(), where, within)]
 
     def _named(self, value: type | FunctionType, where: str) -> Json:
         if "<" in value.__qualname__:
@@ -216,7 +209,10 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
         whole: Any = state
         for part in whole if isinstance(state, tuple) else (whole,):
             attributes |= part or {}
-    elif isinstance(state, dict) and all(map(_is_identifier, cast("dict[object, object]", state))):
+    elif isinstance(state, dict) and all(
+        isinstance(name, str) and name.isidentifier()
+        for name in cast("dict[object, object]", state)
+    ):
         attributes |= cast("dict[object, object]", state)
     else:
         beside["(holds)"] = state
@@ -253,10 +249,6 @@ def _refused(kind: type, where: str) -> ConfigError:
         f"{where} is a {_name(kind)}, which has no canonical bytes to tell KV apart by; run the engine"
         " without it, or without the connector"
     )
-
-
-def _is_identifier(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
 
 
 def _is_cached(kind: type, name: object) -> bool:

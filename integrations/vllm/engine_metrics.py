@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from ...storage_backends.latencies import BOUNDS_S
 from ...telemetry.families import PREFIX, Family, Type
-from .stats import ALL, Number, Told, add, labels_of, line, spread
+from .stats import ALL, Number, Told, add, line, spread
 
 NAMES = f"vllm:{PREFIX}"
 """What the names begin with: vLLM forgets what begins so when another engine starts in its process."""
@@ -53,7 +53,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
         for name, values in transfer_stats_data.items():
             family, metric = ALL[name], self._metrics[name]
             for joined, value in values.items():
-                labelled = metric.labels(*engine, *labels_of(joined))
+                labelled = metric.labels(*engine, *joined.split(","))
                 if family.type is Type.COUNTER:
                     labelled.inc(value)
                 elif family.type is Type.GAUGE:

@@ -120,11 +120,6 @@ def add(one: Told, other: Told) -> Told:
     return both
 
 
-def labels_of(joined: str) -> list[str]:
-    """Return the label values of a number, the rank first."""
-    return joined.split(",")
-
-
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
     """Yield values, and how often each, that a histogram of the same buckets counts as `told` says.
 
@@ -150,7 +145,7 @@ def line(told: Told) -> dict[str, Number]:
         return sum(
             value
             for joined, value in found.items()
-            if labels_of(joined)[1 : 1 + len(labels)] == begins
+            if joined.split(",")[1 : 1 + len(labels)] == begins
         )
 
     said: dict[str, Number] = {

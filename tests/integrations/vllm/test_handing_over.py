@@ -171,15 +171,20 @@ def test_engines_that_serve_nothing_hand_over_by_the_store(
     assert loaded(decode, params) == WHOLE
 
 
-def test_an_engine_that_nobody_can_read_from_says_so_and_promises_nothing(
-    stack: ExitStack, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "set `peers`, or a store"),
+        ({"peers": Peers(), "backs_up": False}, "kv_role is kv_consumer, and such an engine saves"),
+    ],
+)
+def test_an_engine_that_nobody_can_read_from_says_so_once_and_promises_nothing(
+    stack: ExitStack, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefill = stack.enter_context(scripted())
+    prefill = stack.enter_context(scripted(**options))
 
     assert [computed(prefill), computed(prefill)] == [None, None]
-    assert [each for each in caplog.messages if "set `peers`, or a store" in each] == [
-        caplog.messages[-1]
-    ]
+    assert [says in each for each in caplog.messages] == [True]
 
 
 def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
@@ -189,15 +194,6 @@ def test_what_another_engine_did_not_say_is_no_use_and_is_computed(
 
     assert loaded(decode, params) == 0
     assert "remote_host is 'a b'" in caplog.text
-
-
-def test_a_reader_without_peers_is_told_what_to_set(
-    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    decode = stack.enter_context(scripted())
-
-    assert loaded(decode, computed(prefill)) == 0
-    assert "set `peers` in kv_connector_extra_config" in caplog.text
 
 
 def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_computed(
@@ -212,29 +208,6 @@ def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_comput
     assert asked(decode, sent) == 0
     assert computed(prefill) is None
     assert "nobody has said which weights there are" in caplog.text
-
-
-def test_engines_whose_roles_are_exchanged_say_so_and_wait_for_nothing(
-    stack: ExitStack, prefill: ScriptedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    consumer = stack.enter_context(scripted(peers=Peers(), backs_up=False))
-    producer = stack.enter_context(scripted(peers=Peers(), loads=False))
-
-    assert computed(consumer) is None
-    assert loaded(producer, computed(prefill)) == 0
-    assert "kv_role is kv_consumer, and such an engine saves nothing" in caplog.text
-    assert "kv_role is kv_producer, and such an engine loads nothing" in caplog.text
-
-
-def test_an_engine_without_the_store_of_the_other_says_so_and_waits_for_nothing(
-    stack: ExitStack, decode: ScriptedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    prefill = stack.enter_context(scripted(f"file://{tmp_path}"))
-    sent = Sent(TOKENS, kv_transfer_params=computed(prefill))
-    decode.side.arrived(sent)
-
-    assert asked(decode, sent) == 0
-    assert "set the same store, or `peers`" in caplog.text
 
 
 def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:

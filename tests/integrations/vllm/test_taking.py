@@ -18,12 +18,13 @@ PARAMS = {
     "remote_port": 7,
     "remote_tokens": 64,
 }
+IN_THE_STORE = {"do_remote_prefill": True, "remote_tokens": 64}
 
 
-def taking(peers: Peers, clock: SimpleNamespace) -> Taking:
+def taking(peers: Peers | None, clock: SimpleNamespace, *, loads: bool = True) -> Taking:
     config = SimpleNamespace(peers=peers, store=None)
     cache: Any = SimpleNamespace(inspection=clock, config=config)
-    return Taking(cast("HostCache", cache), PATIENCE_S, loads=True)
+    return Taking(cast("HostCache", cache), PATIENCE_S, loads=loads)
 
 
 class Waiting:
@@ -57,15 +58,26 @@ def waiting() -> Waiting:
     return waiting
 
 
-def test_a_request_that_names_an_engine_which_is_not_allowed_waits_for_nothing(
+@pytest.mark.parametrize(
+    ("peers", "loads", "params", "says"),
+    [
+        (Peers(allow_sources=("192.0.2.0/24",)), True, PARAMS, "it is none of allow_sources"),
+        (None, True, PARAMS, "set `peers` in kv_connector_extra_config"),
+        (None, True, IN_THE_STORE, "set the same store, or `peers`"),
+        (Peers(), False, PARAMS, "kv_role is kv_producer, and such an engine loads nothing"),
+    ],
+)
+def test_a_request_of_which_nothing_can_be_read_waits_for_nothing_and_says_why(
+    peers: Peers | None,
+    loads: bool,
+    params: dict[str, Any],
+    says: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = SimpleNamespace(agreed_ms=1)
-    names = ("10.0.0.0/8", "192.0.2.0/24")
-    seen = [taking(Peers(allow_sources=(each,)), clock).arrived(PARAMS) for each in names]
 
-    assert [each is None for each in seen] == [False, True]
-    assert "from peer://10.0.0.4:7, and are not: it is none of allow_sources" in caplog.text
+    assert taking(peers, clock, loads=loads).arrived(params) is None
+    assert f"and are not: {says}" in caplog.text
 
 
 def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:

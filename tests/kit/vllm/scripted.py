@@ -80,7 +80,6 @@ class ScriptedEngine:
         peers: Peers | None = None,
         handing_over: HandingOver | None = None,
         window_tokens: int = 0,
-        loads: bool = True,
         backs_up: bool = True,
         own_embeddings: bool = True,
     ) -> None:
@@ -125,7 +124,6 @@ class ScriptedEngine:
             self.cache,
             Lending(self._groups, HeldBlocks(self._pool)),
             weights=Weights(placed=self._saw),
-            loads=loads,
             backs_up=backs_up,
             settings={"handing_over": handing_over or {}},
             own_embeddings=own_embeddings,

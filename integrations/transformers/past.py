@@ -56,11 +56,9 @@ class PagedLayer(DynamicLayer):
         return self.length - first + query_length, first
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens so far."""
         return self.length
 
     def get_max_length(self) -> int:
-        """Return the window; -1 where there is none."""
         return self._window or -1
 
     def _first_seen(self) -> int:

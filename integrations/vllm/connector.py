@@ -147,7 +147,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Return what the scheduler has to know of this rank, if it is in another process."""
         return None if self._opened is None else OpenedRank(self._opened)
 
     def unregister_kv_caches(self) -> None:
@@ -223,7 +222,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._watching = Watching(self._scheduler, self._settings.store)
 
     def on_new_request(self, request: VllmRequest) -> None:
-        """Begin to bring what storage has of it."""
         self._side.arrived(request)
 
     def get_num_new_matched_tokens(
@@ -236,7 +234,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: VllmRequest, blocks: Blocks, num_external_tokens: int
     ) -> None:
-        """Begin the load."""
         if num_external_tokens:
             self._side.allocated(request, blocks.get_block_ids(), num_external_tokens)
             self._watched.load_begun(request, num_external_tokens)
@@ -261,7 +258,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: VllmRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Do the same for an engine with one group of layers."""
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
@@ -292,13 +288,11 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """Return what host memory and storage have got and lost, for whoever routes requests."""
         return () if self._events is None else self._events.take(self._side.cache)
 
     def get_external_cache_hit_sources(
         self, request: VllmRequest, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        """Return how many of the tokens that a request loads are from where."""
         found = self._watched.hit_sources(request, num_external_tokens)
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
@@ -342,7 +336,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: Told | None = None) -> KVConnectorStats:
-        """Return what was told, in the process that logs it."""
         return LockstepStats(data=data or {})
 
     @classmethod
@@ -353,7 +346,6 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> LockstepMetrics:
-        """Return Lockstep's metrics, to stand beside vLLM's own."""
         return LockstepMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property

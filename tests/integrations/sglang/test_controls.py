@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import GroupError
-from lockstep.integrations.sglang import controls as controls_module
 from lockstep.integrations.sglang.controls import Controls
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import Timeouts
 from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.ranks.passing_time import PassingTime
-from tests.kit.sglang.sent import Computed, Mode, Sent
+from tests.kit.sglang.sent import Computed, Sent
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 SAME = [Sent("a", prefix_len=0, extend_end=16)]
@@ -70,23 +69,6 @@ def test_without_a_witness_ranks_that_differ_are_named_in_the_next_round() -> No
     assert "rank 1: engine batch EXTEND [['a', 8, 16]]" in on_every_rank(program)[0]
 
 
-def test_requests_that_decode_and_differ_are_named_only_with_a_witness() -> None:
-    decodes = [
-        [Sent("a", output=[1]), Sent("b", output=[1, 2])],
-        [Sent("a", output=[1]), Sent("b", output=[1])],
-    ]
-
-    def program(host: HostCache) -> str:
-        batch = Computed(decodes[host.rank], Mode("DECODE"))
-        Controls(host, witness=False).batch_is_next(batch)
-        host.step(idle_s=0.001)
-        return error_of(host, lambda: Controls(host, witness=True).batch_is_next(batch))
-
-    told = on_every_rank(program)[0]
-    assert "rank 0: engine batch DECODE [['a', 1], ['b', 2]]" in told
-    assert "rank 1: engine batch DECODE [['a', 1], ['b', 1]]" in told
-
-
 def test_after_a_failure_every_rank_says_whether_it_computed_what_the_others_did(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -118,19 +100,6 @@ def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
 
     assert on_every_rank(program) == [2, 2]
     assert "rank 1: all ranks have done the same up to here" in caplog.text
-
-
-def test_a_rank_whose_batch_failed_alone_waits_for_the_others_no_longer_than_it_says(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controls_module, "COMPARE_S", 0.05)
-    ranks = HostRanksInTurn(2, store=False)
-    controls = Controls(ranks.caches[0], witness=False)
-
-    controls.batch_failed()
-
-    assert "rank 0 was to compute the batch ()" in caplog.text
-    assert "rank 1 did not come to round 1 within 0.05 s" in caplog.text
 
 
 def attach(controls: Controls, folder: Path, name: str = "", **more: str) -> tuple[bool, str]:
@@ -181,18 +150,6 @@ def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -
     assert all("rank 1" in why for _, why, _ in told), told
 
 
-def test_a_second_store_is_refused_and_the_first_one_stays(tmp_path: Path) -> None:
-    def program(host: HostCache) -> tuple[bool, str, str]:
-        controls = Controls(host, witness=False)
-        well, why = attach(controls, tmp_path)
-        return well, why, controls.storage_scheme
-
-    told = on_every_rank(program, store="memory://first")
-
-    assert [(well, scheme) for well, _, scheme in told] == [(False, "memory")] * 2
-    assert all("attached" in why for _, why, _ in told)
-
-
 def test_what_makes_no_sense_is_refused_without_a_round() -> None:
     policy = {"hicache_storage_prefetch_policy": "best_effort"}
 
@@ -218,18 +175,6 @@ def test_while_another_proposal_is_pending_both_are_refused_and_nobody_ends() ->
     assert [attached[0], detached[0]] == [False, False]
     assert all("is not decided yet" in why for _, why in (attached, detached))
     assert host.inspection.rounds == 0
-
-
-def test_a_store_that_no_rank_has_opened_in_time_is_refused() -> None:
-    ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
-    ranks.now_ms = PassingTime(1000)
-    controls = Controls(ranks.caches[0], witness=False)
-
-    well, why = controls.attach("dynamic", '{"store": "memory://a"}')
-
-    assert not well
-    assert "within 5 s" in why
-    assert controls.storage_scheme == "none"
 
 
 def test_a_decision_that_never_comes_is_not_awaited_for_ever(
@@ -258,12 +203,3 @@ def test_its_state_is_that_of_the_cache() -> None:
     assert after["round_us"]
     assert after["digest"] == other["digest"]
     assert (after["transport"], after["pages_corrupt"]) == ("in process", 0)
-
-
-def test_a_group_that_has_ended_says_so_and_attaches_nothing() -> None:
-    def program(host: HostCache) -> str:
-        host.witness("a fact", host.rank)
-        controls = Controls(host, witness=False)
-        return error_of(host, lambda: controls.attach("dynamic", '{"store": "memory://a"}'))
-
-    assert all("a fact" in each for each in on_every_rank(program))

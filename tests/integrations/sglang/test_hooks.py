@@ -128,16 +128,6 @@ def clocked() -> Clocked:
     return made
 
 
-def test_agreed_time_is_the_same_on_every_rank_and_stands_still_within_a_step(
-    clocked: Clocked,
-) -> None:
-    clocked.step(1001, 1003)
-    clocked.ranks.now_ms[:] = [5000000, 5000000]
-
-    assert len({each.agreed_s for each in clocked.controls}) == 1
-    assert 1001 <= clocked.controls[0].agreed_s <= 1003
-
-
 def test_a_deferred_flush_times_out_in_the_same_step_on_every_rank(clocked: Clocked) -> None:
     waiting = [
         Flushes(each, clock_s) for each, clock_s in zip(clocked.schedulers, (0, 1e9), strict=True)
@@ -335,14 +325,6 @@ def test_nobody_is_preempted_for_a_request_that_cannot_be_admitted_yet() -> None
     assert not preempted
 
 
-def test_adapters_are_looked_at_when_they_have_been_loaded() -> None:
-    scheduler = Scheduler()
-
-    hooks.after_adapter_load(object(), scheduler, None)
-
-    assert scheduler.told == [("adapters_were_loaded",)]
-
-
 @pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])
 def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     session: object, told: int
@@ -358,14 +340,16 @@ def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     assert len(scheduler.told) == told
 
 
-def test_copies_end_before_a_flush_and_before_memory_is_taken_away() -> None:
+def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None:
     scheduler = Scheduler()
 
     hooks.before_flush(scheduler, empty_cache=True)
     hooks.before_sleep(SimpleNamespace(scheduler=scheduler), object())
     hooks.on_idle(scheduler)
+    hooks.after_adapter_load(object(), scheduler, None)
 
-    assert scheduler.told == [("settle",), ("settle",), ("engine_idles",)]
+    told = [name for name, *_ in scheduler.told]
+    assert told == ["settle", "settle", "engine_idles", "adapters_were_loaded"]
 
 
 def files(streamer: object) -> str:
@@ -380,37 +364,16 @@ def test_the_store_s_scheme_is_what_sglang_tells_of_cached_tokens() -> None:
     assert hooks.storage_type(files, streamer) == "memory"
 
 
-class Witnessed:
-    """Controls that note what they are told."""
+def test_a_batch_is_witnessed_before_it_is_computed_and_one_that_fails_is_told_of() -> None:
+    controls = Cache(None)
 
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def batch_is_next(self, batch: object) -> None:
-        self.told.append(batch)
-
-    def batch_failed(self) -> None:
-        self.told.append("failed")
-
-
-def test_a_batch_is_witnessed_before_it_is_computed() -> None:
-    controls = Witnessed()
-
-    def compute(scheduler: Any, batch: Any, *more: Any) -> Any:
-        return [*controls.told, *more]
-
-    assert hooks.around_batch(compute, Scheduler(controls), "batch", 7) == ["batch", 7]
-
-
-def test_a_batch_that_fails_is_told_of_and_fails() -> None:
-    controls = Witnessed()
-
-    def fail(scheduler: Any, batch: Any) -> Any:
+    def fail(scheduler: Any, batch: Any, *more: Any) -> Any:
+        assert (controls.told, more) == ([("batch_is_next", "batch")], (7,))
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        hooks.around_batch(fail, Scheduler(controls), "batch")
-    assert controls.told == ["batch", "failed"]
+        hooks.around_batch(fail, Scheduler(controls), "batch", 7)
+    assert controls.told == [("batch_is_next", "batch"), ("batch_failed",)]
 
 
 class Other:
@@ -418,8 +381,7 @@ class Other:
 
     tree_cache = object()
 
-    def flush_cache(self) -> bool:
-        return True
+    flush_cache = Scheduler.flush_cache
 
 
 OTHERS: dict[str, Callable[[], Any]] = {

@@ -1,13 +1,9 @@
 """What SGLang's tree holds is locked for as long as a copy on some rank may read it."""
 
-import numpy as np
-
-from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.integrations.sglang.lent_backups import PATIENCE_S, SHARE, LentBackups
-from lockstep.ranks.group.host_cache import HostCache
-from lockstep.ranks.protocol.orders import KV_POOL, CopyToHost
+from lockstep.coordinator.ballot import Ended
+from lockstep.integrations.sglang.lent_backups import PATIENCE_S, SHARE
+from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
-from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import SLOTS, RankBelow, RanksBelow
 
@@ -46,23 +42,6 @@ def test_a_lock_is_kept_until_every_rank_has_copied() -> None:
     assert below.every(lambda rank: len(rank.backups)) == 0
 
 
-def test_a_copy_that_failed_on_one_rank_frees_the_lock_once_none_reads_any_more() -> None:
-    below = RanksBelow(store=False)
-    below.every(keep)
-    operation = below.ranks.take_operation(CopyToHost)
-
-    below.ranks.executors[0].said.append(Ended(operation, ok=True))
-    below.ranks.executors[1].said.append(Ended(operation, ok=False))
-    below.ranks.step()
-    below.every(lambda rank: rank.backups.collect())
-    assert below.every(lambda rank: rank.unlocked) == []
-    below.ranks.report(Quiesced(operation))
-    below.ranks.step()
-    below.every(lambda rank: rank.backups.collect())
-
-    assert below.every(lambda rank: rank.unlocked) == [LOCK]
-
-
 def test_what_is_on_the_host_already_is_not_copied_and_its_lock_is_free_at_once() -> None:
     below = RanksBelow(store=False)
     below.every(keep)
@@ -88,18 +67,6 @@ def test_a_request_s_pages_may_be_overwritten_on_a_rank_once_save_has_returned()
     below.every(lambda rank: rank.backups.collect())
     assert not below.every(lambda rank: "b1" in rank.backups)
     assert below.every(lambda rank: rank.unlocked) == [None]
-
-
-def test_what_is_saved_is_copied_and_not_only_waited_for() -> None:
-    """A copy that has not begun when its pages are given away never begins."""
-
-    def program(host: HostCache) -> int:
-        backups = LentBackups(host, lambda lock: None, SLOTS)
-        backups.save(as_token_bytes(PROMPT), {KV_POOL: np.arange(4, dtype=np.int32)}, "")
-        host.flush()
-        return host.hit("r", PROMPT)
-
-    assert on_every_rank(program) == [len(PROMPT)] * 2
 
 
 def test_nothing_is_awaited_for_a_request_that_is_on_the_host_already() -> None:

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Ended
 from lockstep.integrations.sglang.running import token_bytes
 from lockstep.ranks.protocol.config import WritePolicy
-from lockstep.ranks.protocol.orders import CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
@@ -83,21 +81,6 @@ def test_a_retracted_request_waits_once_for_what_was_saved_of_it() -> None:
     assert name == "b2"
     assert below.every(lambda rank: "b2" in rank.backups)
     assert below.every(lambda rank: rank.running.saved_by("r")) is None
-
-
-def test_a_save_that_fails_on_one_rank_is_found_by_none() -> None:
-    below = RanksBelow(store=False)
-    below.every(lambda rank: rank.compute("r", PROMPT, backed_up=PAGE_TOKENS))
-    below.ranks.settle()
-    below.every(retract)
-    operation = below.ranks.executors[0].given(CopyToHost)[0].operation
-    for executor in below.ranks.executors:
-        executor.orders.clear()
-
-    below.ranks.executors[0].said.append(Ended(operation, ok=True))
-    below.ranks.executors[1].said.append(Ended(operation, ok=False))
-
-    assert on_the_host(below) == PAGE_TOKENS
 
 
 @pytest.mark.parametrize("committed", [0, 3, 4 * PAGE_TOKENS, 5 * PAGE_TOKENS - 1])

@@ -43,16 +43,6 @@ def parsed(extra: dict[str, Any] | None = None, **flags: Any) -> SglangSettings:
     return parse(Given(hicache_storage_backend_extra_config=text, **flags))
 
 
-def test_without_a_word_there_is_host_memory_and_no_store() -> None:
-    settings = parsed()
-
-    assert settings.host_pages(MAIN, KV_POOL) == {KV_POOL: 200}
-    assert settings.plugin.store is None
-    assert settings.flags.hicache_write_policy is WritePolicy.WRITE_THROUGH
-    assert settings.plugin.stop_policy.rule is StopRule.BEST_EFFORT
-    assert (settings.plugin.prefetch_threshold, settings.plugin.witness) == (0, False)
-
-
 def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> None:
     """The others are parsed as vLLM's are."""
     settings = parsed(
@@ -164,10 +154,6 @@ def test_a_key_that_is_wrong_is_refused_by_its_name(extra: Any, named: str) -> N
 
     check(refused, named)
     assert refused.startswith(WHERE)
-
-
-def test_what_is_no_json_is_refused() -> None:
-    check(refusal(parse, Given(hicache_storage_backend_extra_config="{")), WHERE, "is no JSON")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.waiting import LANDED_FIRST_STEPS
 from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS
-from tests.kit.sglang.below_the_tree import SLOTS, RanksBelow
+from tests.kit.sglang.below_the_tree import RanksBelow
 
 PAGES = 4
 PROMPT = list(range(PAGES * PAGE_TOKENS))
@@ -56,29 +55,6 @@ def test_storage_is_asked_for_more_tokens_than_the_threshold(
     assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r"))) is asked
 
 
-def test_a_request_waits_for_storage_until_every_rank_has_what_it_brings() -> None:
-    below = RanksBelow()
-    below.every(lambda rank: rank.arrive("r", PROMPT))
-
-    for executor in below.ranks.executors:
-        executor.obey(lambda key: True)
-        below.ranks.step()
-    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
-    below.ranks.settle(lambda key: True)
-
-    assert not below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
-    assert below.every(lambda rank: rank.hit("r")) == len(PROMPT)
-    assert below.every(lambda rank: rank.host.fetched(rank.known("r").name)) == (0, len(PROMPT))
-
-
-def test_under_best_effort_a_request_waits_for_nothing() -> None:
-    below = RanksBelow(stop_policy=StopPolicy(rule=StopRule.BEST_EFFORT))
-
-    below.every(lambda rank: rank.arrive("r", PROMPT))
-
-    assert not below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
-
-
 def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
     below = published()
     below.every(lambda rank: rank.arrive("r", LONGER))
@@ -110,21 +86,6 @@ def test_a_load_is_good_once_every_rank_has_it() -> None:
     assert below.every(lambda rank: rank.known("r").landed) == (0, len(PROMPT))
     counts = below.below[0].waiting.counts
     assert (counts.ready, counts.failed, counts.tokens) == (1, 0, len(PROMPT))
-
-
-def test_each_rank_loads_to_slots_of_its_own() -> None:
-    below = published(store=False)
-    below.every(lambda rank: rank.arrive("r", PROMPT))
-    below.every(lambda rank: rank.hit("r"))
-    below.every(lambda rank: rank.load("r"))
-
-    orders = [executor.take(CopyToDevice)[0] for executor in below.ranks.executors]
-
-    first = SLOTS // PAGE_TOKENS
-    assert [each.transfers[0].destinations for each in orders] == [
-        (0, 1, 2, 3),
-        (first, first + 1, first + 2, first + 3),
-    ]
 
 
 def test_nobody_else_is_admitted_while_something_is_loaded_or_has_just_landed() -> None:

@@ -56,7 +56,7 @@ class RankBelow:
         self.adapters = KnownAdapters()
         self.namespaces = Namespaces(host, self.adapters, page_tokens=PAGE_TOKENS)
         self.running = RunningRequests(self.backups, self.slots, policy, self.namespaces.names)
-        self.weights = WeightsVersions(host, self.namespaces, INITIAL, named)
+        self.weights = WeightsVersions(host, self.namespaces, INITIAL, named_by_version)
 
     def rows(self, tokens: int, first: int = 0) -> torch.Tensor:
         """Return the slots of so many tokens on this rank."""
@@ -143,11 +143,9 @@ class RankBelow:
         self.host.begin_backups()
 
 
-def named(update: Update) -> str | None:
-    """Name weights by the user's version, or by the path and how it is read."""
-    if update.version is not None:
-        return update.version
-    return update.path and f"{update.path} as {update.load_format}"
+def named_by_version(update: Update) -> str | None:
+    """Name weights by what the user calls them."""
+    return update.version
 
 
 class RanksBelow:

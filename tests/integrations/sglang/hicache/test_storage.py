@@ -14,7 +14,6 @@ from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.hicache.calls import HiCacheCalls
 from lockstep.integrations.sglang.hicache.pages import COPIED_AT_A_TIME, PoolPages
 from tests.kit.sglang.host_pools import (
-    PAGES,
     Anchor,
     LayerFirst,
     PageFirst,
@@ -112,15 +111,6 @@ def test_a_pool_without_bytes_keeps_the_presence_of_its_pages(opens: Opens, stor
     assert written == [True, True]
     assert calls.leading(KEYS) == 2
     assert calls.read("kv", KEYS[:3], slots_of(theirs, 0, 1, 2)) == [True, True, False]
-
-
-def test_a_lost_page_makes_the_prefix_shorter(opens: Opens, store: str) -> None:
-    pool = filled(PageFirst())
-    calls = opens(store, pool)
-    calls.write("kv", [KEYS[0], KEYS[1], KEYS[3]], slots_of(pool, 0, 1, 3))
-
-    assert calls.leading(KEYS) == 2
-    assert calls.read("kv", KEYS, slots_of(pool, 0, 1, 2, 3)) == [True, True, False, True]
 
 
 @pytest.mark.parametrize("layout", [PageFirst, LayerFirst])
@@ -289,34 +279,6 @@ def test_a_store_that_fails_gives_misses_and_says_so_once(
         "HiCache's pages cannot be written",
         "HiCache's pages cannot be read",
     ]
-
-
-def test_no_fault_of_a_store_brings_other_bytes(opens: Opens, tmp_path: Path) -> None:
-    ours, theirs = filled(PageFirst()), PageFirst()
-    uri = f"fault+file://{tmp_path}/store?fault.seed=3&" + "&".join(
-        f"fault.{kind}=0.15" for kind in ("error", "lost", "lie", "flip")
-    )
-    calls = opens(uri, ours)
-    keys = keys_of(160)
-    everywhere = slots_of(ours, *range(PAGES))
-    for first in range(0, 160, PAGES):
-        calls.write("kv", keys[first : first + PAGES], everywhere)
-
-    calls.add_pool("kv", theirs)
-    outcomes: list[bool] = []
-    equal: list[bool] = []
-    for first in range(0, 160, PAGES):
-        theirs.kv.zero_()
-        read = calls.read("kv", keys[first : first + PAGES], everywhere)
-        outcomes += read
-        equal += [
-            same_bytes(theirs.page(slot), ours.page(slot))
-            for slot, went_well in zip(range(0, PAGES * 4, 4), read, strict=True)
-            if went_well
-        ]
-
-    assert equal == [True] * sum(outcomes)
-    assert 20 < sum(outcomes) < 140
 
 
 def test_clear_takes_our_pages_and_leaves_what_others_have(opens: Opens, store: str) -> None:

@@ -156,18 +156,6 @@ def test_a_file_that_cannot_be_read_is_refused_by_the_name_of_its_field(
         told(resolved, digests)
 
 
-@pytest.mark.parametrize(
-    ("path", "revision"),
-    [("org/model", COMMIT), (f"/hub/models--org--model/snapshots/{COMMIT}", None)],
-)
-def test_a_model_of_the_hub_is_known_by_its_commit(
-    path: str, revision: str | None, digests: FileDigests
-) -> None:
-    resolved = engine(model__model_path=path, model__revision=revision)
-
-    assert told(resolved, digests) == f"commit {COMMIT}"
-
-
 def test_dummy_weights_are_what_each_rank_draws(digests: FileDigests) -> None:
     one, two = (engine(model__load_format="dummy", parallel__tp_size=ranks) for ranks in (1, 2))
 

@@ -1,6 +1,5 @@
 """Slots of SGLang's pools are pages of Lockstep's, and go to the tree or back as they were taken."""
 
-import numpy as np
 import torch
 
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
@@ -80,14 +79,6 @@ def test_a_window_that_a_request_has_left_has_no_page() -> None:
     assert found[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, 4]
 
 
-def test_pages_are_int32_as_a_cache_takes_them() -> None:
-    allocator, slots = windowed()
-
-    found = slots.pages_of(allocator.give(2 * PAGE).to(torch.int32))
-
-    assert {pages.dtype for pages in found.values()} == {np.dtype(np.int32)}
-
-
 def test_only_the_last_tokens_of_a_load_take_windows() -> None:
     allocator, slots = windowed()
 
@@ -97,15 +88,6 @@ def test_only_the_last_tokens_of_a_load_take_windows() -> None:
     assert reserved.pages[KV_POOL].tolist() == [1, 2, 3, 4, 5]
     assert reserved.pages[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, NO_PAGE, 1, 2]
     assert free_pages(allocator) == (3, 6)
-
-
-def test_a_load_within_one_window_takes_a_window_for_each_token() -> None:
-    _, slots = windowed()
-
-    reserved = slots.reserve(2 * PAGE, 2 * PAGE, no_room)
-
-    assert reserved is not None
-    assert reserved.pages[WINDOW_POOL].tolist() == [1, 2]
 
 
 def test_of_each_pool_what_is_short_is_evicted() -> None:
@@ -160,15 +142,3 @@ def test_a_window_is_beside_its_token_only_once_it_is_loaded() -> None:
     assert before[WINDOW_POOL].tolist() == [NO_PAGE] * 3
     assert after[WINDOW_POOL].tolist() == reserved.pages[WINDOW_POOL].tolist()
     assert after[KV_POOL].tolist() == reserved.pages[KV_POOL].tolist()
-
-
-def test_what_was_loaded_is_freed_as_what_was_computed() -> None:
-    allocator, slots = windowed()
-    reserved = slots.reserve(3 * PAGE, PAGE, no_room)
-    assert reserved is not None
-    slots.hand_over(reserved)
-
-    allocator.free_windows(reserved.slots[2 * PAGE :])
-    allocator.full_attn_allocator.free(reserved.slots)
-
-    assert free_pages(allocator) == (8, 8)

@@ -208,12 +208,12 @@ class HiCacheCalls:
         went_well = [False] * len(keys)
         began = time.monotonic()
         limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s
-        carry_out = self._read_batch if verb == "read" else self._write_batch
         outcomes: list[IntEnum] = []
         try:
             for batch in batches():
                 names = pool.names.of(keys[batch.first : batch.first + len(batch.buffers)])
-                for number, outcome in enumerate(carry_out(pool, names, batch, began + limit)):
+                done = self._carry_out(verb, pool, names, batch, began + limit)
+                for number, outcome in enumerate(done):
                     outcomes.append(outcome)
                     if outcome.name in _WELL:
                         batch.land(number)
@@ -225,22 +225,14 @@ class HiCacheCalls:
         self._remember(verb, sum(went_well), pool.pages.page_bytes, time.monotonic() - began)
         return went_well
 
-    def _read_batch(
-        self, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
+    def _carry_out(
+        self, verb: str, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
     ) -> Sequence[IntEnum]:
-        reads = [
-            Read(name, buffers, pool.shape)
-            for name, buffers in zip(names, batch.buffers, strict=True)
-        ]
-        return self._store.call(lambda backend: backend.read(reads, deadline=by), by)
-
-    def _write_batch(
-        self, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
-    ) -> Sequence[IntEnum]:
-        writes = [
-            Write(name, buffers, pool.shape)
-            for name, buffers in zip(names, batch.buffers, strict=True)
-        ]
+        named = list(zip(names, batch.buffers, strict=True))
+        if verb == "read":
+            reads = [Read(name, buffers, pool.shape) for name, buffers in named]
+            return self._store.call(lambda backend: backend.read(reads, deadline=by), by)
+        writes = [Write(name, buffers, pool.shape) for name, buffers in named]
         return self._store.call(lambda backend: backend.write(writes, deadline=by), by)
 
     async def _remove_ours(self, backend: StorageBackend, *, by: float) -> bool:

@@ -55,9 +55,9 @@ class PoolPages:
             self.pieces = [len(piece) for piece in found[0]]
         self.page_bytes = sum(self.pieces)
 
-    def fits(self, pages: int, indices: torch.Tensor | None) -> bool:
+    def fits(self, pages: int, indices: torch.Tensor) -> bool:
         """Say whether the indices are those of so many pages."""
-        return indices is not None and indices.numel() == pages * self.page_slots
+        return indices.numel() == pages * self.page_slots
 
     def to_write(self, indices: torch.Tensor) -> Iterator[Batch]:
         """Yield the pages of these slots with their bytes. One batch is to be used up at a time."""

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from ....coordinator.settings import Settings, Text, read_settings
+from ..engine.settings import NAMES_A_BACKEND
 
 WHERE: Final = "hicache-storage-backend-extra-config"
-_OF_SGLANG: Final = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-"""What SGLang reads of it to find this package, and leaves in."""
 
 _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
@@ -40,5 +39,5 @@ class StorageSettings(Settings):
 
 def parse(extra: Mapping[str, Any]) -> StorageSettings:
     """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
-    ours = {key: value for key, value in extra.items() if key not in _OF_SGLANG}
+    ours = {key: value for key, value in extra.items() if key not in NAMES_A_BACKEND}
     return read_settings(StorageSettings, ours, WHERE)

@@ -41,7 +41,10 @@ two formats of 8 bits have one type in a pool."""
 
 
 class LockstepStorage(HiCacheStorage):
-    """One rank's storage. Raises `ConfigError` where it cannot begin, and nothing later."""
+    """One rank's storage. Raises `ConfigError` where it cannot begin, and nothing later.
+
+    SGLang's names of pools are members of an enumeration of texts, and plain text here.
+    """
 
     def __init__(self, storage_config: StorageConfig, _: Mapping[str, Any] | None = None) -> None:
         self._calls = HiCacheCalls(storage_config, _engine_facts())
@@ -54,7 +57,7 @@ class LockstepStorage(HiCacheStorage):
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        self._calls.add_pool(_plain(host_pool_name), host_pool)
+        self._calls.add_pool(str(host_pool_name), host_pool)
 
     def batch_exists(
         self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None
@@ -92,7 +95,7 @@ class LockstepStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
         return {
-            each.name: self._calls.read(_plain(each.name), each.keys or [], each.host_indices)
+            each.name: self._calls.read(str(each.name), each.keys or [], each.host_indices)
             for each in transfers
         }
 
@@ -102,7 +105,7 @@ class LockstepStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
         return {
-            each.name: self._calls.write(_plain(each.name), each.keys or [], each.host_indices)
+            each.name: self._calls.write(str(each.name), each.keys or [], each.host_indices)
             for each in transfers
         }
 
@@ -165,11 +168,6 @@ class LockstepStorage(HiCacheStorage):
     def close(self) -> None:
         """Close the store, once nothing calls any more."""
         self._calls.close()
-
-
-def _plain(name: str) -> str:
-    """Return a pool's name as plain text; SGLang's are members of an enumeration of texts."""
-    return str(name)
 
 
 def _engine_facts() -> EngineFacts:

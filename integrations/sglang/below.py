@@ -9,7 +9,8 @@ import torch
 from ...ranks.group.host_cache import HostCache
 from ...ranks.protocol.config import WritePolicy
 from .namespaces import Namespaces
-from .pools.slots import Slots
+from .pools.slots import AttentionSlots
+from .pools.state_slots import StateSlots
 from .weights import WeightsVersions
 
 
@@ -18,7 +19,7 @@ class Below:
     """The parts that the tree is built over, and how it is to use them."""
 
     host: HostCache
-    slots: Slots
+    slots: AttentionSlots
     namespaces: Namespaces
     weights: WeightsVersions
     write_policy: WritePolicy
@@ -28,13 +29,13 @@ class Below:
     stream: torch.cuda.Stream | None
     """The stream that writes the KV; None on a CPU."""
 
-    def behind_forward(self, *, states: bool) -> AbstractContextManager[Any]:
+    def behind_forward(self) -> AbstractContextManager[Any]:
         """Order the copies within it behind the pass that may still write, or read, their slots.
 
-        The tree is given copies of `states`, which SGLang makes where it does not compute.
+        The tree is given copies of states, which SGLang makes where it does not compute.
         """
         if self.stream is None:
             return nullcontext()
-        if states:
+        if isinstance(self.slots, StateSlots):
             self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)

@@ -3,17 +3,19 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import ConfigError, UsageError
 from ...ranks.group.host_cache import HostCache
 from ...ranks.protocol.config import WritePolicy
 from ...storage_backends.uri import parse_uri, without_secrets
-from .batch_facts import Facts, batch_facts
 from .engine.contract import Batch
 from .engine.settings import store_to_attach
 
 log = logging.getLogger("sglang.lockstep")
+
+Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
+"""What a batch is: equal on every rank."""
 
 COMPARE_S = 5.0
 """How long a rank whose batch has failed waits for the others, which may wait for it elsewhere."""
@@ -102,17 +104,12 @@ class Controls:
 
     def state(self) -> dict[str, Any]:
         """Return what this rank's cache has done so far."""
-        stats = self._host.stats()
-        times = sorted(stats.round_us)
+        stats = self._host.stats(rounds=0)
         return {
-            "steps": stats.steps,
             "rounds": stats.rounds,
             "collectives": stats.collectives,
-            "transport": stats.transport,
             "digest": stats.digest,
             "pages_corrupt": stats.pages_corrupt,
-            "round_us": times[len(times) // 2] if times else 0.0,
-            "rounds_s": sum(times) / 1e6,
         }
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
@@ -125,3 +122,19 @@ class Controls:
             return "the ranks have not come to a decision in time"
         refusal = proposal.exception()
         return "" if refusal is None else str(refusal)
+
+
+def batch_facts(batch: Batch, *, each: bool) -> Facts:
+    """Return the batch's mode, and of which requests it computes how much.
+
+    Of a prefill the requests by name, with the tokens that are there and those that are computed. Of
+    the others how many there are, and with `each` them all: they change little from pass to pass.
+    """
+    mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
+    if batch.forward_mode.is_extend():
+        parts += [[each.rid, each.prefix_len, each.extend_end or 0] for each in batch.reqs]
+    elif each:
+        parts += [[each.rid, len(each.output_ids)] for each in batch.reqs]
+    else:
+        return mode, len(batch.reqs)
+    return mode, parts

@@ -22,16 +22,6 @@ TRIES_MAX = 4
 """So many are tried in one step."""
 
 
-@dataclass(slots=True)
-class BackupCounts:
-    """How much was offered."""
-
-    backups: int = 0
-    tokens: int = 0
-    retracted: int = 0
-    """Requests whose pages were copied before they were given away."""
-
-
 @dataclass(slots=True, eq=False)
 class _Awaiting:
     """A backup that host memory has no room for yet."""
@@ -50,7 +40,8 @@ class LentBackups:
     unlock: Callable[[Lock], object]
     device_tokens: int
     """How many tokens the device has room for."""
-    counts: BackupCounts = field(default_factory=BackupCounts)
+    retracted: int = 0
+    """How many requests had their pages copied before they were given away."""
     _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
     _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
     """Those of them that wait for room."""
@@ -81,7 +72,7 @@ class LentBackups:
 
         Returns the name of the backup that the other ranks have to end too, or None.
         """
-        self.counts.retracted += 1
+        self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)
         self.host.begin_backups()
         self.host.keep_off(name)
@@ -119,14 +110,8 @@ class LentBackups:
         self._kept = dict.fromkeys(self._kept)
 
     def state(self) -> dict[str, int]:
-        """Return how many backups there were and are."""
-        return {
-            "backups": self.counts.backups,
-            "backed_up_tokens": self.counts.tokens,
-            "retracted": self.counts.retracted,
-            "keeping": len(self),
-            "awaiting_room": len(self._awaiting),
-        }
+        """Return how many backups there are, and for how many retractions there were some."""
+        return {"retracted": self.retracted, "keeping": len(self)}
 
     def _may_await(self, tokens: bytes) -> bool:
         kept = sum(len(each.tokens) for each in self._awaiting.values()) + len(tokens)
@@ -156,6 +141,5 @@ class LentBackups:
     def _begin(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str:
         self._given += 1
         name = f"b{self._given}"
-        self.counts.backups += 1
-        self.counts.tokens += self.host.back_up(name, tokens, device_pages, namespace)
+        self.host.back_up(name, tokens, device_pages, namespace)
         return name

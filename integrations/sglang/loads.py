@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from ...ranks.group.host_cache import HostCache
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .engine.contract import Handle, Lock, Room
-from .pools.slots import WINDOW_POOL, Slots
+from .pools.slots import WINDOW_POOL, AttentionSlots
 from .waiting import Load, Waiting, WaitingRequests
 
 
@@ -30,7 +30,7 @@ class Loads:
         match: Callable[[MatchPrefixParams], MatchResult],
         waiting: WaitingRequests,
         host: HostCache,
-        slots: Slots,
+        slots: AttentionSlots,
     ) -> None:
         """`match` is the tree's own, without what Lockstep adds."""
         self._tree = tree

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from .engine.contract import Node, SglangRequest
 from .loads import Loads
-from .pools.slots import Slots
+from .pools.slots import AttentionSlots
 from .running import RunningRequests, token_bytes
 from .waiting import Waiting, WaitingRequests
 from .weights import WeightsVersions
@@ -28,7 +28,7 @@ class Matches:
     loads: Loads
     running: RunningRequests
     weights: WeightsVersions
-    slots: Slots
+    slots: AttentionSlots
 
     def report(self, result: MatchResult, params: MatchPrefixParams) -> MatchResult:
         """Return the tree's result with the hit on the host that Lockstep adds to it."""

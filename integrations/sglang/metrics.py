@@ -1,18 +1,10 @@
 """Lockstep's host memory and copies, as SGLang's own metrics tell them."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from ...ranks.executor.base import BytesMoved
 from ...ranks.group.host_cache import HostCache
-
-
-class Collector(Protocol):
-    """SGLang's counters of a radix cache."""
-
-    def increment_backup_num_bytes(self, num_bytes: int) -> None: ...
-
-    def increment_load_back_num_bytes(self, num_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +31,8 @@ class CopyCounters:
     host: HostCache
     told: BytesMoved = field(default_factory=BytesMoved)
 
-    def tell(self, collector: Collector) -> None:
-        """Add what has been copied since the last call."""
+    def tell(self, collector: Any) -> None:
+        """Add what has been copied since the last call to SGLang's counters of a radix cache."""
         moved, told = self.host.inspection.executor.counts().bytes_moved, self.told
         if moved == told:
             return

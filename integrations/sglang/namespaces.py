@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection
 from typing import Protocol
 
+from ...ranks.group.host_cache import HostCache
 from ..items import ItemNames, named_by_content
 from ..namespaces import ADAPTER, SALT, namespace_of_parts
 from .engine.contract import SglangRequest
@@ -26,12 +27,6 @@ class Identifies(Protocol):
     def look(self) -> Collection[str | None]: ...
 
 
-class Witnessing(Protocol):
-    """Compares facts between ranks."""
-
-    def witness(self, *facts: object) -> None: ...
-
-
 def may_be_cached(request: SglangRequest) -> bool:
     """Say whether a request's tokens, with its items and its namespace, determine its KV.
 
@@ -47,7 +42,7 @@ class Namespaces:
     and is found again when its version comes back. `weights.py` says when it is not.
     """
 
-    def __init__(self, host: Witnessing, adapters: Identifies, *, page_tokens: int = 1) -> None:
+    def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:
         self._host = host
         self._adapters = adapters
         self._items = PromptsWithItems(page_tokens)

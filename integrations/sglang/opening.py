@@ -22,7 +22,7 @@ from .identity.identity import Identity
 from .identity.key_exclusions import RELEASES
 from .namespaces import Namespaces
 from .pools.engine_layout import EnginePool, engine_pools
-from .pools.slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
+from .pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from .pools.state_slots import STATE_POOL, StateSlots
 from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
@@ -55,7 +55,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     identity = Identity(settings.plugin, ctx.model_config)
     host = _open_host(ctx, settings, pools, identity)
     components = [ComponentType.FULL]
-    slots: Slots = AttentionSlots(allocator, params.page_size)
+    slots = AttentionSlots(allocator, params.page_size)
     if WINDOW_POOL in pools:
         components.append(ComponentType.SWA)
         slots = WindowSlots(allocator, params.page_size)

@@ -10,10 +10,9 @@ give commands to this rank's replica, and each iteration of the scheduler is one
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
+import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
     EvictParams,
@@ -22,6 +21,8 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...errors import InternalError
@@ -29,12 +30,11 @@ from .below import Below
 from .controls import Controls
 from .engine.contract import Node, Room, SglangRequest
 from .identity.update import Update
-from .keeping import free_states, keep
 from .lent_backups import LentBackups
 from .loads import Loads
 from .matches import Matches
 from .metrics import CopyCounters, HostGauge
-from .running import RunningRequests
+from .running import Kept, RunningRequests
 from .waiting import WaitingRequests
 from .weights import Taken
 
@@ -129,7 +129,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._room is not None:
             queue = (each.cache_request_handle for each in self._queue)
             self._loads.begin_beside(waiting, queue, self._room, self._admitted)
-        with self._behind_forward():
+        with self._lower.behind_forward():
             self._lower.host.begin_loads()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
         return None
@@ -163,8 +163,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
-            kept = partial(keep, self, self._match_tree, req, slots)
-            self._running.computed(req, len(slots), kept)
+            self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
         """Evict, and end the copies that keep states where SGLang would find no slot for one.
@@ -173,11 +172,11 @@ class LockstepRadixCache(UnifiedRadixCache):
         """
         if not params.mamba_num:
             return super().evict_for_alloc(params, **kwargs)
-        wanted = free_states(self) + params.mamba_num
+        wanted = self._free_states + params.mamba_num
         result = super().evict_for_alloc(params, **kwargs)
-        if free_states(self) < wanted and (len(self._backups) or self._waiting.loads):
+        if self._free_states < wanted and (len(self._backups) or self._waiting.loads):
             self.settle()
-            short = max(0, wanted - free_states(self))
+            short = max(0, wanted - self._free_states)
             super().evict_for_alloc(EvictParams(mamba_num=short), **kwargs)
         return result
 
@@ -188,7 +187,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._backups.give_up()
         if req.cache_request_handle in self._running and not req.finished():
             row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-            with self._behind_forward():
+            with self._lower.behind_forward():
                 self._running.retracted(req, row)
         return super().claim_kv_row(req)
 
@@ -199,7 +198,7 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def flush_pending_backups(self) -> None:
         """Begin the copies of what the last batch has computed."""
-        with self._behind_forward():
+        with self._lower.behind_forward():
             self._lower.host.begin_backups()
 
     # Once in each iteration of the scheduler, on every rank.
@@ -211,7 +210,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         below = self._lower
         below.host.begin_step()
         self._follow()
-        with self._behind_forward():
+        with self._lower.behind_forward():
             below.host.begin_loads()
             below.host.begin_backups()
         if self.metrics_collector is not None:
@@ -235,7 +234,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             return
         host, times = self._lower.host, self._lower.host.config.timeouts
         self._backups.give_up()
-        with self._behind_forward():
+        with self._lower.behind_forward():
             host.begin_loads()
             host.begin_backups()
         host.step(idle_s=self._lower.idle_wait_s)
@@ -346,6 +345,29 @@ class LockstepRadixCache(UnifiedRadixCache):
         kept = self.full_evictable_size() + self.full_protected_size()
         return not kept and rows.available_size() == rows.size
 
+    @property
+    def _free_states(self) -> int:
+        """How many slots of states are free."""
+        free: int = self.req_to_token_pool.mamba_allocator.available_size()
+        return free
+
+    def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
+        """Lock the first `count` tokens of what the tree has of a request, in `slots`, or fewer.
+
+        A lock keeps the window and the state that end with its node, and no other: fewer tokens take
+        another node.
+        """
+        node = request.last_node
+        if count < len(slots):
+            tokens = request.full_untruncated_fill_ids[:count]
+            key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
+            found = self._match_tree(MatchPrefixParams(key=key))
+            node, count = found.last_device_node, found.device_prefix_len
+        state = None
+        if self.is_mamba_enabled:
+            state = self.tree_core.get_component_device_value(node, ComponentType.MAMBA)
+        return self.lock(node), slots[:count], state
+
     def _forget_all(self) -> None:
         """Neither load nor back up for any request that is known by now."""
         self._waiting.begin_anew()
@@ -356,7 +378,3 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._backups.collect()
         self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
-
-    def _behind_forward(self) -> AbstractContextManager[Any]:
-        """Order copies behind the pass that may still write, or read, their slots."""
-        return self._lower.behind_forward(states=self.is_mamba_enabled)

@@ -13,7 +13,7 @@ from ..items import ItemNames
 from .engine.contract import Handle, Lock, SglangRequest
 from .items import TEXT_ALONE, PromptItems
 from .lent_backups import LentBackups
-from .pools.slots import Slots
+from .pools.slots import AttentionSlots
 from .waiting import Waiting
 
 Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]
@@ -37,7 +37,7 @@ class RunningRequests:
     """The requests that run and may be cached, by SGLang's handles."""
 
     backups: LentBackups
-    slots: Slots
+    slots: AttentionSlots
     write_policy: WritePolicy
     names: ItemNames
     _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])

@@ -81,21 +81,14 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class LoadCounts:
-    """How the loads have ended."""
-
-    ready: int = 0
-    failed: int = 0
-    tokens: int = 0
-
-
-@dataclass(slots=True)
 class WaitingRequests:
     """The requests that wait, by SGLang's handles."""
 
     host: HostCache
     prefetch_threshold_tokens: int
-    counts: LoadCounts = field(default_factory=LoadCounts)
+    loaded: int = 0
+    """How many loads have brought what is used."""
+    loaded_tokens: int = 0
     _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
     _loading: dict[Waiting, Load] = field(default_factory=dict[Waiting, Load])
     """The loads that are under way, also of requests that were aborted, in the order of their begin."""
@@ -185,10 +178,9 @@ class WaitingRequests:
             del self._loading[waiting]
             waiting.load = None
             good = state is LoadState.READY and not waiting.unwanted
-            self.counts.failed += state is LoadState.FAILED
-            self.counts.ready += good
-            self.counts.tokens += load.end - load.start if good else 0
             if good:
+                self.loaded += 1
+                self.loaded_tokens += load.end - load.start
                 start = waiting.landed[0] if waiting.landed[1] == load.start else load.start
                 waiting.landed, waiting.landed_at = (start, load.end), self._steps
             if waiting.dropped:
@@ -225,9 +217,8 @@ class WaitingRequests:
     def state(self) -> dict[str, int]:
         """Return how many loads there were and are."""
         return {
-            "loads": self.counts.ready,
-            "loads_failed": self.counts.failed,
-            "loaded_tokens": self.counts.tokens,
+            "loads": self.loaded,
+            "loaded_tokens": self.loaded_tokens,
             "loading": self.loads,
         }
 

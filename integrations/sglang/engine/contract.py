@@ -21,16 +21,6 @@ Handle: TypeAlias = Any
 """How SGLang names a request that waits; the same on every rank, and hashable."""
 
 
-class Key(Protocol):
-    """Tokens with what keeps them apart from the same tokens of others."""
-
-    token_ids: "array[int]"
-    extra_key: str | None
-    cache_salt: str | None
-
-    def __len__(self) -> int: ...
-
-
 class KvRow(Protocol):
     """Where a request's KV lies on the device."""
 
@@ -74,7 +64,6 @@ class MultimodalInputs(Protocol):
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
         """The items, those of one kind in the order of the prompt."""
-        ...
 
 
 class SglangRequest(Protocol):
@@ -107,12 +96,10 @@ class Room(Protocol):
     @property
     def remaining_total(self) -> float:
         """Return how many tokens of full attention."""
-        ...
 
     @property
     def remaining_swa(self) -> float:
         """Return how many tokens of windows; 0 for a model without."""
-        ...
 
 
 class PagedAllocator(Protocol):

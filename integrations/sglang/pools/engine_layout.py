@@ -80,12 +80,7 @@ def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
     """Describe a model of which some layers attend, and the others carry a state on."""
     attending = engine_pools(pool.full_kv_pool, page_tokens, tp_size)
     columns = state_columns(pool.mamba_pool, tp_size)
-    states = EnginePool(
-        PageLayout(page_tokens=1, columns=tuple(columns)),
-        {column.name: tensors for column, tensors in columns.items()},
-        AxisOrder.HEADS_FIRST,
-    )
-    return {**attending, STATE_POOL: states}
+    return {**attending, STATE_POOL: _described(columns, 1, AxisOrder.HEADS_FIRST)}
 
 
 def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> EnginePool:
@@ -99,8 +94,9 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
             f" pages of {page_tokens}"
         )
     sides = ((KEYS, info.buffers.k, info.head_dim), (VALUES, info.buffers.v, info.v_head_dim))
-    columns = tuple(
-        Column(
+    columns = dict[Column, Sequence[torch.Tensor]]()
+    for name, buffers, elements in sides:
+        column = Column(
             name=name,
             layers=len(buffers),
             # Where there are more ranks than KV heads, each rank's copy counts as a head of its own.
@@ -108,13 +104,8 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
             elements=elements,
             dtype=dtype_name(info.dtype),
         )
-        for name, buffers, elements in sides
-    )
-    return EnginePool(
-        PageLayout(page_tokens=page_tokens, columns=columns),
-        {name: [_paged(each, page_tokens, order) for each in found] for name, found, _ in sides},
-        order,
-    )
+        columns[column] = [_paged(each, page_tokens, order) for each in buffers]
+    return _described(columns, page_tokens, order)
 
 
 def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
@@ -122,7 +113,7 @@ def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
     del tp_size
     [info] = pool.get_device_pool_infos()
     column, tensors = _rows(info.buffer_info, type(pool).__name__, page_tokens)
-    return {KV_POOL: _replicated({column: tensors}, page_tokens)}
+    return {KV_POOL: _described({column: tensors}, page_tokens, AxisOrder.TOKENS_FIRST)}
 
 
 def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
@@ -150,7 +141,8 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
     )
     paged = [each.view(len(each), page_tokens, 1, row // page_tokens) for each in layers]
     [of_latent] = latent.layout.columns
-    return {KV_POOL: _replicated({of_latent: latent.tensors[LATENT], column: paged}, page_tokens)}
+    columns = {of_latent: latent.tensors[LATENT], column: paged}
+    return {KV_POOL: _described(columns, page_tokens, AxisOrder.TOKENS_FIRST)}
 
 
 def _rows(
@@ -181,11 +173,13 @@ def _rows(
     return column, [_paged(each, page_tokens, AxisOrder.TOKENS_FIRST) for each in layers]
 
 
-def _replicated(columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int) -> EnginePool:
+def _described(
+    columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int, order: AxisOrder
+) -> EnginePool:
     return EnginePool(
         PageLayout(page_tokens=page_tokens, columns=tuple(columns)),
         {column.name: tensors for column, tensors in columns.items()},
-        AxisOrder.TOKENS_FIRST,
+        order,
     )
 
 

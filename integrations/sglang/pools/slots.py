@@ -5,7 +5,6 @@ A slot is the place of one token in a pool of the engine's; the slots of a page 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,43 +36,8 @@ class Reserved:
     """Of states: the one after the last token."""
 
 
-class Slots(Protocol):
-    """How an engine's allocator gives slots away, and takes them back."""
-
-    page_tokens: int
-
-    def pages_of(
-        self, slots: torch.Tensor, state: torch.Tensor | None = None
-    ) -> Mapping[str, Pages]:
-        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only.
-
-        `state` is the slot of the state after them, for a model that has one.
-        """
-        ...
-
-    def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many tokens of a running request can be saved, and the slot of their state."""
-        ...
-
-    def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
-        """Take slots for so many tokens, of which the last ones have windows; None for no room."""
-        ...
-
-    def give_back(self, reserved: Reserved) -> None:
-        """Return what holds nothing."""
-        ...
-
-    def hand_over(self, reserved: Reserved) -> None:
-        """Make the slots ready for the tree, which takes them from now on."""
-        ...
-
-    def give_state_back(self, reserved: Reserved) -> None:
-        """Return the state, which the tree has already."""
-        ...
-
-
 class AttentionSlots:
-    """Slots of full attention alone."""
+    """Slots of full attention alone: how its allocator gives them away, and takes them back."""
 
     def __init__(self, allocator: PagedAllocator, page_tokens: int) -> None:
         self._allocator = allocator
@@ -82,13 +46,19 @@ class AttentionSlots:
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
+        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only.
+
+        `state` is the slot of the state after them, for a model that has one.
+        """
         del state
         return {KV_POOL: pages(slots, self.page_tokens)}
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        return _whole_pages(request, self.page_tokens), None
+        """Return how many tokens of a running request can be saved, and the slot of their state."""
+        return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
+        """Take slots for so many tokens, of which the last ones have windows; None for no room."""
         del window_tokens
         short = tokens - self._allocator.available_size()
         if short > 0:
@@ -97,40 +67,35 @@ class AttentionSlots:
         return None if slots is None else Reserved(slots, None, self.pages_of(slots))
 
     def give_back(self, reserved: Reserved) -> None:
+        """Return what holds nothing."""
         self._allocator.free(reserved.slots)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Do nothing: a slot of full attention is whole by itself."""
+        """Make the slots ready for the tree, which takes them from now on."""
 
     def give_state_back(self, reserved: Reserved) -> None:
-        """Do nothing: there is none."""
+        """Return the state of a load alone, where the tree has one for these tokens already."""
 
 
-class WindowSlots:
+class WindowSlots(AttentionSlots):
     """Slots of full attention, with slots of sliding windows beside the last of them."""
 
     def __init__(self, allocator: WindowAllocator, page_tokens: int) -> None:
-        self._allocator = allocator
-        self.page_tokens = page_tokens
-
-    def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        return _whole_pages(request, self.page_tokens), None
+        super().__init__(allocator.full_attn_allocator, page_tokens)
+        self._both = allocator
 
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
         del state
         first = slots[:: self.page_tokens].to(torch.int64)
-        windows = self._allocator.full_to_swa_index_mapping[first]
+        windows = self._both.full_to_swa_index_mapping[first]
         # Slot 0 is nobody's: it stands for a window that has moved past.
         found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
-        return {
-            KV_POOL: pages(slots, self.page_tokens),
-            WINDOW_POOL: found.to(torch.int32).cpu().numpy(),
-        }
+        return {**super().pages_of(slots), WINDOW_POOL: found.to(torch.int32).cpu().numpy()}
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
-        full, windows = self._allocator.full_attn_allocator, self._allocator.swa_attn_allocator
+        full, windows = self._allocator, self._both.swa_attn_allocator
         short = max(0, tokens - full.available_size())
         window_short = max(0, window_tokens - windows.available_size())
         if short or window_short:
@@ -149,25 +114,18 @@ class WindowSlots:
         )
 
     def give_back(self, reserved: Reserved) -> None:
-        self._allocator.full_attn_allocator.free(reserved.slots)
+        super().give_back(reserved)
         assert reserved.window is not None
         if reserved.window.numel():
-            self._allocator.swa_attn_allocator.free(reserved.window)
+            self._both.swa_attn_allocator.free(reserved.window)
 
     def hand_over(self, reserved: Reserved) -> None:
         """Join the windows' slots to those of full attention; the tree finds one by the other."""
         assert reserved.window is not None
         count = reserved.window.numel()
         rest = reserved.slots.numel() - count
-        self._allocator.clear_full_to_swa_mapping(reserved.slots[:rest])
-        self._allocator.set_full_to_swa_mapping(reserved.slots[rest:], reserved.window)
-
-    def give_state_back(self, reserved: Reserved) -> None:
-        """Do nothing: there is none."""
-
-
-def _whole_pages(request: SglangRequest, page_tokens: int) -> int:
-    return request.kv.kv_committed_len // page_tokens * page_tokens
+        self._both.clear_full_to_swa_mapping(reserved.slots[:rest])
+        self._both.set_full_to_swa_mapping(reserved.slots[rest:], reserved.window)
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:

@@ -50,7 +50,6 @@ class StateSlots(AttentionSlots):
         self.give_state_back(reserved)
 
     def give_state_back(self, reserved: Reserved) -> None:
-        """Return the state of a load alone: the tree has one for these tokens."""
         assert reserved.state is not None
         self._rows.mamba_allocator.free(reserved.state)
 

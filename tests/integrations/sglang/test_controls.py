@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import GroupError
-from lockstep.integrations.sglang.controls import Controls
+from lockstep.integrations.sglang.controls import Controls, batch_facts
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import Timeouts
 from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.ranks.passing_time import PassingTime
-from tests.kit.sglang.sent import Computed, Sent
+from tests.kit.sglang.sent import Computed, Mode, Sent
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 SAME = [Sent("a", prefix_len=0, extend_end=16)]
@@ -189,17 +189,27 @@ def test_a_decision_that_never_comes_is_not_awaited_for_ever(
     assert controls.storage_scheme == "memory"
 
 
-def test_its_state_is_that_of_the_cache() -> None:
-    def program(host: HostCache) -> tuple[dict[str, object], dict[str, object]]:
-        controls = Controls(host, witness=False)
-        before = controls.state()
-        host.step(idle_s=0.001)
-        return before, controls.state()
+BATCH = [
+    Sent("a", prefix_len=4, extend_end=16, output=[7]),
+    Sent("b", prefix_len=0, extend_end=None, output=[7, 8]),
+]
 
-    (before, after), (_, other) = on_every_rank(program)
 
-    assert (before["steps"], before["round_us"]) == (0, 0.0)
-    assert (after["steps"], after["rounds"], after["collectives"]) == (1, 1, 1)
-    assert after["round_us"]
-    assert after["digest"] == other["digest"]
-    assert (after["transport"], after["pages_corrupt"]) == ("in process", 0)
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("mode", ["EXTEND", "MIXED"])
+def test_of_a_prefill_it_is_each_request_with_what_is_there_and_what_is_computed(
+    mode: str, *, each: bool
+) -> None:
+    facts = batch_facts(Computed(BATCH, Mode(mode)), each=each)
+
+    assert facts == (mode, [["a", 4, 16], ["b", 0, 0]])
+
+
+def test_of_a_decode_it_is_how_many_requests_there_are() -> None:
+    assert batch_facts(Computed(BATCH, Mode("DECODE")), each=False) == ("DECODE", 2)
+
+
+def test_of_a_decode_that_is_witnessed_it_is_each_request_and_how_far_it_is() -> None:
+    facts = batch_facts(Computed(BATCH, Mode("DECODE")), each=True)
+
+    assert facts == ("DECODE", [["a", 1], ["b", 2]])

@@ -161,4 +161,4 @@ def test_a_hash_that_has_stood_for_two_images_is_not_cached_and_nothing_is_kept_
     )
 
     assert refused is None
-    assert below.every(lambda rank: rank.backups.counts.backups) == 0
+    assert below.every(lambda rank: len(rank.backups)) == 0

@@ -27,14 +27,6 @@ class Identifies(Protocol):
     def look(self) -> Collection[str | None]: ...
 
 
-def may_be_cached(request: SglangRequest) -> bool:
-    """Say whether a request's tokens, with its items and its namespace, determine its KV.
-
-    Embeddings in the place of tokens have no ids.
-    """
-    return request.input_embeds is None and request.positional_embed_overrides is None
-
-
 class Namespaces:
     """Returns the namespaces of requests, under the weights of now. Every rank asks in the same order.
 
@@ -77,7 +69,8 @@ class Namespaces:
 
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None for one that is not to be cached."""
-        if not may_be_cached(request):
+        if request.input_embeds is not None or request.positional_embed_overrides is not None:
+            # Embeddings in the place of tokens have no ids.
             return None
         found = self.items_of(request)
         known = found is not None and self.names.trusted(found.items)

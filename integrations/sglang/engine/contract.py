@@ -64,6 +64,7 @@ class MultimodalInputs(Protocol):
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
         """The items, those of one kind in the order of the prompt."""
+        ...
 
 
 class SglangRequest(Protocol):
@@ -78,7 +79,6 @@ class SglangRequest(Protocol):
     last_node: Node
     prefix_len: int
     extend_end: int | None
-    is_retracted: bool
     origin_input_ids: "array[int]"
     output_ids: "array[int]"
     full_untruncated_fill_ids: "array[int]"
@@ -96,10 +96,12 @@ class Room(Protocol):
     @property
     def remaining_total(self) -> float:
         """Return how many tokens of full attention."""
+        ...
 
     @property
     def remaining_swa(self) -> float:
         """Return how many tokens of windows; 0 for a model without."""
+        ...
 
 
 class PagedAllocator(Protocol):

@@ -185,8 +185,8 @@ class HiCacheCalls:
             return [False] * len(keys)
         if not keys:
             return []
-        batches = pool.pages.to_read if verb == "read" else pool.pages.to_write
-        return self._batches(verb, pool, keys, lambda: batches(indices))
+        is_read = verb == "read"
+        return self._batches(verb, pool, keys, lambda: pool.pages.batches(indices, read=is_read))
 
     def _move_flat(
         self, verb: str, keys: Sequence[str], tensors: Sequence[torch.Tensor]

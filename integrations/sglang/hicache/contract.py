@@ -42,43 +42,45 @@ class HostPool(Protocol):
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> BufferMeta | None:
         """Say where the bytes of pages lie; None where a pool has none, an error where it cannot."""
+        ...
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
         """Return the page's bytes as one tensor, which is a copy or a view."""
+        ...
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:
         """Return a tensor of the type and length that flat pages have."""
+        ...
 
     def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
         """Overwrite the page."""
+        ...
 
 
 class Transfer(Protocol):
-    """`hicache_storage.PoolTransfer`: pages of one pool. Read only."""
+    """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots. Read only.
+
+    `hit_policy` says which of them a restorable prefix needs. Of BLOCK_GROUPS, a block covers so many
+    pages of the main pool, and has so many keys.
+    """
 
     @property
-    def name(self) -> str:
-        """The pool's name, a `PoolName`."""
+    def name(self) -> str: ...
 
     @property
-    def keys(self) -> Sequence[str] | None:
-        """One key for each page."""
+    def keys(self) -> Sequence[str] | None: ...
 
     @property
-    def host_indices(self) -> torch.Tensor | None:
-        """The slots of those pages."""
+    def host_indices(self) -> torch.Tensor | None: ...
 
     @property
-    def hit_policy(self) -> str:
-        """Which pages a restorable prefix needs, a `PoolHitPolicy`."""
+    def hit_policy(self) -> str: ...
 
     @property
-    def block_pages(self) -> int:
-        """Of BLOCK_GROUPS: how many pages of the main pool a block covers."""
+    def block_pages(self) -> int: ...
 
     @property
-    def group_pages(self) -> int:
-        """Of BLOCK_GROUPS: how many keys a block has."""
+    def group_pages(self) -> int: ...
 
 
 EngineFacts = Mapping[str, str]

@@ -8,6 +8,7 @@ and in pools that do not say where their pages lie, a page is put together first
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -59,28 +60,20 @@ class PoolPages:
         """Say whether the indices are those of so many pages."""
         return indices.numel() == pages * self.page_slots
 
-    def to_write(self, indices: torch.Tensor) -> Iterator[Batch]:
-        """Yield the pages of these slots with their bytes. One batch is to be used up at a time."""
+    def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[Batch]:
+        """Yield the pages of these slots with their bytes. One batch is to be used up at a time.
+
+        To `read` with room for them: what was read is to be landed page by page.
+        """
         if self._is_in_place:
             yield self._in_place(indices)
             return
         for first, slots in self._copied_at_a_time(indices):
-            pages = [self.pool.get_data_page(slot).contiguous() for slot in slots]
-            yield Batch(first, [(_one_at_least(page),) for page in pages], _stay)
-
-    def to_read(self, indices: torch.Tensor) -> Iterator[Batch]:
-        """Yield room for the pages of these slots. What was read is to be landed page by page."""
-        if self._is_in_place:
-            yield self._in_place(indices)
-            return
-        for first, slots in self._copied_at_a_time(indices):
-            pages = [torch.empty(self._flat_length, dtype=self._flat_dtype) for _ in slots]
-
-            def land(
-                number: int, pages: list[torch.Tensor] = pages, slots: list[int] = slots
-            ) -> None:
-                self.pool.set_from_flat_data_page(slots[number], pages[number])
-
+            if read:
+                pages = [torch.empty(self._flat_length, dtype=self._flat_dtype) for _ in slots]
+            else:
+                pages = [self.pool.get_data_page(slot).contiguous() for slot in slots]
+            land = partial(self._land, slots, pages) if read else _stay
             yield Batch(first, [(_one_at_least(page),) for page in pages], land)
 
     def takes(self, page: torch.Tensor) -> bool:
@@ -90,6 +83,9 @@ class PoolPages:
     def of_flat(self, pages: Sequence[torch.Tensor]) -> Batch:
         """Return pages that lie in tensors of their own."""
         return Batch(0, [(_one_at_least(page),) for page in pages], _stay)
+
+    def _land(self, slots: list[int], pages: list[torch.Tensor], number: int) -> None:
+        self.pool.set_from_flat_data_page(slots[number], pages[number])
 
     def _in_place(self, indices: torch.Tensor) -> Batch:
         found = self._pieces_in_place(indices)

@@ -26,10 +26,12 @@ class LoraRef(Protocol):
     @property
     def lora_name(self) -> str | None:
         """Return what users call it."""
+        ...
 
     @property
     def lora_path(self) -> str | None:
         """Return where its weights were read."""
+        ...
 
 
 class Adapters:

@@ -123,68 +123,51 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
     """
     if version is not None:
         return f"version {version}"
-    weights = _Weights(resolved, digests, where)
-    weights.require_own_files()
-    found = [weights.of_model()]
-    if resolved.field("spec", "speculative_draft_model_path") is not None:
-        found.append(f"draft {weights.of_draft()}")
+    field = resolved.field
+    if field("model", "weight_cache_mode") != NO_CACHE_OF_WEIGHTS:
+        raise ConfigError(
+            "weight_cache_mode takes weights from another process, whatever it holds;"
+            f" {remedy(where)}"
+        )
+    if field("model", "checkpoint_engine_wait_weights_before_ready"):
+        raise ConfigError(
+            "checkpoint_engine_wait_weights_before_ready takes weights that another process sends;"
+            f" {remedy(where)}"
+        )
+    load_format = field("model", "load_format")
+    model = field("model", "model_path"), field("model", "revision"), load_format
+    found = [_loaded(resolved, model, digests, where)]
+    draft = field("spec", "speculative_draft_model_path")
+    if draft is not None:
+        revision = field("spec", "speculative_draft_model_revision")
+        drafted = field("spec", "speculative_draft_load_format") or load_format
+        found.append(f"draft {_loaded(resolved, (draft, revision, drafted), digests, where)}")
     for namespace, names in FILES.items():
         for name in names.split():
-            value = resolved.field(namespace, name)
+            value = field(namespace, name)
             if value is not None:
-                found.append(f"{name} {weights.content(name, str(value))}")
+                found.append(f"{name} {_content(name, str(value), digests, where)}")
     return ", ".join(found)
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """Reads what an engine loads."""
+def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
+    """Return a digest of the file or folder that a field names."""
+    path = Path(value).expanduser()
+    try:
+        if path.is_dir():
+            return weights_digest(path, digests)
+        return digests.of([path])[0][:DIGEST_CHARACTERS]
+    except OSError as error:
+        raise unreadable(f"{name} {value}", error, where) from error
 
-    resolved: Resolved
-    digests: FileDigests
-    where: str
 
-    def require_own_files(self) -> None:
-        """Refuse weights that another process holds or sends, of which nobody here knows the files."""
-        field = self.resolved.field
-        if field("model", "weight_cache_mode") != NO_CACHE_OF_WEIGHTS:
-            raise ConfigError(
-                "weight_cache_mode takes weights from another process, whatever it holds;"
-                f" {remedy(self.where)}"
-            )
-        if field("model", "checkpoint_engine_wait_weights_before_ready"):
-            raise ConfigError(
-                "checkpoint_engine_wait_weights_before_ready takes weights that another process"
-                f" sends; {remedy(self.where)}"
-            )
-
-    def of_model(self) -> str:
-        """Return what the model's weights are."""
-        field = self.resolved.field
-        path, revision = field("model", "model_path"), field("model", "revision")
-        return self._loaded(path, revision, field("model", "load_format"))
-
-    def of_draft(self) -> str:
-        """Return what the weights of the draft model are."""
-        field = self.resolved.field
-        path = field("spec", "speculative_draft_model_path")
-        revision = field("spec", "speculative_draft_model_revision")
-        load_format = field("spec", "speculative_draft_load_format")
-        return self._loaded(path, revision, load_format or field("model", "load_format"))
-
-    def content(self, name: str, value: str) -> str:
-        """Return a digest of the file or folder that a field names."""
-        path = Path(value).expanduser()
-        try:
-            if path.is_dir():
-                return weights_digest(path, self.digests)
-            return self.digests.of([path])[0][:DIGEST_CHARACTERS]
-        except OSError as error:
-            raise unreadable(f"{name} {value}", error, self.where) from error
-
-    def _loaded(self, path: object, revision: object, load_format: object) -> str:
-        if load_format == DUMMY:
-            # Each rank draws the part that it holds, all of them with one seed that never changes.
-            return f"dummy on {self.resolved.field('parallel', 'tp_size')}"
-        loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
-        return loaded.identity(self.digests, self.where)
+def _loaded(
+    resolved: Resolved, named: tuple[object, object, object], digests: FileDigests, where: str
+) -> str:
+    """Return what weights are that are `named` by a path, a revision and a load format."""
+    path, revision, load_format = named
+    if load_format == DUMMY:
+        # Each rank draws the part that it holds, all of them with one seed that never changes.
+        return f"dummy on {resolved.field('parallel', 'tp_size')}"
+    loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
+    return loaded.identity(digests, where)

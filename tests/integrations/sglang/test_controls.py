@@ -11,12 +11,11 @@ from lockstep.errors import GroupError
 from lockstep.integrations.sglang.controls import Controls, batch_facts
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import Timeouts
-from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
+from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.ranks.passing_time import PassingTime
 from tests.kit.sglang.sent import Computed, Mode, Sent
 
-PROMPT = list(range(4 * PAGE_TOKENS))
 SAME = [Sent("a", prefix_len=0, extend_end=16)]
 OTHER = [Sent("a", prefix_len=8, extend_end=16)]
 
@@ -102,38 +101,23 @@ def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
     assert "rank 1: all ranks have done the same up to here" in caplog.text
 
 
-def attach(controls: Controls, folder: Path, name: str = "", **more: str) -> tuple[bool, str]:
+def attach(controls: Controls, folder: Path, name: str = "") -> tuple[bool, str]:
     """Attach a store of files."""
     uri = f"file://{folder}/{name}?durability=none"
-    return controls.attach("dynamic", f'{{"store": "{uri}"}}', "a model", **more)
+    return controls.attach("dynamic", f'{{"store": "{uri}"}}', "a model")
 
 
-def test_a_store_that_is_attached_keeps_what_is_computed_until_it_is_detached(
+def test_a_store_is_named_by_its_scheme_from_when_it_is_attached_until_it_is_detached(
     tmp_path: Path,
 ) -> None:
     def program(host: HostCache) -> list[object]:
         controls = Controls(host, witness=False)
-        schemes = [controls.storage_scheme]
-        attached = attach(controls, tmp_path)
-        schemes.append(controls.storage_scheme)
-        host.back_up("r", PROMPT, range(4))
-        host.flush()
-        detached = controls.detach()
-        host.back_up("s", [*PROMPT, *PROMPT], range(8))
-        host.flush()
-        return [attached, detached, *schemes, controls.storage_scheme]
+        before = controls.storage_scheme
+        attached = attach(controls, tmp_path), controls.storage_scheme
+        return [before, *attached, controls.detach(), controls.storage_scheme]
 
-    def another_life(host: HostCache) -> int:
-        host.prefetch("r", [*PROMPT, *PROMPT])
-        host.flush()
-        return host.hit("r", [*PROMPT, *PROMPT])
-
-    uri = f"file://{tmp_path}/?durability=none"
-    assert (
-        on_every_rank(program)
-        == [[(True, f"attached {uri}"), (True, ""), "none", "file", "none"]] * 2
-    )
-    assert on_every_rank(another_life, store=uri, populate_host=False) == [len(PROMPT)] * 2
+    told = f"attached file://{tmp_path}/?durability=none"
+    assert on_every_rank(program) == [["none", (True, told), "file", (True, ""), "none"]] * 2
 
 
 def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -> None:
@@ -151,17 +135,16 @@ def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -
 
 
 def test_what_makes_no_sense_is_refused_without_a_round() -> None:
-    policy = {"hicache_storage_prefetch_policy": "best_effort"}
+    [host] = HostRanksInTurn(1, store=False).caches
+    controls = Controls(host, witness=False)
 
-    def program(host: HostCache) -> tuple[bool, str, int]:
-        controls = Controls(host, witness=False)
-        well, why = controls.attach("dynamic", '{"store": "memory://a"}', **policy)
-        return well, why, host.inspection.rounds
+    well, why = controls.attach(
+        "dynamic", '{"store": "memory://a"}', hicache_write_policy="write_through_selective"
+    )
 
-    told = on_every_rank(program)
-
-    assert [(well, rounds) for well, _, rounds in told] == [(False, 0)] * 2
-    assert all("was 'timeout' when the engine started" in why for _, why, _ in told)
+    assert not well
+    assert "was 'write_through' when the engine started" in why
+    assert host.inspection.rounds == 0
 
 
 def test_while_another_proposal_is_pending_both_are_refused_and_nobody_ends() -> None:

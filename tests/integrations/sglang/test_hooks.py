@@ -301,7 +301,7 @@ def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_i
     assert scheduler.told == [("will_visit", ["first", "second"]), ("visits", "room", 1)]
 
 
-def test_whom_sglang_preempts_is_queued_in_the_same_order_on_every_rank() -> None:
+def test_whom_sglang_preempts_is_queued_in_one_order_and_nobody_is_for_one_that_waits() -> None:
     others = [SimpleNamespace(rid=name) for name in "cab"]
     before = SimpleNamespace(rid="z")
     adder = SimpleNamespace(tree_cache=Scheduler().tree_cache, preempt_list=[before])
@@ -310,19 +310,13 @@ def test_whom_sglang_preempts_is_queued_in_the_same_order_on_every_rank() -> Non
         adder.preempt_list.extend(others)
         return True
 
-    request = SimpleNamespace(cache_request_handle="ready")
-    assert hooks.around_preemption(preempt, adder, request)
+    told = [
+        hooks.around_preemption(preempt, adder, SimpleNamespace(cache_request_handle=each))
+        for each in ("not yet", "ready")
+    ]
 
+    assert told == [False, True]
     assert [each.rid for each in adder.preempt_list] == ["z", "a", "b", "c"]
-
-
-def test_nobody_is_preempted_for_a_request_that_cannot_be_admitted_yet() -> None:
-    adder = SimpleNamespace(tree_cache=Scheduler().tree_cache, preempt_list=[])
-    request = SimpleNamespace(cache_request_handle="not yet")
-
-    preempted = hooks.around_preemption(lambda *_: pytest.fail("it preempts"), adder, request)
-
-    assert not preempted
 
 
 @pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from lockstep.integrations.sglang.running import token_bytes
 from lockstep.ranks.protocol.config import WritePolicy
-from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
 from tests.kit.sglang.sent import Row, Sent
@@ -115,10 +113,3 @@ def test_requests_that_run_while_the_weights_change_are_not_backed_up_any_more()
 
     assert not below.every(lambda rank: "r" in rank.running or "s" in rank.running)
     assert below.every(lambda rank: rank.running.saved_by("r")) is None
-
-
-def test_tokens_are_read_as_int32_from_sglang_s_int64() -> None:
-    tokens = Sent("r", [1, 2, 70000]).origin_input_ids
-
-    assert token_bytes(tokens, 2) == as_token_bytes([1, 2])
-    assert token_bytes(tokens, 3) == as_token_bytes([1, 2, 70000])

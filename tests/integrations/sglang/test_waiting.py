@@ -157,39 +157,26 @@ def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> N
     assert below.every(lambda rank: rank.waiting.loaded) == 0
 
 
-def test_what_several_loads_brought_one_after_the_other_is_one_piece() -> None:
+@pytest.mark.parametrize(("first", "piece"), [((1, 1), (1, 4)), ((0, 1), (2, 4))])
+def test_what_loads_brought_is_one_piece_where_each_continues_the_one_before(
+    first: tuple[int, int], piece: tuple[int, int]
+) -> None:
+    """What was loaded before may be evicted, or somebody else has computed in between."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", PROMPT))
-    unit = PAGE_TOKENS
-    below.every(lambda rank: rank.hit("r", unit))
-    below.every(lambda rank: rank.load("r", unit, unit))
+    begin, pages = (PAGE_TOKENS * each for each in first)
+    below.every(lambda rank: rank.hit("r", begin))
+    below.every(lambda rank: rank.load("r", begin, pages))
     below.ranks.settle()
     assert below.every(lambda rank: rank.ended()) == [("r2", True)]
 
-    assert below.every(lambda rank: rank.hit("r", 2 * unit)) == 2 * unit
-    below.every(lambda rank: rank.load("r", 2 * unit))
+    below.every(lambda rank: rank.hit("r", 2 * PAGE_TOKENS))
+    below.every(lambda rank: rank.load("r", 2 * PAGE_TOKENS))
     below.ranks.settle()
     below.every(lambda rank: rank.ended())
 
-    assert below.every(lambda rank: rank.known("r").landed) == (unit, 4 * unit)
-
-
-def test_a_load_that_continues_no_other_is_a_piece_of_its_own() -> None:
-    """What was loaded before it has been evicted, or somebody else has computed in between."""
-    below = published(store=False)
-    below.every(lambda rank: rank.arrive("r", PROMPT))
-    unit = PAGE_TOKENS
-    below.every(lambda rank: rank.hit("r"))
-    below.every(lambda rank: rank.load("r", 0, unit))
-    below.ranks.settle()
-    below.every(lambda rank: rank.ended())
-
-    below.every(lambda rank: rank.hit("r", 2 * unit))
-    below.every(lambda rank: rank.load("r", 2 * unit))
-    below.ranks.settle()
-    below.every(lambda rank: rank.ended())
-
-    assert below.every(lambda rank: rank.known("r").landed) == (2 * unit, 4 * unit)
+    landed = tuple(PAGE_TOKENS * each for each in piece)
+    assert below.every(lambda rank: rank.known("r").landed) == landed
 
 
 def test_what_is_loaded_for_an_aborted_request_is_awaited_and_may_be_used() -> None:

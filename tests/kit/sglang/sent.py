@@ -87,7 +87,6 @@ class Sent:
     last_node: Any = 0
     prefix_len: int = 0
     extend_end: int | None = None
-    is_retracted: bool = False
     sampling_params: Any = None
     multimodal_inputs: MultimodalInputs | None = None
     input_embeds: object | None = None

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sglang.aborts import abort_beside_a_long_one, answers_after_aborts
 from tests.kit.sglang.counting import by_tier, growth, rounds_beyond_iterations
 from tests.kit.sglang.engine import PLUGINS, RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
@@ -190,8 +189,19 @@ def test_what_retracted_requests_had_decoded_is_loaded_and_not_computed_again(
 
 
 def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: Served) -> None:
-    finished, left = abort_beside_a_long_one(served.engine)
-    answers = answers_after_aborts(served.engine, served.kind.requests)
+    engine, requests = served.engine, served.kind.requests
+    long = Request(tokens=range(3, 303), output_tokens=120)
+    waiting = Request(tokens=range(5, 205), output_tokens=120, abort_after=0)
+    running = Request(tokens=range(7, 207), output_tokens=120, abort_after=3)
+    finished = [answer.finish for answer in engine.generate([long, waiting, running])]
+    engine.flush()
+    left = [(each.state["loading"], each.state["keeping"]) for each in engine.ranks()]
+    engine.generate(requests)
+    engine.flush()
+    # These could be loaded, and are aborted as soon as they are sent.
+    engine.generate([Request(tokens=each.tokens, abort_after=0) for each in requests])
+    engine.flush()
+    answers = engine.generate(requests, together=False)
 
     assert (finished, left) == (["length", "abort", "abort"], [(0, 0)] * 2)
     assert differences(served.stock.cold, answers, tolerance=TOLERANCE) == []

@@ -6,6 +6,7 @@ others and is late.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,21 +20,24 @@ pytestmark = here.MARKS
 FAULTS = "fault.lost=0.3&fault.lie=0.1&fault.delay=0.1"
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("kind", ["attention", "latent"])
-def test_requests_find_what_is_theirs_on_every_rank_however_they_come(
-    kind: str, seed: int, tmp_path: Path
-) -> None:
-    store = (
-        f"fault+file://{tmp_path}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}" if seed % 2 else None
-    )
-    with Rigs(2, kind=kind, pages=28, host_pages=(40, 12)[seed // 2 % 2], store=store) as rigs:
+def walk(seed: int, folder: Path, **settings: Any) -> None:
+    """Walk through two ranks, every second time with a store."""
+    store = f"fault+file://{folder}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}"
+    with Rigs(2, store=store if seed % 2 else None, **settings) as rigs:
         walk = Walk(rigs, seed)
 
         walk.run(200)
 
         assert walk.wrong == []
         assert walk.served > 5
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["attention", "latent"])
+def test_requests_find_what_is_theirs_on_every_rank_however_they_come(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    walk(seed, tmp_path, kind=kind, pages=28, host_pages=(40, 12)[seed // 2 % 2])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -41,23 +45,14 @@ def test_requests_find_what_is_theirs_on_every_rank_however_they_come(
 def test_requests_with_a_state_find_it_on_every_rank_however_they_come(
     seed: int, tracked: bool, tmp_path: Path
 ) -> None:
-    store = (
-        f"fault+file://{tmp_path}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}" if seed % 2 else None
-    )
     pages, host_pages = ((28, 40), (112, 160))[not tracked]
-    with Rigs(
-        2,
+    walk(
+        seed,
+        tmp_path,
         rig=StatefulRig,
         tracked=tracked,
         slots=(20, 14)[not tracked],
         pages=pages,
         host_pages=host_pages // (1, 4)[seed // 2 % 2],
         host_states=(40, 6)[seed // 2 % 2],
-        store=store,
-    ) as rigs:
-        walk = Walk(rigs, seed)
-
-        walk.run(200)
-
-        assert walk.wrong == []
-        assert walk.served > 5
+    )

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...errors import ConfigError, UsageError
 from ...ranks.group.host_cache import HostCache
@@ -101,16 +101,6 @@ class Controls:
             return False, told
         self.storage_scheme = "none"
         return True, ""
-
-    def state(self) -> dict[str, Any]:
-        """Return what this rank's cache has done so far."""
-        stats = self._host.stats(rounds=0)
-        return {
-            "rounds": stats.rounds,
-            "collectives": stats.collectives,
-            "digest": stats.digest,
-            "pages_corrupt": stats.pages_corrupt,
-        }
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
         """Run rounds until all ranks have decided; return why not, or nothing."""

@@ -109,10 +109,6 @@ class LentBackups:
         """Forget what is kept: the tree that it was kept in is gone."""
         self._kept = dict.fromkeys(self._kept)
 
-    def state(self) -> dict[str, int]:
-        """Return how many backups there are, and for how many retractions there were some."""
-        return {"retracted": self.retracted, "keeping": len(self)}
-
     def _may_await(self, tokens: bytes) -> bool:
         kept = sum(len(each.tokens) for each in self._awaiting.values()) + len(tokens)
         return kept * SHARE <= self.device_tokens * TOKEN_BYTES

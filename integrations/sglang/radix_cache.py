@@ -331,7 +331,18 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def lockstep_state(self) -> Mapping[str, Any]:
         """Return what this rank has done so far; for tests and for whoever hunts a fault."""
-        return self.lockstep.state() | self._waiting.state() | self._backups.state()
+        stats = self._lower.host.stats(rounds=0)
+        return {
+            "rounds": stats.rounds,
+            "collectives": stats.collectives,
+            "digest": stats.digest,
+            "pages_corrupt": stats.pages_corrupt,
+            "loads": self._waiting.loaded,
+            "loaded_tokens": self._waiting.loaded_tokens,
+            "loading": self._waiting.loads,
+            "retracted": self._backups.retracted,
+            "keeping": len(self._backups),
+        }
 
     @property
     def _lower(self) -> Below:

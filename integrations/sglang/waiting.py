@@ -214,14 +214,6 @@ class WaitingRequests:
         """How many loads are under way."""
         return len(self._loading)
 
-    def state(self) -> dict[str, int]:
-        """Return how many loads there were and are."""
-        return {
-            "loads": self.loaded,
-            "loaded_tokens": self.loaded_tokens,
-            "loading": self.loads,
-        }
-
     def _has_just_landed(self, waiting: Waiting) -> bool:
         return self._steps - waiting.landed_at < LANDED_FIRST_STEPS
 

@@ -86,27 +86,20 @@ BEYOND = sent(image(1))
 BEYOND.origin_input_ids[50] = 1_000_000
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        sent(replace(image(1), feature=None)),
-        sent(replace(image(1), model_specific_data={"proxy": object()})),
-        sent(SentItem(1, None, torch.ones(2))),
-        sent(SentItem(1, [(50, 70)], torch.ones(2))),
-        Sent("r", TEXT, multimodal_inputs=SentItems([image(1)])),
-        Sent("r", image(1).pad(TEXT), multimodal_inputs=SentItems([image(1)], num_image_tokens=4)),
-        BEYOND,
-    ],
-    ids=[
-        "dropped",
-        "elsewhere",
-        "no place",
-        "beyond the end",
-        "not padded",
-        "encoder",
-        "unknown ids",
-    ],
-)
+UNKNOWN = {
+    "dropped": sent(replace(image(1), feature=None)),
+    "elsewhere": sent(replace(image(1), model_specific_data={"proxy": object()})),
+    "no place": sent(SentItem(1, None, torch.ones(2))),
+    "beyond the end": sent(SentItem(1, [(50, 70)], torch.ones(2))),
+    "not padded": Sent("r", TEXT, multimodal_inputs=SentItems([image(1)])),
+    "encoder": Sent(
+        "r", image(1).pad(TEXT), multimodal_inputs=SentItems([image(1)], num_image_tokens=4)
+    ),
+    "unknown ids": BEYOND,
+}
+
+
+@pytest.mark.parametrize("request_", UNKNOWN.values(), ids=UNKNOWN)
 def test_a_request_whose_image_is_not_known_is_not_cached(request_: Sent) -> None:
     rank = RanksBelow(1).below[0]
 

@@ -60,12 +60,29 @@ def differences(
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.tokens != other.tokens:
             told.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
-        elif (apart := furthest_apart(one, other)) > tolerance:
+            continue
+        pairs = zip(one.logprobs, other.logprobs, strict=True)
+        apart = max((abs(a - b) for a, b in pairs), default=0.0)
+        if apart > tolerance:
             told.append(f"request {number}: log-probabilities differ by up to {apart:g}")
     return told
 
 
-def furthest_apart(one: Answer, other: Answer) -> float:
-    """Return the largest difference of the log-probabilities of two answers with equal tokens."""
-    pairs = zip(one.logprobs, other.logprobs, strict=True)
-    return max((abs(a - b) for a, b in pairs), default=0.0)
+def by_tier(answers: Sequence[Answer], tier: str) -> int:
+    """Return how many tokens of all answers came from one tier."""
+    return sum(answer.cached_by_tier.get(tier, 0) for answer in answers)
+
+
+def rounds_beyond_iterations(
+    before: Sequence[RankReport], after: Sequence[RankReport]
+) -> list[int]:
+    """Return how many more rounds than iterations each rank has had."""
+    return [
+        (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
+        for begin, end in zip(before, after, strict=True)
+    ]
+
+
+def growth(before: Sequence[RankReport], after: Sequence[RankReport], name: str) -> list[int]:
+    """Return by how much a number in each rank's state has grown."""
+    return [end.state[name] - begin.state[name] for begin, end in zip(before, after, strict=True)]

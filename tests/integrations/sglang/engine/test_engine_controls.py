@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import Answer, differences
+from tests.kit.sglang.requests import by_tier, differences
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -24,11 +24,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Generator[R
         yield started
 
 
-def host_tokens(answers: list[Answer]) -> int:
-    """How many tokens of all answers came from host memory."""
-    return sum(answer.cached_by_tier.get("host", 0) for answer in answers)
-
-
 def test_weights_that_come_back_find_their_pages_in_host_memory(
     engine: RunningEngine, model: Path, other_model: Path, stock_tp2: Stock
 ) -> None:
@@ -43,7 +38,7 @@ def test_weights_that_come_back_find_their_pages_in_host_memory(
     assert differences(first, again, tolerance=TOLERANCE) == []
     assert differences(stock_tp2.cold[:12], again, tolerance=TOLERANCE) == []
     assert len(differences(first, other, tolerance=10 * TOLERANCE)) == 12
-    assert host_tokens(again) > host_tokens(other)
+    assert by_tier(again, "host") > by_tier(other, "host")
 
 
 def test_an_engine_that_has_slept_answers_as_before(

@@ -1,13 +1,12 @@
 """One rank's store fails in every way for ten thousand iterations of the scheduler."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import RankReport, differences
+from tests.kit.sglang.requests import differences
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -27,11 +26,6 @@ def serve(engine: RunningEngine, stock: Stock, iterations: int) -> list[str]:
     return told
 
 
-def collectives_of(reports: Sequence[RankReport]) -> list[tuple[int, int]]:
-    """The rounds of each rank, and how many of them each iteration does not account for."""
-    return [(each.state["collectives"], each.state["rounds"]) for each in reports]
-
-
 def test_ranks_whose_stores_disagree_stay_alike_for_ten_thousand_iterations(
     tmp_path: Path, model: Path, stock_tp2: Stock
 ) -> None:
@@ -49,6 +43,6 @@ def test_ranks_whose_stores_disagree_stay_alike_for_ten_thousand_iterations(
     assert first.iterations >= ITERATIONS
     assert first.state["digest"] == second.state["digest"]
     assert first.iterations == second.iterations
-    assert [rounds for _, rounds in collectives_of(reports)] == [first.state["rounds"]] * 2
-    assert all(collectives == rounds for collectives, rounds in collectives_of(reports))
+    rounds = {each.state[name] for each in reports for name in ("rounds", "collectives")}
+    assert len(rounds) == 1
     assert second.state["pages_corrupt"] > 0

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sglang.counting import by_tier, rounds_beyond_iterations
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import differences
+from tests.kit.sglang.requests import (
+    by_tier,
+    differences,
+    rounds_beyond_iterations,
+)
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]

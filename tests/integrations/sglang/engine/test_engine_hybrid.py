@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sglang.counting import by_tier, growth, rounds_beyond_iterations
 from tests.kit.sglang.engine import PLUGINS, RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import Answer, Request, differences
+from tests.kit.sglang.requests import (
+    Answer,
+    Request,
+    by_tier,
+    differences,
+    growth,
+    rounds_beyond_iterations,
+)
 from tests.kit.sglang.stock import PROBE, TOLERANCE, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]

@@ -112,18 +112,17 @@ def test_a_pool_without_bytes_keeps_the_presence_of_its_pages(opens: Opens, stor
     assert calls.read("kv", KEYS[:3], slots_of(theirs, 0, 1, 2)) == [True, True, False]
 
 
-@pytest.mark.parametrize("layout", [PageFirst, LayerFirst])
 def test_a_damaged_object_is_a_miss_and_can_be_written_again(
-    opens: Opens, store: str, tmp_path: Path, layout: type[PageFirst]
+    opens: Opens, store: str, tmp_path: Path
 ) -> None:
-    pool = filled(layout())
+    pool = filled(LayerFirst())
     calls = opens(store, pool)
     calls.write("kv", KEYS[:1], slots_of(pool, 0))
     (only,) = objects_in(tmp_path)
     damaged = bytearray(only.read_bytes())
     damaged[-1] ^= 1
     only.write_bytes(damaged)
-    later = opens(store, layout())
+    later = opens(store, LayerFirst())
 
     assert later.read("kv", KEYS[:1], slots_of(pool, 0)) == [False]
     assert calls.write("kv", KEYS[:1], slots_of(pool, 0)) == [True]
@@ -288,13 +287,6 @@ def test_calls_are_counted_for_the_engine_only_where_it_asks(opens: Opens, store
     assert [each.pages for each in read] == [each.pages for each in written] == [4]
     assert read[0].gb_per_s > 0
     assert calls.take_moved() == silent.take_moved() == ([], [])
-
-
-def test_a_store_that_cannot_be_opened_is_one_error_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("a file, not a directory")
-
-    with pytest.raises(ConfigError, match="store"):
-        opened(f"file://{tmp_path}/store", PageFirst())
 
 
 @pytest.mark.parametrize(

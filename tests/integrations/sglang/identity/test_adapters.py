@@ -27,14 +27,6 @@ def train_again(adapter: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes(b"\x02" * 100)
 
 
-def test_equal_weights_are_one_adapter_under_the_ids_and_names_of_any_start(adapter: Path) -> None:
-    one = adapters({"id 1": Loaded("a", str(adapter))}, adapter).identify("id 1")
-    same = adapters({"id 2": Loaded("b", str(adapter))}, adapter).identify("id 2")
-
-    assert one is not None
-    assert one == same
-
-
 def test_an_adapter_that_was_trained_again_in_place_is_another_one_once_it_is_loaded_again(
     adapter: Path,
 ) -> None:

@@ -4,8 +4,10 @@ A test does by hand what SGLang's scheduler does with a request, in the same ord
 the cache; the requests are SGLang's own. In the place of a forward pass, known numbers are written.
 """
 
+import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -15,9 +17,8 @@ from lockstep.coordinator.collective import Collective
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import ComponentConfig, HostCacheConfig, WritePolicy
-from lockstep.ranks.protocol.orders import KV_POOL
+from lockstep.ranks.protocol.orders import KV_POOL, Direction
 from tests.kit.sglang.tree import here
-from tests.kit.sglang.tree.copies import Copies
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
@@ -44,7 +45,7 @@ class NoAdapters:
         return ()
 
 
-class Rig(Copies):
+class Rig:
     """One rank. `pages` are those of the device; each rank is made at the same time as the others."""
 
     def __init__(
@@ -281,6 +282,48 @@ class Rig(Copies):
             if not self.cache.lockstep_state()["keeping"]:
                 return
         raise AssertionError("backups do not end")
+
+    # Copies that a test holds, or lets fail.
+
+    @contextmanager
+    def copies_held(self, direction: Direction) -> Generator[Callable[[], None]]:
+        """Hold this rank's copies in a direction until the block ends, or calls what it is given."""
+        ended = threading.Event()
+        with self._before_copies(direction, lambda: ended.wait(60)):
+            try:
+                yield ended.set
+            finally:
+                ended.set()
+
+    @contextmanager
+    def copies_failing(
+        self, direction: Direction, fails: Callable[[], bool] = lambda: True
+    ) -> Generator[None]:
+        """Let this rank's copies in a direction fail until the block ends, where `fails` says so."""
+
+        def fail() -> None:
+            if fails():
+                raise RuntimeError("planted: this copy fails")
+
+        with self._before_copies(direction, fail):
+            yield
+
+    @contextmanager
+    def _before_copies(self, direction: Direction, act: Callable[[], object]) -> Generator[None]:
+        host: Any = self.host
+        copies = host._executor._copies
+        copy = copies._copy
+
+        def act_and_copy(job: Any) -> None:
+            if job.direction is direction:
+                act()
+            copy(job)
+
+        copies._copy = act_and_copy
+        try:
+            yield
+        finally:
+            copies._copy = copy
 
     # The tree and the allocator, and what slots hold.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from .identity.update import Update
+from .identity.kv_identity import Update
 from .weights import Taken
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

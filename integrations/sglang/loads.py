@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -21,23 +22,16 @@ from .pools.slots import WINDOW_POOL, AttentionSlots
 from .waiting import Load, Waiting, WaitingRequests
 
 
+@dataclass(frozen=True, slots=True)
 class Loads:
     """Begins the loads of requests that wait, and gives the tree what they have brought."""
 
-    def __init__(
-        self,
-        tree: UnifiedRadixCache,
-        match: Callable[[MatchPrefixParams], MatchResult],
-        waiting: WaitingRequests,
-        host: HostCache,
-        slots: AttentionSlots,
-    ) -> None:
-        """`match` is the tree's own, without what Lockstep adds."""
-        self._tree = tree
-        self._match = match
-        self._waiting = waiting
-        self._host = host
-        self._slots = slots
+    tree: UnifiedRadixCache
+    match: Callable[[MatchPrefixParams], MatchResult]
+    """The tree's own, without what Lockstep adds."""
+    waiting: WaitingRequests
+    host: HostCache
+    slots: AttentionSlots
 
     def begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
         """Begin to load `hit` tokens behind the `start` that `anchor` keeps; False if there is no room.
@@ -46,11 +40,11 @@ class Loads:
         """
         end = start + hit
         window = self.window_tokens(start, end)
-        reserved = self._slots.reserve(hit, window, self._make_room)
+        reserved = self.slots.reserve(hit, window, self._make_room)
         if reserved is None:
-            self._tree.unlock(anchor)
+            self.tree.unlock(anchor)
             return False
-        self._waiting.begin_load(waiting, Load(start, end, reserved, anchor))
+        self.waiting.begin_load(waiting, Load(start, end, reserved, anchor))
         return True
 
     def begin_beside(
@@ -63,24 +57,24 @@ class Loads:
         batch and requests that run may need, and rows for them: those `admitted` in this pass have none
         yet.
         """
-        rows = self._tree.req_to_token_pool.available_size() - admitted - 1
+        rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
-        for waiting in self._waiting.after(first, queue):
+        for waiting in self.waiting.after(first, queue):
             if rows <= 0:
                 return
-            if not len(waiting) or self._waiting.is_busy(waiting):
+            if not len(waiting) or self.waiting.is_busy(waiting):
                 continue
-            match = self._match(MatchPrefixParams(key=_key(waiting, len(waiting))))
+            match = self.match(MatchPrefixParams(key=_key(waiting, len(waiting))))
             start, window = match.device_prefix_len, self._window_of(waiting)
             # What was matched is not to be counted as room.
-            anchor = self._tree.lock(match.last_device_node)
+            anchor = self.tree.lock(match.last_device_node)
             fits = (
                 promised + waiting.room - start <= room.remaining_total
                 and promised_windows + 2 * window <= room.remaining_swa
             )
-            hit = self._waiting.hit(waiting, start) if fits else 0
+            hit = self.waiting.hit(waiting, start) if fits else 0
             if not hit:
-                self._tree.unlock(anchor)
+                self.tree.unlock(anchor)
             if not fits or (hit and not self.begin(waiting, anchor, start, hit)):
                 return
             rows, promised_windows = rows - 1, promised_windows + window
@@ -88,16 +82,16 @@ class Loads:
 
     def follow(self) -> None:
         """Give the tree what has landed on every rank, and the allocator what has failed."""
-        for waiting, load, good in self._waiting.ended():
+        for waiting, load, good in self.waiting.ended():
             if good:
                 self._insert(waiting, load)
             else:
-                self._slots.give_back(load.reserved)
-            self._tree.unlock(load.anchor)
+                self.slots.give_back(load.reserved)
+            self.tree.unlock(load.anchor)
 
     def window_tokens(self, start: int, end: int) -> int:
         """Return how many of the last tokens of a load have windows; 0 for a model without."""
-        first = self._host.needed_from(end).get(WINDOW_POOL)
+        first = self.host.needed_from(end).get(WINDOW_POOL)
         return 0 if first is None else end - max(start, first)
 
     def _window_of(self, waiting: Waiting) -> int:
@@ -105,8 +99,8 @@ class Loads:
         return self.window_tokens(0, len(waiting))
 
     def _insert(self, waiting: Waiting, load: Load) -> None:
-        self._slots.hand_over(load.reserved)
-        before = self._tree.path_device_indices(load.anchor.node)[: load.start]
+        self.slots.hand_over(load.reserved)
+        before = self.tree.path_device_indices(load.anchor.node)[: load.start]
         params = InsertParams(
             key=_key(waiting, load.end),
             value=torch.cat([before, load.reserved.slots.to(before)]),
@@ -117,14 +111,14 @@ class Loads:
             params.set_evicted_seqlen(ComponentType.SWA, window_from)
         if load.reserved.state is not None:
             params.mamba_value = load.reserved.state
-        result = self._tree.insert(params)
+        result = self.tree.insert(params)
         if result.mamba_exist:
-            self._slots.give_state_back(load.reserved)
+            self.slots.give_state_back(load.reserved)
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
         # The tree's own: a load does not wait for copies to end.
-        UnifiedRadixCache.evict_for_alloc(self._tree, wanted)
+        UnifiedRadixCache.evict_for_alloc(self.tree, wanted)
 
 
 def _still_needed(waiting: Waiting) -> int:

@@ -44,7 +44,9 @@ class Matches:
             return _with_hit(result, max(0, coming), 0, result.last_device_node)
         start, end = waiting.landed
         if start < min(device_tokens, end):
-            before = self.match_tree(_shortened(params, start))
+            key = params.key
+            shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
+            before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
             # The whole match alone says where SGLang is to keep a state that is missing.
             missing = result.mamba_branching_seqlen
@@ -116,9 +118,3 @@ def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchRe
         last_host_node=best,
         best_match_node=best,
     )
-
-
-def _shortened(params: MatchPrefixParams, tokens: int) -> MatchPrefixParams:
-    key = params.key
-    shorter = RadixKey(key.token_ids, key.extra_key, limit=tokens, cache_salt=key.cache_salt)
-    return MatchPrefixParams(key=shorter)

@@ -29,7 +29,7 @@ from ...errors import InternalError
 from .below import Below
 from .controls import Controls
 from .engine.contract import Node, Room, SglangRequest
-from .identity.update import Update
+from .identity.kv_identity import Update
 from .lent_backups import LentBackups
 from .loads import Loads
 from .matches import Matches

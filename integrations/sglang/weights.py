@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ...ranks.group.host_cache import HostCache
-from .identity.update import Update
+from .identity.kv_identity import Update
 from .namespaces import Namespaces
 
 _log = logging.getLogger("sglang.lockstep")

@@ -13,9 +13,8 @@ from ...settings import ServingSettings
 from ...weights import FileDigests
 from ..engine.settings import WHERE
 from .adapters import Adapters
-from .kv_identity import adapter_options, kv_identity, weights_of
+from .kv_identity import Update, adapter_options, kv_identity, weights_of
 from .resolved import resolved
-from .update import Update
 
 log = logging.getLogger("sglang.lockstep")
 

@@ -73,6 +73,18 @@ class Resolved:
         return replace(self, fields={**self.fields, "model": model})
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is known of weights that come to a running engine."""
+
+    version: str | None = None
+    """The user's name for them."""
+    path: str | None = None
+    """Where they are read, if they are."""
+    load_format: str | None = None
+    """How they are read there."""
+
+
 def kv_identity(
     resolved: Resolved, weights: str, layouts: Mapping[str, PageLayout], share: Share
 ) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.integrations.sglang import hooks
 from lockstep.integrations.sglang.controls import Controls
-from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.identity.kv_identity import Update
 from lockstep.integrations.sglang.weights import Taken
 from tests.kit.ranks.in_turn import HostRanksInTurn
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.identity.kv_identity import Update
 from lockstep.integrations.sglang.waiting import LANDED_FIRST_STEPS
 from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, LookUp

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.coordinator.divergence import first_difference
-from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.identity.kv_identity import Update
 from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.protocol.orders import LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS

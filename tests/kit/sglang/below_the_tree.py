@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.identity.kv_identity import Update
 from lockstep.integrations.sglang.lent_backups import LentBackups
 from lockstep.integrations.sglang.namespaces import Namespaces
 from lockstep.integrations.sglang.pools.slots import AttentionSlots

@@ -69,6 +69,7 @@ def said_by(module: str, *arguments: object) -> str:
 
 def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
     """Return what SGLang's processes need to run on a CPU, with these plug-ins."""
+    cores = os.cpu_count() or 1
     paths = [*map(str, ON_THE_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -82,14 +83,12 @@ def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         # Two small functions would be compiled with the first request, for twenty seconds.
         "TORCHDYNAMO_DISABLE": "1",
         # Cores for each rank; without them SGLang wants a NUMA node for each.
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % _cores()) for rank in range(tp)),
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
+            str(rank % (os.cpu_count() or 1)) for rank in range(tp)
+        ),
     }
 
 
 @cache
 def _nursery() -> Nursery:
     return Nursery(IMPORTED, environment(2, ()))
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1

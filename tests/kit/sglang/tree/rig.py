@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from lockstep.coordinator.collective import Collective
-from lockstep.integrations.sglang.identity.update import Update
 from lockstep.ranks.group.host_cache import HostCache
 from lockstep.ranks.protocol.config import ComponentConfig, HostCacheConfig, WritePolicy
 from lockstep.ranks.protocol.orders import KV_POOL, Direction
+from tests.kit.sglang.below_the_tree import KnownAdapters, named_by_version
 from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
@@ -28,21 +28,6 @@ MEM_CACHE = "sglang.srt.mem_cache"
 COMMON, BASE = f"{MEM_CACHE}.common", f"{MEM_CACHE}.base_prefix_cache"
 BATCH = "sglang.srt.managers.schedule_batch"
 OURS = "lockstep.integrations.sglang"
-
-
-def _by_version(update: Update) -> str | None:
-    """Name weights by what the user calls them."""
-    return update.version
-
-
-class NoAdapters:
-    """Knows no adapter."""
-
-    def identify(self, lora_id: str) -> str | None:
-        return None
-
-    def look(self) -> Sequence[str]:
-        return ()
 
 
 class Rig:
@@ -113,14 +98,14 @@ class Rig:
 
     def _cache(self) -> Any:
         namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(
-            self.host, NoAdapters(), page_tokens=self.page_tokens
+            self.host, KnownAdapters(), page_tokens=self.page_tokens
         )
         weights = here.of(f"{OURS}.weights", "WeightsVersions")
         below = here.of(f"{OURS}.below", "Below")(
             host=self.host,
             slots=self._lent(),
             namespaces=namespaces,
-            weights=weights(self.host, namespaces, "w0", _by_version),
+            weights=weights(self.host, namespaces, "w0", named_by_version),
             write_policy=WritePolicy.WRITE_THROUGH,
             prefetch_threshold_tokens=0,
             idle_wait_s=0.05,

@@ -314,7 +314,7 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
     return ReportedViolation(
         seed=violation.seed,
         step=violation.step,
-        what=str(violation.finding),
+        what=violation.finding,
         replay=violation.replay + put_back,
     )
 

@@ -18,18 +18,9 @@ from ..errors import LockstepError, UsageError
 from ..ranks.group.member.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
 from ..ranks.replica.operations.quarantine import KEEPS_TOO_MUCH
-from .findings.finding import Violated
-from .findings.storage import (
-    AgreedOtherwise,
-    DoneOnSome,
-    DoneUntold,
-    LeftWaiting,
-    OtherStores,
-    StoreKept,
-    Unanswered,
-)
 from .rank.executor import SimulatedExecutor
 from .rank.stores import FIRST_STORE, OTHER_STORE
+from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_END = 4
@@ -139,9 +130,10 @@ class Proposing:
         states = [cache.store_state() for cache in self._caches]
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
-            raise Violated(OtherStores([str(state) for state in states], used))
+            raise Violated(f"the ranks have different stores: {[*map(str, states)]}, {used}")
         if (used[0] is None) != (states[0] in (StoreState.DETACHED, StoreState.ATTACHING)):
-            raise Violated(AgreedOtherwise(str(states[0]), used[0]))
+            has = "none of them has any in use" if used[0] is None else f"they use {used[0]}"
+            raise Violated(f"the store is {states[0]} on every rank, and {has}")
         self._check_ended_alike([told for told in self._told if told.outcome.done()])
         self._told = [told for told in self._told if not told.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
@@ -149,17 +141,18 @@ class Proposing:
         for told in self._told:
             told.late_steps += now_us - told.since_us > self._patience_us
             if told.late_steps > _STEPS_TO_END:
-                raise Violated(Unanswered(told.rank, told.proposal))
+                was_told = f"rank {told.rank} was told: {told.proposal}"
+                raise Violated(f"{was_told}, and it does not end")
 
     def check_rest(self) -> None:
         """At rest: raise if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
-            raise Violated(StoreKept())
+            raise Violated("nothing is in flight, and the store is not let go of")
 
     def check_gone(self, rank: int) -> None:
         """After the end of an epoch: raise if a rank was told something and has no answer."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
-            raise Violated(LeftWaiting(rank))
+            raise Violated(f"rank {rank} has left its group, and a proposal waits for it")
 
     def _begin_campaign(self) -> None:
         random, ranks = self._random, range(len(self._caches))
@@ -192,10 +185,10 @@ class Proposing:
             errors = [told.outcome.exception() for told in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
-                raise Violated(DoneOnSome(proposal, done))
+                raise Violated(f"{proposal} was done on {done} of the ranks that were told")
             needs_all = proposal.change is Change.ATTACH or had_store
             if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
-                raise Violated(DoneUntold(proposal))
+                raise Violated(f"{proposal} was done, and not every rank was told of it")
             if done:
                 had_store = proposal.change is Change.ATTACH
                 self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from ..ranks.group.member.rank_cache import RankCache
 from ..ranks.group.member.request_log import RequestLog
-from .findings.finding import Violated
-from .findings.requests import HeardEarly, NotHeard, OtherRequest
 from .rank.cluster import ask
+from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
@@ -97,17 +96,20 @@ class Requesting:
             self._told += 1
             sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""
             if told != sent:
-                raise Violated(OtherRequest(self._told, sent, told))
+                was = f"was sent as {sent!r} and carried out as {told!r}"
+                raise Violated(f"request {self._told} {was}")
             for rank, had in enumerate(self._had):
                 if self._told not in had:
-                    raise Violated(HeardEarly(self._told, rank))
+                    early = f"became a command before rank {rank} had it"
+                    raise Violated(f"request {self._told} {early}")
             self._coverage["requests heard"] += 1
         common = self._told
         while all(common + 1 in had for had in self._had):
             common += 1
         self._common.append(common)
         if len(self._common) > _STEPS_TO_HEAR and self._told < self._common[0]:
-            raise Violated(NotHeard(self._told + 1))
+            late = f"every rank has request {self._told + 1}"
+            raise Violated(f"{late}, and it does not become a command")
 
     def _taken(self, rank: int) -> tuple[bytes, ...]:
         taken = tuple(self._carried_out[rank])

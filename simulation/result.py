@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .findings.finding import Finding
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -12,7 +10,8 @@ class Violation:
 
     seed: int
     step: int
-    finding: Finding
+    finding: str
+    """One sentence that says what was found."""
     replay: str
     """The command that shows it again."""
 

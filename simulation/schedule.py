@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from traceback import extract_tb
 
 from ..coordinator.operation import Phase
 from ..errors import (
@@ -24,15 +25,6 @@ from .checkers.checkers import (
 from .checkers.written import check_written, check_written_again, promises_anything
 from .engine.lending_workload import LendingWorkload
 from .engine.workload import Workload
-from .findings.finding import Finding, Violated
-from .findings.group import (
-    Crashed,
-    EndedForNoReason,
-    GoesOn,
-    Miscounted,
-    NotNoticed,
-    Restless,
-)
 from .proposing import Proposing
 from .rank.epoch import SOUND_BUILD, Build, Epoch, begin_epoch
 from .rank.stores import FIRST_STORE, RankStores
@@ -41,6 +33,7 @@ from .result import ScheduleResult, Violation
 from .world.clock import RankClock, VirtualClock
 from .world.contents import Contents
 from .world.faults import ClockFault, FaultSource, Mishap
+from .world.violated import Violated
 from .world.world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
@@ -105,7 +98,7 @@ class Schedule:
         self._clock = clock or VirtualClock()
         self._clocks = [RankClock(self._clock, ahead_ms) for ahead_ms in world.faults.skews_ms]
         self._contents = around.contents
-        self._findings: list[Finding] = []
+        self._findings: list[str] = []
         self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
         self._stores = [RankStores(around.meanings, rank) for rank in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.config)
@@ -152,12 +145,12 @@ class Schedule:
                 self._begin_anew()
                 self._end()
         except Violated as violated:
-            self._violated(step, violated.finding)
+            self._violated(step, str(violated))
         except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
-            self._violated(step, Crashed.of(error))
+            self._violated(step, _crashed(error))
         self._count()
 
-    def _violated(self, step: int, finding: Finding) -> None:
+    def _violated(self, step: int, finding: str) -> None:
         self._trace(f"violated: {finding}")
         self.result.violation = Violation(
             seed=self.world.seed, step=step, finding=finding, replay=self.world.replay
@@ -211,10 +204,12 @@ class Schedule:
 
     def _unexpected(self, rank: int, error: GroupError) -> None:
         cluster, name = self._epoch.cluster, type(error).__name__
-        absent = cluster.absent() if isinstance(error, CollectiveTimeout) else None
-        diverged = isinstance(error, DivergenceError)
-        difference = cluster.first_difference() if diverged else None
-        raise Violated(EndedForNoReason(rank, name, str(error), absent, difference))
+        what = f"rank {rank} ends the epoch for no reason: {name}: {error}"
+        if isinstance(error, DivergenceError):
+            what += f"; {cluster.first_difference()}"
+        elif isinstance(error, CollectiveTimeout) and (absent := cluster.absent()) is not None:
+            what += f"; rank {absent} did not come to the round"
+        raise Violated(what)
 
     def _check(self) -> None:
         epoch, steps = self._epoch, self._epoch.cluster.steps
@@ -324,7 +319,10 @@ class Schedule:
         expected = _EXPECTED[fault] + ((RankUnhealthy,) if epoch.lost else ())
         for each in others:
             if not isinstance(errors[each], expected):
-                raise Violated(NotNoticed(fault, rank, each, [repr(error) for error in errors]))
+                raise Violated(
+                    f"{fault} struck rank {rank}, and rank {each} raised {errors[each]!r} where the"
+                    f" ranks raised {errors}"
+                )
             self._check_ended(each)
 
     def _check_ended(self, rank: int) -> None:
@@ -336,11 +334,11 @@ class Schedule:
         except GroupError:
             pass
         else:
-            raise Violated(GoesOn(rank, "steps on"))
+            raise Violated(f"rank {rank} steps on after the epoch has ended")
         cache.close()
         self._proposing.check_gone(rank)
         if len(collective.reached) != reached:
-            raise Violated(GoesOn(rank, "reaches a collective"))
+            raise Violated(f"rank {rank} reaches a collective after the epoch has ended")
 
     def _begin_epoch(self) -> Epoch:
         self.result.epochs += 1
@@ -375,7 +373,7 @@ class Schedule:
                 break
             self._take_step()
         else:
-            raise Violated(Restless("an idle group has no room for a request", _DRAIN_STEPS_MAX))
+            raise Violated(f"an idle group has no room for a request in {_DRAIN_STEPS_MAX} steps")
         self._take_step()
         self._settle()
 
@@ -396,7 +394,7 @@ class Schedule:
             if set(seen.in_flight) <= before and self._is_idle():
                 break
         else:
-            raise Violated(Restless("the group does not come to rest", _DRAIN_STEPS_MAX))
+            raise Violated(f"the group does not come to rest in {_DRAIN_STEPS_MAX} steps")
         self._check_rest()
 
     def _is_idle(self) -> bool:
@@ -414,8 +412,8 @@ class Schedule:
             cache.close(flush=False)
             stats = cache.stats()
             if not stats.steps == stats.rounds == stats.collectives:
-                counts = (stats.steps, stats.rounds, stats.collectives)
-                raise Violated(Miscounted(rank, *counts))
+                counts = f"{stats.rounds} rounds and {stats.collectives} collectives"
+                raise Violated(f"rank {rank} counts {stats.steps} steps, {counts}")
 
     def _count(self) -> None:
         cluster = self._epoch.cluster
@@ -441,6 +439,14 @@ class Schedule:
     def _trace(self, line: str) -> None:
         if self._record:
             self.result.transcript.append(line)
+
+
+def _crashed(error: Exception) -> str:
+    """Return where the cache or an engine has raised an error that nobody expects."""
+    frame = extract_tb(error.__traceback__)[-1]
+    module = frame.filename.rsplit("/", 1)[-1]
+    said = f": {error}" if str(error) else ""
+    return f"{type(error).__name__} at {module}:{frame.lineno} in {frame.name}{said}"
 
 
 def run_schedule(

@@ -17,25 +17,11 @@ from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from ...ranks.replica.tree.residence import TIER_NAMES
-from ..findings.answers import ImpossibleAnswer
-from ..findings.finding import Violated
-from ..findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
-from ..findings.pages import (
-    Leaked,
-    OfferStillWritten,
-    PageStillWritten,
-    Slot,
-    StillTouched,
-    TwoOwners,
-    WrongCount,
-    WrongOffer,
-    WrongPage,
-)
-from ..findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
 from ..rank.conditions import LATE_US_MAX
 from ..rank.memory import Slots, SymbolicMemory
-from ..world.contents import Contents
+from ..world.contents import Contents, describe
 from ..world.prompts import TOKEN_BYTES
+from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
 """Within so many steps ranks that can restore different lengths find one that all of them can."""
@@ -45,7 +31,7 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
     """A match is a number of whole pages within what was asked for, and its device part comes first."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
-        raise Violated(ImpossibleAnswer("a match", f"of {tokens} tokens finds {found}"))
+        raise Violated(f"a match of {tokens} tokens finds {found}")
 
 
 def check_admission(
@@ -59,21 +45,19 @@ def check_admission(
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
     if any(part < 0 or part % page_tokens for part in parts) or total > tokens:
-        raise Violated(ImpossibleAnswer("an admission", f"for {tokens} tokens says {answer}"))
+        raise Violated(f"an admission for {tokens} tokens says {answer}")
     more = answer.device_tokens - before.device_tokens
     if more < 0 or (more and not sparse) or total < before.host_tokens:
-        said = f"says {answer} right after a match found {before}"
-        raise Violated(ImpossibleAnswer("an admission", said))
+        raise Violated(f"an admission says {answer} right after a match found {before}")
     if (answer.operation is None) != (total == before.device_tokens):
-        said = f"loads without need, or needs without loading: {answer}"
-        raise Violated(ImpossibleAnswer("an admission", said))
+        raise Violated(f"an admission loads without need, or needs without loading: {answer}")
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
     """A backup covers whole pages of the tokens that it was given, and at least what a match finds."""
     if covered % page_tokens or not found <= covered <= tokens:
-        said = f"of request {request} covers {covered} of {tokens} tokens, and match finds {found}"
-        raise Violated(ImpossibleAnswer("a back_up", said))
+        said = f"covers {covered} of {tokens} tokens, and match finds {found}"
+        raise Violated(f"a back_up of request {request} {said}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
@@ -84,9 +68,10 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content, request in wanted:
         if held[page] != content + shard:
-            raise Violated(WrongPage(slots.slot(page), request, content + shard, held[page]))
+            raise Violated(slots.wrong_page(page, request, content + shard))
         if writer[page] is not None:
-            raise Violated(PageStillWritten(slots.slot(page), request))
+            what = f"{slots.slot(page)} of request {request} is in use and being written"
+            raise Violated(f"rank {slots.rank}: {what}")
 
 
 class TreeChecker:
@@ -125,13 +110,14 @@ class TreeChecker:
                     continue
                 contents = self._contents_of(pool, place, node.width, prefix)
                 if len(run) != len(contents):
-                    raise Violated(WrongCount(node.id, node.width, pool, len(run)))
+                    has = f"has {len(run)} of {pool}"
+                    raise Violated(f"node {node.id} of {node.width} pages {has}")
                 if len(set(run)) < len(run) or not offered[tier].keys().isdisjoint(run):
                     twice = next(
                         p for at, p in enumerate(run) if p in offered[tier] or p in run[:at]
                     )
-                    owners = ("a cached prefix", "another cached prefix")
-                    raise Violated(TwoOwners(Slot(0, TIER_NAMES[tier], pool, twice), owners))
+                    slot = f"{TIER_NAMES[tier]} {pool} page {twice}"
+                    raise Violated(f"{slot} belongs to a cached prefix and to another")
                 offered[tier].update(zip(run, contents, strict=True))
         return offered
 
@@ -167,9 +153,14 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content in offered.items():
         if held[page] != content + shard:
-            raise Violated(WrongOffer(slots.slot(page), content + shard, held[page]))
+            offered_as, holds = describe(content + shard), describe(held[page])
+            raise Violated(f"{_offers(slots, page)} as {offered_as}, and it holds {holds}")
         if writer[page] is not None:
-            raise Violated(OfferStillWritten(slots.slot(page)))
+            raise Violated(f"{_offers(slots, page)}, which a transfer may still write")
+
+
+def _offers(slots: Slots, page: int) -> str:
+    return f"rank {slots.rank}: the tree offers {slots.slot(page)}"
 
 
 class DeadlineChecker:
@@ -212,9 +203,11 @@ class DeadlineChecker:
             current[operation.id] = before
             limit_s = self._limits_s.get((operation.kind, operation.phase))
             if limit_s is not None and now_us - before[1] > limit_s * 1_000_000 + slack_us:
-                kind, phase = operation.kind.name, operation.phase.name
                 stood_s = (now_us - before[1]) / 1e6
-                raise Violated(Overdue(kind, operation.id, phase, stood_s, limit_s))
+                raise Violated(
+                    f"{operation.kind.name} {operation.id} stands in {operation.phase.name} for"
+                    f" {stood_s:.3f} s, and {limit_s} s is its limit"
+                )
         self._since = current
 
 
@@ -235,13 +228,12 @@ class ReplicaChecker:
         caches = self._caches
         digests = [cache.inspection.digest for cache in caches]
         if len(set(digests)) > 1:
-            raise Violated(ReplicasDiffer(f"the rolling digests differ: {digests}"))
+            raise Violated(f"the rolling digests differ: {digests}")
         if thorough:
             self._check_invariants(range(len(caches)))
             states = [cache.inspection.state_digest for cache in caches]
             if len(set(states)) > 1:
-                what = f"the states differ, and the rolling digests do not: {states}"
-                raise Violated(ReplicasDiffer(what))
+                raise Violated(f"the states differ, and the rolling digests do not: {states}")
         elif digests[0] != self._checked:
             self._check_invariants([step % len(caches)])
         self._checked = digests[0]
@@ -251,14 +243,18 @@ class ReplicaChecker:
             try:
                 self._caches[rank].inspection.check()
             except InvariantViolation as broken:
-                raise Violated(InvariantBroken(rank, broken.number, broken.sentence)) from broken
+                what = f"invariant {broken.number}: {broken.sentence}"
+                raise Violated(f"rank {rank}: {what}") from broken
 
 
 def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
     """The time that the ranks agree on is not ahead of any rank's clock."""
     agreed_ms, first_ms = cache.inspection.agreed_ms, min(clocks_ms)
     if agreed_ms > first_ms:
-        raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
+        rank = clocks_ms.index(first_ms)
+        raise Violated(
+            f"the ranks agree on {agreed_ms} ms, and the clock of rank {rank} says {first_ms} ms"
+        )
 
 
 _WAITS = (LoadState.LOADING, LoadState.SAVING)
@@ -270,12 +266,15 @@ def check_loads(cache: HostCache) -> None:
     for operation in in_flight.values():
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
         if loads and operation.phase is Phase.QUARANTINED:
-            raise Violated(EngineNotKeptOut(operation.id))
+            raise Violated(
+                f"load {operation.id} is quarantined, and nobody can keep the engine from its pages"
+            )
     for request in cache.inspection.requests:
         if request.waits_for is not None and request.waits_for not in in_flight:
-            raise Violated(WaitsForNothing(request.id, request.waits_for))
+            waited = f"load {request.waits_for}"
+            raise Violated(f"request {request.id} waits for {waited}, which is gone")
         if cache.inspection.idle and cache.load_state(request.id) in _WAITS:
-            raise Violated(WaitsForNothing(request.id, None))
+            raise Violated(f"request {request.id} waits for a copy, which is gone")
 
 
 def check_at_rest(
@@ -290,17 +289,16 @@ def check_at_rest(
     for operation in in_flight.values():
         if operation.phase is not Phase.QUARANTINED:
             name = f"{operation.kind.name} {operation.id}"
-            raise Violated(NotLetGo(name, f"still in {operation.phase.name}"))
+            raise Violated(f"{name} is still in {operation.phase.name} at rest")
     for number in in_flight:
         if number not in never_quiet:
             state = "quarantined, and every rank is quiet"
-            raise Violated(NotLetGo(f"operation {number}", state))
+            raise Violated(f"operation {number} is {state} at rest")
     if not in_flight:
         for node in cache.inspection.prefixes.tree.nodes():
             for tier in (DEVICE, HOST):
                 if node.is_held_on(tier):
-                    state = f"still held on the {TIER_NAMES[tier]}"
-                    raise Violated(NotLetGo(f"node {node.id}", state))
+                    raise Violated(f"node {node.id} is held on the {TIER_NAMES[tier]} at rest")
     for tier in (DEVICE, HOST):
         for component in cache.inspection.prefixes.components:
             slots = [memory.tiers[tier][component.pool] for memory in memories]
@@ -321,10 +319,12 @@ def _check_pool_at_rest(
     in_flight = cache.inspection.in_flight.values()
     quarantined = sum(len(each.owned_pages(tier, component)) for each in in_flight)
     if pool.free + in_tree + quarantined != pool.capacity:
-        name = prefixes.components[component].pool
-        counts = (pool.free, in_tree, quarantined, pool.capacity)
-        raise Violated(Leaked(TIER_NAMES[tier], name, *counts))
+        name = f"{TIER_NAMES[tier]} {prefixes.components[component].pool}"
+        raise Violated(
+            f"{pool.free} {name} pages are free, {in_tree} in the tree and {quarantined} in"
+            f" quarantine, of {pool.capacity}"
+        )
     for each in slots:
         for page in pool.free_pages():
             if each.touched(page):
-                raise Violated(StillTouched(each.slot(page), "it is free"))
+                raise Violated(each.touched_although(page, "it is free"))

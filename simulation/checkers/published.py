@@ -11,12 +11,11 @@ from ...ranks.group.member.inspection import Inspection
 from ...ranks.protocol.answers import Admission
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE
-from ..findings.answers import NotKept
-from ..findings.finding import Violated
 from ..world.contents import Contents
 from ..world.faults import FAULT_PROFILES
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest
+from ..world.violated import not_kept
 from ..world.world import World
 
 
@@ -81,7 +80,7 @@ class Published:
             count += 1
         if found.device_tokens < count * self._page:
             why = "were published and never had to leave the device"
-            raise Violated(NotKept(count * self._page, why, found.device_tokens))
+            raise not_kept(count * self._page, why, found.device_tokens)
 
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
         """A match finds what an admitted request shares, right after that was published or restored.
@@ -96,7 +95,7 @@ class Published:
                 return
             there = found.host_tokens
         if there < shared:
-            raise Violated(NotKept(shared, f"are shared by request {request.name}", there))
+            raise not_kept(shared, f"are shared by request {request.name}", there)
 
     def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
         """Say whether the tree must have the state that the request has computed last."""

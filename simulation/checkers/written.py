@@ -11,9 +11,8 @@ from ...ranks.protocol.config import WritePolicy
 from ...ranks.replica.attaching import StoreState
 from ...ranks.replica.tree.components import Component
 from ...ranks.replica.tree.node import DEVICE, HOST, Node, needed
-from ..findings.finding import Violated
-from ..findings.storage import NotWritten
 from ..rank.memory import SimulatedStore
+from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
 """Of a component, the pages of a node from a position on."""
@@ -58,11 +57,16 @@ def _check(
     *,
     lost: bool = False,
 ) -> None:
+    never = "never accepted by the store"
+    if lost:
+        never = "used, and not written again to a store that lost them"
     for component, part, first in promised:
         for key in _keys(seen, component, part, first) if seen.keeps(part) else ():
             for rank, store in enumerate(stores):
                 if (component.pool, key) not in store.accepted:
-                    raise Violated(NotWritten(rank, part.id, component.pool, part.end, lost))
+                    pages = f"its {component.pool} pages up to {part.end}"
+                    what = f"node {part.id} is in memory at rest, and {pages}"
+                    raise Violated(f"rank {rank}: {what} were {never}")
 
 
 def _on_host(seen: Inspection, node: Node) -> Iterator[_Piece]:

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from ..findings.finding import Violated
-from ..findings.pages import FreePageChanged, StillTouched
 from ..rank.memory import Slots
-from ..world.contents import EMPTY, OVERWRITTEN
+from ..world.contents import EMPTY, OVERWRITTEN, describe
+from ..world.violated import Violated
 from .every_rank import NO_PAGE, EveryRank
 
 
@@ -97,9 +96,11 @@ class AllocatedPages(EveryRank):
             for page in self._free:
                 number = numbers[page]
                 if device.touched(number):
-                    raise Violated(StillTouched(device.slot(number), "it is free"))
+                    raise Violated(device.touched_although(number, "it is free"))
                 if (holds := device.content[number]) != left[page]:
-                    raise Violated(FreePageChanged(device.slot(number), left[page], holds))
+                    held = f"{describe(holds)} instead of {describe(left[page])}"
+                    what = f"{device.slot(number)} is free, and holds {held}"
+                    raise Violated(f"rank {device.rank}: {what}")
 
     def _forget(self, page: int) -> None:
         content = self._contents.pop(page, None)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from ..checkers.checkers import check_holding
-from ..findings.finding import Violated
-from ..findings.pages import StillTouched
 from ..rank.memory import Slots, SymbolicMemory
+from ..world.violated import Violated
 
 NO_PAGE = -1
 """The entry of a page table at whose position the request has no page any more."""
@@ -46,7 +45,7 @@ class EveryRank:
         for device, numbers in self._devices:
             for page in pages:
                 if device.touched(numbers[page]):
-                    raise Violated(StillTouched(device.slot(numbers[page]), why))
+                    raise Violated(device.touched_although(numbers[page], why))
 
     def require_holding(self, wanted: Iterable[tuple[int, int, str]]) -> None:
         """Raise unless pages hold what `wanted` says; see `check_holding`."""

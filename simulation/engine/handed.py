@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ...ranks.group.member.rank_cache import RankCache
-from ..findings.answers import ImpossibleAnswer
-from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.request import EngineRequest
+from ..world.violated import Violated
 
 _WAITING_MAX = 4
 """So many requests wait for the consumer at most; the one that came first is forgotten."""
@@ -56,8 +55,7 @@ class Handover:
         end = request.head(found.host_tokens)
         told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
         if told % self.page_tokens or not 0 <= told <= found.host_tokens:
-            said = f"of {found.host_tokens} tokens says {told}"
-            raise Violated(ImpossibleAnswer("a serve", said))
+            raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
         # Mostly once all of it can be read; an answer may also leave before that.
         is_whole = 0 < told == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):

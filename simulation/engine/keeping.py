@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from ...ranks.group.cache import Cache
 from ...ranks.protocol.answers import Admission, Wait
 from ...ranks.replica.operations.requests import LoadState
-from ..findings.answers import NotKept
-from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.faults import FAULT_PROFILES
 from ..world.prompts import Prompts
 from ..world.request import EngineRequest, EngineStage
+from ..world.violated import not_kept
 from ..world.world import World
 
 PINS_MAX = 3
@@ -65,7 +64,7 @@ class Pins:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
         # Its time may be over; until then it must have kept what it promised.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
-            raise Violated(NotKept(pin.kept, "were pinned", found.host_tokens))
+            raise not_kept(pin.kept, "were pinned", found.host_tokens)
 
 
 class Retracts:
@@ -122,7 +121,7 @@ class Retracts:
             return "refused"
         if answer.cached_tokens != request.computed:
             why = f"were computed by request {request.name} when it was retracted"
-            raise Violated(NotKept(request.computed, why, answer.cached_tokens))
+            raise not_kept(request.computed, why, answer.cached_tokens)
         pages = max(-(-request.computed // self._page), -(-reserve // self._page))
         request.room = pages * self._page
         request.refused = 0

@@ -1,9 +1,8 @@
 """An engine asks what host memory has for a request, and has it loaded into pages that it lends."""
 
 from ...ranks.replica.operations.requests import LoadState
-from ..findings.answers import WrongHit
-from ..findings.finding import Violated
 from ..world.request import EngineRequest, EngineStage
+from ..world.violated import Violated
 from .lending import Lending
 
 
@@ -23,7 +22,10 @@ class LendingLoads(Lending):
         expected = 0 if request.failed else max(0, found.host_tokens - device_tokens)
         if hit != expected or hit % self.page_tokens or (hit and device_tokens + hit > most):
             when = f"where it {'failed' if request.failed else 'never failed'} to load before"
-            raise Violated(WrongHit(request.name, device_tokens, found.host_tokens, hit, when))
+            raise Violated(
+                f"request {request.name} has {device_tokens} tokens on the device, match finds"
+                f" {found.host_tokens} on the host, and hit says {hit}, {when}"
+            )
         return hit
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:

@@ -13,13 +13,11 @@ from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.node import HOST
 from ..checkers.checkers import check_loads
-from ..findings.answers import ImpossibleAnswer, WrongHit
-from ..findings.finding import Violated
-from ..findings.pages import NotToBeHad
 from ..rank.memory import SymbolicMemory
 from ..world.faults import Mishap
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest, EngineStage
+from ..world.violated import Violated, not_to_be_had
 from ..world.world import IDLE_S
 from .engine import PATIENCE, Engine
 from .engine_pools import EnginePools, Held
@@ -113,14 +111,14 @@ class LendingWorkload(Engine[HostCache]):
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
-                raise Violated(NotToBeHad(pool.count, f"device {name} pages", left))
+                raise not_to_be_had(f"{pool.count} device {name} pages", left)
         self._ask_all("reset", lambda c: c.reset())
         prefixes = self._caches[0].inspection.prefixes
         nodes, roots = prefixes.tree.node_count, len(prefixes.tree.roots)
         for host in prefixes.residence.pools[HOST]:
             if host.free != host.capacity or nodes or roots:
                 left = f"{host.free} free after a reset, and a tree of {nodes} nodes, {roots} roots"
-                raise Violated(NotToBeHad(host.capacity, f"{host.name} pages", left))
+                raise not_to_be_had(f"{host.capacity} {host.name} pages", left)
         return True
 
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[HostCache]]:
@@ -349,13 +347,11 @@ class LendingWorkload(Engine[HostCache]):
     def _collect_freed(self) -> None:
         for name in self._ask_all("collect_freed", lambda c: c.collect_freed()):
             if name not in self._leaving:
-                raise Violated(
-                    ImpossibleAnswer("a collect_freed", f"names {name}, which is staying")
-                )
+                raise Violated(f"a collect_freed names {name}, which is staying")
             self._freed(name, self._leaving.pop(name))
         # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
-            raise Violated(ImpossibleAnswer("a pending_frees", "is true, and nobody is leaving"))
+            raise Violated("a pending_frees is true, and nobody is leaving")
 
     def _freed(self, name: str, held: Held) -> None:
         self._pools.give_back(held, overwrite=self._random.random() < 0.5)
@@ -378,6 +374,6 @@ class LendingWorkload(Engine[HostCache]):
                 request.generation = self._generation
                 asks = request.stage in (EngineStage.PREFETCHING, EngineStage.WAITING)
                 if asks and (hit := self._loads.hit(request, 0)):
-                    raise Violated(WrongHit(request.name, 0, hit, hit, "right after a reset"))
+                    raise Violated(f"request {request.name} has a hit of {hit} right after a reset")
             elif not request.admitted:
                 request.unknown = True

@@ -6,10 +6,9 @@ from random import Random
 from ...errors import UsageError
 from ...ranks.group.cache import Cache
 from ...ranks.replica.operations.requests import LoadState
-from ..findings.answers import NotRefused, RefusedAndChanged
-from ..findings.finding import Violated
 from ..rank.cluster import AnyCache
 from ..world.request import EngineRequest, EngineStage
+from ..world.violated import Violated
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
 """What is wrong with a call, and the call itself."""
@@ -36,9 +35,14 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
         except UsageError:
             pass
         else:
-            raise Violated(NotRefused(rank, what))
+            raise Violated(f"rank {rank}: {what} was not refused")
         if (cache.inspection.digest, cache.inspection.state_digest) != before:
-            raise Violated(RefusedAndChanged(rank, what))
+            raise refused_and_changed(rank, what)
+
+
+def refused_and_changed(rank: int, what: str) -> Violated:
+    """Return that a call was refused and has changed something."""
+    return Violated(f"rank {rank}: {what} was refused, and changed something all the same")
 
 
 def _wrong_calls(

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...ranks.protocol.config import RankCacheConfig, SlidingWindow
 from ...ranks.protocol.orders import KV_POOL
-from ..findings.finding import Violated
-from ..findings.pages import PagesMissing, Slot, TwoOwners
 from ..world.contents import EMPTY, Contents
 from ..world.request import EngineRequest
+from ..world.violated import Violated
 from .every_rank import NO_PAGE, EveryRank
 
 
@@ -122,8 +121,10 @@ class Model:
             there = {index for index, page in enumerate(table) if page != NO_PAGE}
             needed = layers.needed(request.computed, request.room)
             if len(set(pages)) != len(pages) or not there.issuperset(needed):
-                name, computed, room = request.name, request.computed, request.room
-                raise Violated(PagesMissing(name, computed, room, layers.pool, table))
+                raise Violated(
+                    f"request {request.name} has computed {request.computed} tokens and has room for"
+                    f" {request.room}, and its page table of pool {layers.pool!r} is {table}"
+                )
             wanted = [
                 (table[index], content, request.name)
                 for index in sorted(there)
@@ -163,8 +164,8 @@ def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[i
                 content = -1 - len(contents)
             other = contents.setdefault(page, content)
             if other != content:
-                owners = (f"request {request.name}", "another request with another prefix")
-                raise Violated(TwoOwners(Slot(0, "device", layers.pool, page), owners))
+                owners = f"request {request.name} and to another request with another prefix"
+                raise Violated(f"device {layers.pool} page {page} belongs to {owners}")
             if content > EMPTY:
                 wanted.append((page, content, request.name))
     return wanted

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from ...ranks.group.cache import Cache
 from ...ranks.protocol.answers import Wait
 from ...ranks.protocol.config import WritePolicy
-from ..findings.finding import Violated
-from ..findings.pages import NotToBeHad
 from ..rank.cluster import ask
+from ..world.violated import not_to_be_had
 from ..world.world import World
 from .every_rank import NO_PAGE
 
@@ -28,7 +27,7 @@ def probe(caches: Sequence[Cache], world: World) -> bool:
         table = [page for name in names for page in _table(caches, name, pool)]
         wanted = device if pool in states else pages
         if len(table) != wanted or len(set(table)) != wanted or NO_PAGE in table:
-            raise Violated(NotToBeHad(wanted, f"device {pool} pages", str(table)))
+            raise not_to_be_had(f"{wanted} device {pool} pages", table)
     for name in names:
         _let_go(caches, name)
     return all(had)
@@ -50,5 +49,5 @@ def _reserve(caches: Sequence[Cache], world: World, name: str, tokens: int) -> b
     if not isinstance(answer, Wait):
         return True
     if caches[0].config.write_policy is not WritePolicy.WRITE_BACK:
-        raise Violated(NotToBeHad(tokens // world.page_tokens, "device pages", answer.value))
+        raise not_to_be_had(f"{tokens // world.page_tokens} device pages", answer.value)
     return False

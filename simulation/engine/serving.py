@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from ...ranks.group.member.rank_cache import RankCache
-from ..findings.answers import ImpossibleAnswer
-from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..world.request import EngineRequest
+from ..world.violated import Violated
 from ..world.world import World
 
 
@@ -34,4 +33,4 @@ class ServesPeers:
         tokens = request.head(length)
         told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
         if told % self._page or not 0 <= told <= length:
-            raise Violated(ImpossibleAnswer("a serve", f"of {length} tokens says {told}"))
+            raise Violated(f"a serve of {length} tokens says {told}")

@@ -17,19 +17,18 @@ from ...ranks.replica.operations.requests import LoadState
 from ...ranks.replica.tree.matching import Match
 from ..checkers.checkers import check_admission, check_match
 from ..checkers.published import Published
-from ..findings.answers import ImpossibleAnswer, RefusedAndChanged
-from ..findings.finding import Violated
 from ..rank.cluster import ask
 from ..rank.memory import SymbolicMemory
 from ..world.contents import Contents
 from ..world.faults import FaultSource, Mishap
 from ..world.prompts import TOKEN_BYTES
 from ..world.request import EngineRequest, EngineStage
+from ..world.violated import Violated
 from ..world.world import World
 from .engine import PATIENCE, Engine
 from .every_rank import NO_PAGE
 from .keeping import Pins, Retracts
-from .misuse import misuse, refuse
+from .misuse import misuse, refuse, refused_and_changed
 from .probing import probe
 from .sampling_apart import Bringing, cache_commands
 from .serving_again import serve_again
@@ -188,7 +187,7 @@ class Workload(Engine[Cache]):
                 after.device_tokens != before.device_tokens
                 or after.host_tokens < before.host_tokens
             ):
-                raise Violated(RefusedAndChanged(0, f"load_back of request {request.name}"))
+                raise refused_and_changed(0, f"load_back of request {request.name}")
             request.refused += 1
             if request.refused > PATIENCE:
                 self._coverage["given up"] += 1
@@ -204,10 +203,8 @@ class Workload(Engine[Cache]):
         total = answer.device_tokens + answer.host_tokens + answer.storage_tokens
         brought_max = max(0, total - request.cached_before) if request.prefetched else 0
         if answer.storage_tokens > brought_max:
-            said = (
-                f"says {answer}, and there were {request.cached_before} tokens before its prefetch"
-            )
-            raise Violated(ImpossibleAnswer("an admission", said))
+            before_it = f"there were {request.cached_before} tokens before its prefetch"
+            raise Violated(f"an admission says {answer}, and {before_it}")
         if self._world.config.eviction is Eviction.PRIORITY:
             self._coverage["admitted with a priority"] += request.priority > 0
         self._coverage["tokens from device"] += answer.device_tokens
@@ -331,7 +328,7 @@ class Workload(Engine[Cache]):
                 tables = dict(request.tables)
                 self._read_tables(request)
                 if request.tables != tables:
-                    raise Violated(RefusedAndChanged(0, f"extend of request {request.name}"))
+                    raise refused_and_changed(0, f"extend of request {request.name}")
                 request.refused += 1
                 length = min(length, request.room)
                 if request.refused > PATIENCE // 3:
@@ -364,8 +361,7 @@ class Workload(Engine[Cache]):
         )
         if shared % self._page or not request.shared <= shared <= request.computed:
             had = f"request {request.name} shared {request.shared} and computed {request.computed}"
-            said = f"says that {shared} tokens are shared, where {had}"
-            raise Violated(ImpossibleAnswer("an insert", said))
+            raise Violated(f"an insert says that {shared} tokens are shared, where {had}")
         request.shared = shared
         self._published.add(request, shared)
         before = request.table

@@ -12,10 +12,8 @@ from ...coordinator.collectives.in_process import InProcessGroup
 from ...coordinator.divergence import first_difference
 from ...errors import CollectiveTimeout, GroupError
 from ...ranks.group.member.rank_cache import RankCache
-from ..findings.answers import OtherAnswer
-from ..findings.finding import Violated
-from ..findings.group import OtherShape, WrongVotes
 from ..world.clock import VirtualClock
+from ..world.violated import Violated
 
 Answer = TypeVar("Answer")
 AnyCache = TypeVar("AnyCache", bound=RankCache)
@@ -27,7 +25,7 @@ def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Ans
     first = answers[0]
     for rank, answer in enumerate(answers):
         if answer != first:
-            raise Violated(OtherAnswer(what, str(first), rank, str(answer)))
+            raise Violated(f"{what}: rank 0 answers {first}, rank {rank} answers {answer}")
     return first
 
 
@@ -149,11 +147,12 @@ class Cluster:
             reached = collective.reached[count:]
             self.collectives_per_step_max = max(self.collectives_per_step_max, len(reached))
             if len(reached) != 1:
-                raise Violated(WrongVotes(rank, len(reached)))
+                raise Violated(f"rank {rank} reached {len(reached)} collectives in one step")
             if self._shape is None:
                 self._shape = reached[0]
             if reached[0] != self._shape:
-                raise Violated(OtherShape(rank, reached[0], self._shape))
+                launched = f"rank {rank} launched a round of {reached[0]}"
+                raise Violated(f"{launched}, others were {self._shape}")
 
     def absent(self) -> int | None:
         """Return the first rank that has launched fewer rounds than the others, or None."""

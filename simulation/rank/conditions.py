@@ -7,9 +7,9 @@ from random import Random
 from typing import Literal
 
 from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
-from ..findings.finding import Record
 from ..world.clock import Action, VirtualClock
 from ..world.faults import FaultSource, Mishap
+from ..world.violated import Record
 from .stores import Origin
 
 LATE_US_MAX = 60_000

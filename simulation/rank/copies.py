@@ -11,7 +11,6 @@ from functools import partial
 
 from ...ranks.protocol.orders import CopyToDevice, CopyToHost, Direction
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..findings.pages import NothingToCopy
 from ..world.contents import EMPTY, GARBAGE, TORN
 from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork
@@ -161,7 +160,7 @@ class Copies:
             content = pair.sources.content[pair.source]
             if content <= EMPTY and not (copy.fenced or spoiled):
                 who = f"operation {copy.work.operation}"
-                self._conditions.find(NothingToCopy(pair.sources.slot(pair.source), who, content))
+                self._conditions.find(pair.sources.nothing_to_copy(pair.source, who))
             pair.destinations.content[pair.destination] = GARBAGE if failed else content
             if pair.sealed is not None and not copy.to_device:
                 self._seal(pair, content)

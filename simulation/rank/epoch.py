@@ -11,9 +11,9 @@ from ...ranks.group.member.rank_cache import RankCache
 from ...ranks.group.member.request_log import RequestLog
 from ...ranks.protocol.replica_config import ReplicaConfig
 from ...ranks.replica.parts import SOUND, Parts
-from ..findings.finding import Record
 from ..world.clock import RankClock, VirtualClock
 from ..world.faults import FaultSource
+from ..world.violated import Record
 from ..world.world import ENGINE, World
 from .cluster import Cluster
 from .conditions import Conditions

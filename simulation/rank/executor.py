@@ -31,7 +31,6 @@ from ...ranks.protocol.orders import (
     Serve,
 )
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..findings.transfers import BadOrder
 from ..world.contents import GARBAGE, TORN
 from ..world.faults import Mishap
 from .conditions import Conditions, OrderWork, Page
@@ -181,7 +180,8 @@ class SimulatedExecutor:
         return self.connect(source) if source else self._store
 
     def _reach_nobody(self, source: str) -> Origin:
-        self.conditions.find(BadOrder(self.conditions.rank, source, "is read, and nobody serves"))
+        rank = self.conditions.rank
+        self.conditions.find(f"rank {rank}: {source} is read, and nobody serves")
         return self._store
 
     def _cancel(self, order: Cancel) -> None:
@@ -217,7 +217,7 @@ class SimulatedExecutor:
         slots.fork(order.source, order.destination)
 
     def _refuse(self, operation: int, wrong: str) -> None:
-        self.conditions.find(BadOrder(self.conditions.rank, f"operation {operation}", wrong))
+        self.conditions.find(f"rank {self.conditions.rank}: operation {operation} {wrong}")
 
     def _slots(self, pool: str) -> Slots:
         return self.memory.named(HOST, pool)

@@ -4,17 +4,8 @@ from collections.abc import Mapping
 
 from ...ranks.protocol.orders import KV_POOL
 from ...ranks.replica.tree.node import DEVICE, HOST
-from ..findings.finding import Record
-from ..findings.pages import (
-    NothingToCopy,
-    Slot,
-    StillTouched,
-    TwoTransfers,
-    WrongObject,
-    WrongPage,
-)
-from ..findings.transfers import BadOrder
-from ..world.contents import EMPTY, SHARDS
+from ..world.contents import EMPTY, SHARDS, describe
+from ..world.violated import Record
 
 
 class Slots:
@@ -31,23 +22,36 @@ class Slots:
         """What each slot holds: of a prefix, the shard of some rank."""
         self.shard = rank * SHARDS
         """What this rank's shard of a content is more than the content."""
-        self._tier, self._pool, self._rank = tier, pool, rank
+        self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
         """The operation that writes each slot, or may still write it."""
         self._readers = [0] * pages
         self._record = record
 
-    def slot(self, page: int) -> Slot:
+    def slot(self, page: int) -> str:
         """Return the name of a slot, for a finding."""
-        return Slot(self._rank, self._tier, self._pool, page)
+        return f"{self._tier} {self._pool} page {page}"
+
+    def wrong_page(self, page: int, request: str, wanted: int) -> str:
+        """Return that a page does not hold the prefix that a request needs there."""
+        held = f"holds {describe(self.content[page])} instead of {describe(wanted)}"
+        return f"rank {self.rank}: {self.slot(page)} of request {request} {held}"
+
+    def touched_although(self, page: int, why: str) -> str:
+        """Return that a transfer touches a page of which the cache has said that none does."""
+        return f"rank {self.rank}: a transfer touches {self.slot(page)}, although {why}"
+
+    def nothing_to_copy(self, page: int, who: str) -> str:
+        """Return that a page is copied that holds no prefix's content."""
+        holds = describe(self.content[page])
+        return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {holds}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
         """Note that `operation` will read the slot."""
         if not self._exists(page, f"operation {operation}"):
             return
-        writer = self.writer[page]
-        if writer is not None:
-            self._record(TwoTransfers(self.slot(page), operation, writes=False, writer=writer))
+        if self.writer[page] is not None:
+            self._record_two(f"operation {operation} reads", page)
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
@@ -55,8 +59,7 @@ class Slots:
         if not self._exists(page, f"operation {operation}"):
             return
         if self.touched(page):
-            writer = self.writer[page]
-            self._record(TwoTransfers(self.slot(page), operation, writes=True, writer=writer))
+            self._record_two(f"operation {operation} writes", page)
         self.writer[page] = operation
 
     def finish_reading(self, page: int) -> None:
@@ -71,11 +74,10 @@ class Slots:
     def compute(self, page: int, before: int, after: int, request: str) -> None:
         """Let the model change this rank's shard from `before` to `after`; EMPTY is any content."""
         if self.touched(page):
-            why = f"request {request} computes into it"
-            self._record(StillTouched(self.slot(page), why))
-        holds, wanted = self.content[page], before + self.shard
-        if before != EMPTY and holds != wanted:
-            self._record(WrongPage(self.slot(page), request, wanted, holds))
+            self._record(self.touched_although(page, f"request {request} computes into it"))
+        wanted = before + self.shard
+        if before != EMPTY and self.content[page] != wanted:
+            self._record(self.wrong_page(page, request, wanted))
         self.content[page] = after + self.shard
 
     def fork(self, source: int, destination: int) -> None:
@@ -84,9 +86,9 @@ class Slots:
             return
         content = self.content[source]
         if content <= EMPTY or self.writer[source] is not None:
-            self._record(NothingToCopy(self.slot(source), "a fork", content))
+            self._record(self.nothing_to_copy(source, "a fork"))
         if self.touched(destination):
-            self._record(StillTouched(self.slot(destination), "a state is copied into it"))
+            self._record(self.touched_although(destination, "a state is copied into it"))
         self.content[destination] = content
 
     def touched(self, page: int) -> bool:
@@ -100,9 +102,15 @@ class Slots:
     def _exists(self, page: int, who: str) -> bool:
         if 0 <= page < len(self.content):
             return True
-        wrong = f"names {self.slot(page)}, which has {len(self.content)} pages"
-        self._record(BadOrder(self._rank, who, wrong))
+        names = f"names {self.slot(page)}, which has {len(self.content)} pages"
+        self._record(f"rank {self.rank}: {who} {names}")
         return False
+
+    def _record_two(self, transfer: str, page: int) -> None:
+        """Record a transfer that keeps another one company at a page that either of them writes."""
+        writer = self.writer[page]
+        other = "others still read" if writer is None else f"operation {writer} still writes"
+        self._record(f"rank {self.rank}: {transfer} {self.slot(page)} while {other} it")
 
 
 class SymbolicMemory:
@@ -132,7 +140,7 @@ class SymbolicMemory:
         """Return the slots of a pool that an order names."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
-            self._record(BadOrder(self._rank, "an order", wrong))
+            self._record(f"rank {self._rank}: an order {wrong}")
             pool = KV_POOL
         return self.tiers[tier][pool]
 
@@ -160,24 +168,23 @@ class SimulatedStore:
         """Return the content of an object, or None if there is none."""
         return self._objects.get((pool, key))
 
-    def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+    def write(self, pool: str, key: bytes, content: int) -> str | None:
         """Write an object unless it is there; return what is wrong with it, if anything."""
         wrong = self.compare(pool, key, content)
         self._objects.setdefault((pool, key), content)
         self.accepted.add((pool, key))
         return wrong
 
-    def compare(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+    def compare(self, pool: str, key: bytes, content: int) -> str | None:
         """Return what is wrong with a page that somebody gets under a key, if anything."""
-        name, shard = (pool, key), self._rank * SHARDS
-        wrong = None
-        if content <= EMPTY:
-            wrong = WrongObject(self._rank, content, None)
-        else:
-            meaning = self._meanings.setdefault(name, content % SHARDS) + shard
-            if content != meaning:
-                wrong = WrongObject(self._rank, content, meaning)
-        return wrong
+        under = "a page key"
+        if content > EMPTY:
+            meaning = self._meanings.setdefault((pool, key), content % SHARDS)
+            meaning += self._rank * SHARDS
+            if content == meaning:
+                return None
+            under = f"the key of {describe(meaning)}"
+        return f"rank {self._rank}: a persist stores {describe(content)} under {under}"
 
     def remove(self, pool: str, key: bytes) -> None:
         """Lose one object."""

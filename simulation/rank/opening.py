@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 from ...coordinator.proposal import Change, Proposal, Readiness
-from ..findings.storage import NotOpen
 from .conditions import Conditions
 from .memory import SimulatedStore
 from .stores import FIRST_STORE, OpenStore
@@ -58,7 +57,8 @@ class SimulatedStores:
     def attach(self, proposal: int) -> None:
         """Use a store that was staged."""
         if self._readiness.get(proposal) != Readiness.READY or not self.used.closed:
-            self._conditions.find(NotOpen(self._conditions.rank))
+            what = "a store is attached that is not open, or beside another"
+            self._conditions.find(f"rank {self._conditions.rank}: {what}")
         self.used = self._staged.pop(proposal)
 
     def detach(self) -> None:

@@ -2,9 +2,7 @@
 
 from typing import Protocol
 
-from ..findings.finding import Record
-from ..findings.pages import WrongObject
-from ..findings.storage import ClosedStore
+from ..world.violated import Record
 from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"
@@ -67,7 +65,7 @@ class OpenStore:
     def touch(self, who: str) -> None:
         """Note that something begins to use the store."""
         if self.closed:
-            self._record(ClosedStore(self._rank, who, self.uri))
+            self._record(f"rank {self._rank}: {who} touches store {self.uri}, which was closed")
 
     def has(self, pool: str, key: bytes) -> bool:
         self.touch("a lookup")
@@ -81,7 +79,7 @@ class OpenStore:
         self.touch("a read")
         return self._store.read(pool, key)
 
-    def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+    def write(self, pool: str, key: bytes, content: int) -> str | None:
         self.touch("a write")
         return self._store.write(pool, key, content)
 

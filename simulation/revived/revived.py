@@ -153,13 +153,6 @@ _BUGS = (
         profile="gemma",
         l1=ENGINE,
     ),
-    RevivedBug(
-        name="window-head",
-        about="a prefetch reads as many of a window's pages as it needs, and takes the first ones that"
-        " it has looked up for the last ones",
-        build=handoffs.first_pages_of_a_window,
-        profile="gemma",
-    ),
 )
 
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}

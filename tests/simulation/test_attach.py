@@ -15,7 +15,6 @@ from lockstep.ranks.replica.operations.persisting import Persisting
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.simulation.explore import Exploration, ExplorationReport, explore
-from lockstep.simulation.findings.finding import Finding
 from lockstep.simulation.rank.epoch import Build
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.schedule import run_schedule
@@ -51,7 +50,7 @@ def test_one_rank_alone_may_detach_a_store_that_the_group_has_just_let_go_of(
     assert result.violation is None
 
 
-def found(build: Build) -> Iterator[Finding]:
+def found(build: Build) -> Iterator[str]:
     return violations(build, faults="storage")
 
 

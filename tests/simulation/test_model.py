@@ -9,10 +9,10 @@ from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.simulation.engine.every_rank import NO_PAGE, every_rank
 from lockstep.simulation.engine.model import Model
-from lockstep.simulation.findings.finding import Finding, Violated
 from lockstep.simulation.rank.memory import SymbolicMemory
 from lockstep.simulation.world.contents import Contents
 from lockstep.simulation.world.request import EngineRequest
+from lockstep.simulation.world.violated import Violated
 
 PAGE_TOKENS = 4
 WINDOW_TOKENS = 6
@@ -39,7 +39,7 @@ class Served:
             device_pages=8,
             host_pages=8,
         )
-        self.findings: list[Finding] = []
+        self.findings: list[str] = []
         self.contents = Contents()
         self.memory = SymbolicMemory(config.pool_sizes(), self.findings.append)
         self.model = Model(config, self.contents)
@@ -80,7 +80,7 @@ def test_a_state_that_is_not_the_one_after_the_computed_tokens_is_found() -> Non
     with pytest.raises(Violated, match="device state page 2 of request r holds"):
         served.model.check_tables(served.request)
     served.model.compute(served.request, 9)
-    assert "device state page 2 of request r holds" in str(served.findings[0])
+    assert "device state page 2 of request r holds" in served.findings[0]
 
 
 def test_a_page_of_full_attention_in_the_place_of_one_of_a_window_is_found() -> None:

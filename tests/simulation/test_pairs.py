@@ -139,7 +139,7 @@ def test_pages_with_the_data_of_another_request_are_found_after_the_handover(
     monkeypatch.setattr(Peers, "read", mixed_up)
     result = run(draw_pair(0, pd="2x1", profile="llama", faults="calm"))
     assert result.violation is not None
-    assert "the tree offers host kv page" in str(result.violation.finding)
+    assert "the tree offers host kv page" in result.violation.finding
 
 
 def test_incident_e_is_found_between_two_groups() -> None:

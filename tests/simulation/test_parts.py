@@ -30,16 +30,6 @@ from lockstep.ranks.protocol.orders import (
     ObjectTransfer,
     Put,
 )
-from lockstep.simulation.findings.finding import Finding
-from lockstep.simulation.findings.pages import (
-    NothingToCopy,
-    Slot,
-    StillTouched,
-    TwoTransfers,
-    WrongObject,
-    WrongPage,
-)
-from lockstep.simulation.findings.transfers import BadOrder
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.epoch import make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
@@ -59,7 +49,7 @@ class Rank:
 
     def __init__(self, rates: Mapping[Mishap, float] | None = None, seed: int = 1) -> None:
         self.clock = VirtualClock()
-        self.findings: list[Finding] = []
+        self.findings: list[str] = []
         self.memory = SymbolicMemory(
             {KV_POOL: (4, 4), WINDOW_POOL: (4, 4), STATE_POOL: (3, 3)}, self.findings.append
         )
@@ -153,26 +143,27 @@ def test_contents_are_equal_exactly_for_equal_prefixes_of_one_pool_and_namespace
 
 
 def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
-    findings: list[Finding] = []
+    findings: list[str] = []
     slots = Slots("host", 2, findings.append)
     slots.claim_to_read(0, 1)
     slots.claim_to_read(0, 2)
     assert not findings
 
     slots.claim_to_write(0, 3)
-    assert findings[0] == TwoTransfers(slots.slot(0), 3, writes=True, writer=None)
+    assert findings[0] == "rank 0: operation 3 writes host kv page 0 while others still read it"
 
     slots.claim_to_write(1, 4)
     slots.claim_to_read(1, 5)
-    assert findings[1] == TwoTransfers(slots.slot(1), 5, writes=False, writer=4)
+    other = "operation 4 still writes"
+    assert findings[1] == f"rank 0: operation 5 reads host kv page 1 while {other} it"
 
     slots.claim_to_write(7, 6)
     wrong = "names host kv page 7, which has 2 pages"
-    assert findings[2] == BadOrder(0, "operation 6", wrong)
+    assert findings[2] == f"rank 0: operation 6 {wrong}"
 
 
 def test_a_model_that_computes_over_a_transfer_or_over_another_page_is_found() -> None:
-    findings: list[Finding] = []
+    findings: list[str] = []
     slots = Slots("device", 2, findings.append)
     slots.compute(0, EMPTY, 5, "r")
     slots.compute(0, 5, 6, "r")
@@ -181,8 +172,10 @@ def test_a_model_that_computes_over_a_transfer_or_over_another_page_is_found() -
     slots.compute(0, 5, 7, "r")
     slots.claim_to_read(1, 9)
     slots.compute(1, EMPTY, 8, "r")
-    assert findings[0] == WrongPage(slots.slot(0), "r", wanted=5, holds=6)
-    assert findings[1] == StillTouched(slots.slot(1), "request r computes into it")
+    held = "holds content 6 of rank 0 instead of content 5 of rank 0"
+    assert findings[0] == f"rank 0: device kv page 0 of request r {held}"
+    touched = "a transfer touches device kv page 1, although request r computes into it"
+    assert findings[1] == f"rank 0: {touched}"
 
 
 def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> None:
@@ -191,9 +184,10 @@ def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> Non
     seven, eight = 7 + SHARDS, 8 + SHARDS
     assert one.write(KV_POOL, b"k", 7) is None
     assert other.write(KV_POOL, b"k", seven) is None
-    assert other.write(KV_POOL, b"k", eight) == WrongObject(1, content=eight, meaning=seven)
-    assert other.write(KV_POOL, b"k", 7) == WrongObject(1, content=7, meaning=seven)
-    assert other.write(KV_POOL, b"l", GARBAGE) == WrongObject(1, content=GARBAGE, meaning=None)
+    stores, under = "rank 1: a persist stores", "under the key of content 7 of rank 1"
+    assert other.write(KV_POOL, b"k", eight) == f"{stores} content 8 of rank 1 {under}"
+    assert other.write(KV_POOL, b"k", 7) == f"{stores} content 7 of rank 0 {under}"
+    assert other.write(KV_POOL, b"l", GARBAGE) == f"{stores} garbage under a page key"
     assert other.read(KV_POOL, b"k") == seven
     assert one.has(KV_POOL, b"k")
     assert not one.has(KV_POOL, b"l")
@@ -265,7 +259,7 @@ def fetch_of_three_pools() -> Fetch:
 def test_an_order_that_names_a_pool_that_is_not_there_is_found() -> None:
     rank = Rank()
     rank.executor.carry_out([Fetch(1, (ObjectTransfer("index", KEYS, (0, 1, 2)),), 1.0)])
-    assert rank.findings[0] == BadOrder(0, "an order", "names the pool 'index', which is unknown")
+    assert rank.findings[0] == "rank 0: an order names the pool 'index', which is unknown"
 
 
 def test_a_fork_copies_at_once_and_every_later_order_sees_it() -> None:
@@ -287,14 +281,13 @@ def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
     rank = Rank()
     rank.memory.device[STATE_POOL].content[1] = 7
     rank.executor.carry_out([Fork(STATE_POOL, 0, 2)])
-    nothing = Slot(0, "device", STATE_POOL, 0)
-    assert rank.findings[0] == NothingToCopy(nothing, "a fork", EMPTY)
+    assert rank.findings[0] == "rank 0: a fork copies device state page 0, which holds nothing"
 
     rank.executor.carry_out(
         [CopyToHost(1, (CopyTransfer(STATE_POOL, (1,), (1,)),), 1.0), Fork(STATE_POOL, 2, 1)]
     )
-    read = Slot(0, "device", STATE_POOL, 1)
-    assert rank.findings[-1] == StillTouched(read, "a state is copied into it")
+    touched = "a transfer touches device state page 1"
+    assert rank.findings[-1] == f"rank 0: {touched}, although a state is copied into it"
 
 
 class Hung(NamedTuple):
@@ -358,7 +351,7 @@ def test_a_copy_of_a_page_that_holds_nothing_is_found() -> None:
     rank = Rank()
     rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
     rank.after(100)
-    assert rank.findings[0] == NothingToCopy(Slot(0, "host", KV_POOL, 2), "operation 2", EMPTY)
+    assert rank.findings[0] == "rank 0: operation 2 copies host kv page 2, which holds nothing"
 
 
 def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:

@@ -1,1 +1,0 @@
-"""What the checkers may find, one type for each thing that can break."""

@@ -1,9 +1,12 @@
 """Exploring: schedules of many seeds, over a few processes, and one report."""
 
+import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypedDict
@@ -20,7 +23,6 @@ from .result import ScheduleResult, Violation
 from .revived.revived import SEEDS as REVIVED_SEEDS
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
-from .seeds import quiet_log, run_all
 from .world.faults import FAULT_PROFILES
 from .world.models import MODEL_PROFILES
 from .world.world import BOTH, L1_CHOICES, STEPS_MIN
@@ -78,6 +80,8 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 LIST: Final = "list"
 """Stands for no bug to revive, but for all of them, in a list."""
 _SEEDS: Final = range(100)
+_ALONE: Final = 8
+"""For so few schedules it is not worth starting processes."""
 
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
@@ -181,12 +185,7 @@ def explore(exploration: Exploration, *, processes: int = 2) -> ExplorationRepor
     """
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()
-    results = run_all(
-        partial(_run, exploration=whole),
-        whole.seeds or _SEEDS,
-        processes,
-        until_found=whole.revive is not None,
-    )
+    results = _run_all(whole, whole.seeds or _SEEDS, processes)
     return _report(list(results), time.perf_counter() - began, whole.revive)
 
 
@@ -245,6 +244,40 @@ def _ordinal(number: int) -> str:
         "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     )
     return f"{number}{ending}"
+
+
+@contextmanager
+def quiet_log() -> Generator[None]:
+    """Keep warnings about simulated faults out of the log."""
+    log = logging.getLogger("lockstep")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _run_all(exploration: Exploration, seeds: range, processes: int) -> Iterator[ScheduleResult]:
+    """Yield results in the order of the seeds; with a revived bug up to the first that finds it."""
+    run, until_found = partial(_run, exploration=exploration), exploration.revive is not None
+    # Most bugs that are looked for show in the first few.
+    alone = len(seeds) if processes <= 1 or len(seeds) < _ALONE else _ALONE * until_found
+    for seed in seeds[:alone]:
+        result = run(seed)
+        yield result
+        if until_found and result.violation is not None:
+            return
+    rest = seeds[alone:]
+    if not rest:
+        return
+    chunk = 4 if until_found else max(1, min(16, len(rest) // (4 * processes)))
+    with ProcessPoolExecutor(processes) as pool:
+        for result in pool.map(run, rest, chunksize=chunk):
+            yield result
+            if until_found and result.violation is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
 
 
 def _run(seed: int, exploration: Exploration) -> ScheduleResult:

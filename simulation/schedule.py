@@ -391,14 +391,11 @@ class Schedule:
                 self._take_step()
                 self._clock.advance(20_000)
             # A backup may begin that waited for what was quarantined, or for a pause to end.
-            if set(seen.in_flight) <= before and self._is_idle():
+            if set(seen.in_flight) <= before and seen.idle:
                 break
         else:
             raise Violated(f"the group does not come to rest in {_DRAIN_STEPS_MAX} steps")
         self._check_rest()
-
-    def _is_idle(self) -> bool:
-        return self._epoch.caches[0].inspection.idle
 
     def _check_rest(self) -> None:
         epoch = self._epoch

@@ -126,17 +126,7 @@ def test_bytes_are_plain_numbers_or_have_a_unit(
 
     report = json.loads(path.read_text(encoding="utf-8"))
     assert (status, report["page_bytes"], report["bytes"]) == (0, nbytes, nbytes)
-
-
-def test_the_limit_of_a_store_without_a_directory_is_a_file_in_memory(
-    bench_storage: Run, tmp_path: Path
-) -> None:
-    path = tmp_path / "report.json"
-
-    status, _, _ = bench_storage("--store", "memory://", *SMALL, "--report", path)
-
-    assert status == 0
-    assert json.loads(path.read_text(encoding="utf-8"))["limit_file"].startswith("a file in /")
+    assert report["limit_file"].startswith("a file in /")
 
 
 def test_a_disk_without_room_gets_one_line_and_not_a_trace(
@@ -198,25 +188,11 @@ def test_the_report_names_the_store_without_its_secrets(
             ["--store", "memory://", *SMALL, "--report", "/nowhere/report.json"],
             "there is no directory /nowhere",
         ),
-        (["--store", "memory://", "--page-bytes", "8kB"], "--page-bytes: '8kB' is no number with"),
-        (["--store", "memory://", "--page-bytes", "-1"], "--page-bytes. Must be >= 1"),
-        (
-            ["--store", "memory://", "--page-bytes", "5000000000", "--bytes", "5000000000"],
-            "--page-bytes. Must be <= 4294967295",
-        ),
-        (
-            ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(10**20)],
-            "--bytes. Must be <= 1125899906842624",
-        ),
         (
             ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(1 << 50)],
             "which are in memory twice",
         ),
-        (["--store", "memory://", *SMALL, "--threads", "257"], "--threads. Must be <= 256"),
-        (["--store", "no uri", *SMALL], "is not a URI"),
         (["--store", "file:///proc/nowhere/kv", *SMALL], "cannot be used: No such file"),
-        (["--store", "3fs:///nowhere", *SMALL], "has no index; add ?index="),
-        (["--store", "mooncake://host", *SMALL], "must name the master as mooncake://host:port"),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(

@@ -72,17 +72,3 @@ def test_a_report_that_may_be_about_two_operations_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"operations \[1, 2\]; write 'op 1 answered'"):
         run_here(scenario)
-
-
-@pytest.mark.parametrize("text", ["prefetch a A", "# No settings.\n\nstep"])
-def test_what_does_not_begin_with_a_title_and_settings_is_no_scenario(text: str) -> None:
-    with pytest.raises(ValueError, match="begins with a title"):
-        parse(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["settings: hosts=4\n\nstep", "settings:\n\nload_back a rserve=4 A"]
-)
-def test_a_name_that_means_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not one of"):
-        run_here(parse(f"# A slip.\n{text}"))

@@ -25,7 +25,7 @@ from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.device.owned import OwnedDevice
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
-from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
+from lockstep.ranks.replica.operations.kinds import Backup, Moving, Operation, Prefetch
 from lockstep.ranks.replica.operations.requests import OwnedRequest, Requests
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
@@ -54,19 +54,6 @@ class _ReversesAFreeList(Cache):
             self.inspection.prefixes.residence.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
 
 
-class _SettlesAlone(Cache):
-    """Gives a page back when its own copy has ended, as in sglang#33442."""
-
-    def open_round(self) -> None:
-        super().open_round()
-        pools = self.inspection.prefixes.residence.pools
-        for operation in self.inspection.in_flight.values() if self.rank == 1 else ():
-            if isinstance(operation, Copy) and self._ballot.sightings(operation.id).ended:
-                assert operation.fills is not None
-                pages = operation.owned_pages(operation.fills, 0)[:1]
-                pools[operation.fills][0].give_back(pages)
-
-
 class _LosesReleases(Cache):
     def release(self, request: str) -> None:
         if self.rank != 1:
@@ -87,14 +74,6 @@ class _LosesPriorities(Cache):
         return super().load_back(*asked, priority=priority if self.rank != 1 else 0, **others)
 
 
-class _SkipsIdleRounds(Cache):
-    """Has its collective behind an early return, as in sglang#30760."""
-
-    def open_round(self) -> None:
-        if self.rank != 1 or not self.inspection.idle:
-            super().open_round()
-
-
 class _GathersInAStep(Cache):
     def open_round(self) -> None:
         super().open_round()
@@ -110,10 +89,6 @@ class _CountsTokens(Requests):
 def test_a_free_list_in_another_order_on_one_rank_is_found() -> None:
     found = violations(Build(cache=_ReversesAFreeList))
     assert_found(found, "rank 0 answers", "digests differ")
-
-
-def test_pages_given_back_on_local_evidence_are_found() -> None:
-    assert_found(violations(Build(cache=_SettlesAlone)), "belongs to", "digests differ")
 
 
 def test_a_command_that_one_rank_does_not_get_is_found() -> None:
@@ -185,11 +160,6 @@ def test_a_rank_that_writes_what_another_has_is_found() -> None:
         return own
 
     assert_found(violations(Build(make=make)), "a persist stores content")
-
-
-def test_a_rank_that_skips_the_round_when_it_is_idle_is_found() -> None:
-    found = violations(Build(cache=_SkipsIdleRounds))
-    assert_found(found, "reached 0 collectives", "ends the epoch for no reason")
 
 
 def test_a_second_collective_in_a_step_is_found() -> None:

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.coordinator.ballot import Landed
-from lockstep.ranks.protocol.orders import KV_POOL, Fetch, Fork, Order
+from lockstep.ranks.protocol.orders import KV_POOL, Fork, Order
 from lockstep.ranks.replica.core.pages import PageRun
 from lockstep.ranks.replica.tree.components import RecurrentComponent, SlidingWindowComponent
 from lockstep.simulation.rank.conditions import Page
@@ -53,17 +52,6 @@ class _Forgetful(SimulatedExecutor):
         super().carry_out([order for order in orders if not isinstance(order, Fork)])
 
 
-class _FirstPoolOnly(SimulatedExecutor):
-    """Takes a prefetch for complete when full attention's pages are there, as in incident C."""
-
-    def carry_out(self, orders: Sequence[Order]) -> None:
-        super().carry_out(orders)
-        for order in orders:
-            if isinstance(order, Fetch) and order.transfers[0].pool == KV_POOL:
-                total = sum(len(transfer.pages) for transfer in order.transfers)
-                self.conditions.say(Landed(order.operation, total))
-
-
 class _WrongPool(SimulatedExecutor):
     """Reads full attention's objects into the pages of a window: their keys are the same."""
 
@@ -74,18 +62,6 @@ class _WrongPool(SimulatedExecutor):
 def test_a_checkpoint_that_is_never_copied_is_found() -> None:
     found = violations(profile=QWEN_NEXT, build=making(_Forgetful))
     assert_found(found, "state page")
-
-
-@seeds_from(24)
-def test_a_prefetch_that_is_over_before_its_last_pool_is_found(seeds: range) -> None:
-    """The ranks agree that everything has landed, and a state has not."""
-    found = violations(
-        profile=QWEN_NEXT,
-        faults="storage",
-        build=making(_FirstPoolOnly, every_rank=True),
-        seeds=seeds,
-    )
-    assert_found(found, "the tree offers host state page", "state page")
 
 
 @seeds_from(8)

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
-import pytest
-
 from lockstep.coordinator.ballot import (
     Answered,
     Capped,
@@ -28,14 +26,13 @@ from lockstep.ranks.protocol.orders import (
     LookUp,
     Need,
     ObjectTransfer,
-    Put,
 )
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.epoch import make_executor
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.rank.memory import SimulatedStore, Slots, SymbolicMemory
 from lockstep.simulation.world.clock import RankClock, VirtualClock
-from lockstep.simulation.world.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
+from lockstep.simulation.world.contents import EMPTY, GARBAGE, SHARDS, TORN
 from lockstep.simulation.world.faults import FaultSource, Mishap, Mishaps
 from lockstep.simulation.world.prompts import Prompts
 from lockstep.simulation.world.world import draw_world
@@ -127,19 +124,6 @@ def test_a_clock_that_stands_still_twice_at_a_time_loses_both() -> None:
     clock.advance(35_000)
 
     assert rank_clock.now_ms() == 5
-
-
-def test_contents_are_equal_exactly_for_equal_prefixes_of_one_pool_and_namespace() -> None:
-    contents = Contents()
-    assert contents.of("", b"ab") == contents.of("", b"ab")
-    others = (
-        contents.of("", b"a"),
-        contents.of("x", b"ab"),
-        contents.of("", b"ab", 1),
-        contents.of("", b"ab", pool=WINDOW_POOL),
-        contents.of("", b"ab", pool=STATE_POOL),
-    )
-    assert len({contents.of("", b"ab"), *others}) == 6
 
 
 def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
@@ -234,17 +218,6 @@ def test_the_pages_of_all_pools_are_one_sequence() -> None:
     assert rank.memory.host[WINDOW_POOL].content[3] == 13
     assert rank.memory.host[STATE_POOL].content[0] == 23
     assert not rank.findings
-
-
-def test_a_page_of_a_later_pool_that_cannot_land_caps_the_sequence_there() -> None:
-    rank = Rank()
-    rank.store.write(STATE_POOL, b"c", 23)
-    rank.executor.carry_out([fetch_of_three_pools()])
-
-    progress = rank.after(500)
-
-    assert Capped(1, 3) in progress
-    assert max(each.pages for each in progress if isinstance(each, Landed)) == 3
 
 
 def fetch_of_three_pools() -> Fetch:
@@ -363,14 +336,6 @@ def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
     assert QuiesceExpired(1) in rank.after(15)
 
 
-def test_a_persist_writes_what_the_page_holds_when_it_is_read() -> None:
-    rank = Rank()
-    rank.host.content[0] = 4
-    rank.executor.carry_out([Put(1, (ObjectTransfer(KV_POOL, (b"d",), (0,)),), 1.0)])
-    assert rank.after(100) == [Ended(1, ok=True)]
-    assert rank.store.read(KV_POOL, b"d") == 4
-
-
 def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come() -> None:
     look_up = LookUp(1, 0, (Need(KV_POOL, 0, (*KEYS, b"x")),), 1.0)
 
@@ -385,14 +350,6 @@ def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come()
     assert isinstance(too_few, Answered)
     assert too_few.pages < 3
     assert answer({Mishap.LOOKUP_SILENT: 1.0}) == [Expired(1)]
-
-
-def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_of_them_allow() -> None:
-    rank = Rank()
-    rank.store.write(STATE_POOL, b"a", 21)
-    rank.store.write(STATE_POOL, b"c", 23)
-    rank.executor.carry_out([look_up_states()])
-    assert rank.after(500) == [Answered(1, 0, (1, 3))]
 
 
 def test_a_lookup_may_be_wrong_about_any_key_so_that_ranks_differ_within_their_sets() -> None:
@@ -451,12 +408,3 @@ def test_prompts_of_a_hybrid_model_part_at_the_ends_of_pages_and_within_them() -
 def common_tokens(one: bytes, other: bytes) -> int:
     pairs = zip(array("i", one), array("i", other), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_prompts_share_prefixes_and_differ(seed: int) -> None:
-    prompts = Prompts(draw_world(seed, ranks=1, steps=100, faults="calm", depth=0))
-    drawn = [prompts.draw()[1] for _ in range(60)]
-    assert len(set(drawn)) > 5
-    assert len({tokens[:4] for tokens in drawn}) < len(set(drawn))
-    assert all(len(tokens) >= 8 for tokens in drawn)

@@ -2,21 +2,17 @@
 
 import json
 import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from lockstep.launch import command, simulate
+from lockstep.launch import simulate
 from lockstep.simulation import explore as exploring
 from lockstep.simulation.explore import Exploration, ReportedViolation, explore
 from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
-
-Run = Callable[..., tuple[int, str]]
+from tests.kit.launch.in_process import Run, refusal
 
 SEEDS_MAX = 200
 """A tenth of what each bug may take."""
@@ -62,27 +58,6 @@ def finding(name: str) -> ReportedViolation:
     return report["violations"][0]
 
 
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process; returns its status and all that it printed."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-
-    def run(*arguments: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        return int(ended.value.code or 0), "".join(capfd.readouterr())
-
-    yield run
-    for each, disposition in before.items():
-        signal.signal(each, disposition)
-
-
-def test_every_incident_and_three_bugs_more_can_be_revived() -> None:
-    assert set("ABCDE") < set(REVIVED_BUGS) == set(FINDINGS)
-    assert len(REVIVED_BUGS) >= 8
-
-
 @pytest.fixture(scope="module", params=FINDINGS)
 def name(request: pytest.FixtureRequest) -> str:
     """The bugs one after the other, so that a process that runs tests explores few of them."""
@@ -116,27 +91,19 @@ def test_the_schedule_that_finds_a_bug_has_no_violation_without_it(name: str) ->
 
 
 @pytest.mark.parametrize("bug", ["A", "E", "one-pin"])
-def test_the_command_that_is_printed_finds_the_bug_again(lockstep: Run, bug: str) -> None:
-    found = finding(bug)
+def test_the_command_that_is_printed_finds_the_bug_again(
+    lockstep: Run, tmp_path: Path, bug: str
+) -> None:
+    found, path = finding(bug), tmp_path / "report.json"
 
-    status, printed = lockstep(*shlex.split(found["replay"])[1:])
+    status, printed, _ = lockstep(*shlex.split(found["replay"])[1:], "--report", path)
 
     assert status == 1
     assert f"revived bug {bug}: {REVIVED_BUGS[bug].about}" in printed
     assert found["what"] in printed
     assert f"replay: {found['replay']}" in printed
-
-
-def test_the_name_of_a_bug_is_all_that_has_to_be_said(lockstep: Run, tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-
-    status, printed = lockstep("simulate", "--revive", "d", "--report", path)
-
-    assert status == 1
-    assert f"replay: {finding('D')['replay']}" in printed
     report = json.loads(path.read_text(encoding="utf-8"))
-    assert report["revived"] == "D"
-    assert report["violations"] == [finding("D")]
+    assert (report["revived"], report["violations"]) == (bug, [found])
 
 
 def test_a_revived_bug_brings_its_model_and_2000_seeds_unless_told_otherwise() -> None:
@@ -151,24 +118,23 @@ def test_a_revived_bug_brings_its_model_and_2000_seeds_unless_told_otherwise() -
 def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
     arguments = ("--revive", "B", "--profile", "llama", "--seeds", "0:2")
 
-    status, printed = lockstep("simulate", *arguments)
+    status, printed, _ = lockstep("simulate", *arguments)
 
     assert status == simulate.EXIT_NOT_FOUND == 4
     assert printed.endswith("not found in 2 schedules, 200 steps\n")
 
 
 def test_a_bug_that_nobody_knows_is_bad_input(lockstep: Run) -> None:
-    status, printed = lockstep("simulate", "--revive", "Z")
+    said = refusal(lockstep, "simulate", "--revive", "Z")
 
-    assert status == 2
-    assert "--revive: there is no bug 'Z' to revive; known: A, B, C, D, E, " in printed
+    assert "--revive: there is no bug 'Z' to revive; known: A, B, C, D, E, " in said
 
 
 def test_the_bugs_can_be_listed(lockstep: Run) -> None:
-    status, printed = lockstep("simulate", "--revive", "list")
+    status, printed, _ = lockstep("simulate", "--revive", "list")
 
     assert status == 0
-    assert [line.split()[0] for line in printed.splitlines()] == list(REVIVED_BUGS)
+    assert [line.split()[0] for line in printed.splitlines()] == [*REVIVED_BUGS] == [*FINDINGS]
 
 
 def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_something(
@@ -179,10 +145,10 @@ def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_some
 
     monkeypatch.setattr(simulate, "explore", break_down)
 
-    status, printed = lockstep("simulate", "--revive", "A")
+    status, _, said = lockstep("simulate", "--revive", "A")
 
     assert status == simulate.EXIT_BROKE_DOWN == 70
-    assert "lockstep: the simulation broke down: RuntimeError: no process can be started" in printed
+    assert "lockstep: the simulation broke down: RuntimeError: no process can be started" in said
 
 
 def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
@@ -191,7 +157,7 @@ def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(
     replay = shlex.split(finding("early-return")["replay"])[1:-2]
     monkeypatch.setattr(exploring, "SOUND_BUILD", find_bug("early-return").build())
 
-    status, printed = lockstep(*replay)
+    status, printed, _ = lockstep(*replay)
 
     assert status == 1
     assert finding("early-return")["what"] in printed

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
-from lockstep.simulation.explore import Exploration, ExplorationReport, explore, print_report
+from lockstep.simulation.explore import Exploration, ExplorationReport, explore
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world.faults import FAULT_PROFILES, Mishap
 from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES
@@ -66,9 +67,6 @@ def assert_no_violation(report: ExplorationReport) -> None:
 def test_no_schedule_has_a_violation(report: ExplorationReport) -> None:
     assert_no_violation(report)
     assert report["steps"] == 100 * report["schedules"]
-
-
-def test_every_step_has_exactly_one_collective(report: ExplorationReport) -> None:
     assert report["collectives_per_step_max"] == 1
 
 
@@ -121,17 +119,6 @@ def test_no_schedule_of_a_hybrid_model_has_a_violation(hybrid: ExplorationReport
     assert_no_violation(hybrid)
     assert hybrid["collectives_per_step_max"] == 1
     assert hybrid["l1"] == {REPLICA: hybrid["schedules"]}
-
-
-def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: ExplorationReport) -> None:
-    assert {
-        "tokens from device",
-        "tokens from host",
-        "tokens from storage",
-        "pages repointed to duplicates",
-        "admission no_room",
-        "aborted when computing",
-    } <= happened_in(hybrid)
 
 
 def test_a_model_meets_what_only_its_components_have(hybrid: ExplorationReport) -> None:
@@ -250,18 +237,6 @@ def test_the_seed_draws_the_model_and_all_else_but_its_components_is_the_same() 
     assert all(f"--profile {world.profile} --faults mixed" in world.replay for world in drawn)
 
 
-def test_an_engine_may_own_the_device_pages_of_every_model() -> None:
-    def drawn(profile: str | None, l1: str) -> set[tuple[str, str]]:
-        worlds = [
-            draw_world(seed, ranks=2, steps=100, profile=profile, depth=0, l1=l1)
-            for seed in range(20)
-        ]
-        return {(world.profile, world.l1) for world in worlds}
-
-    assert drawn(None, ENGINE) == {(profile, ENGINE) for profile in MODEL_PROFILES}
-    assert drawn("gemma", BOTH) == {("gemma", ENGINE), ("gemma", REPLICA)}
-
-
 @pytest.mark.parametrize("faults", sorted(FAULT_PROFILES))
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_other_faults_and_group_sizes_pass_too(faults: str, ranks: int) -> None:
@@ -299,11 +274,6 @@ def test_a_schedule_replays_in_another_process_with_other_hash_seeds() -> None:
     assert fingerprint("2") == here
 
 
-def test_another_seed_is_another_schedule() -> None:
-    fingerprints = {run_schedule(seed).fingerprint for seed in range(4)}
-    assert len(fingerprints) == 4
-
-
 def test_a_calm_schedule_never_fails_what_it_moves() -> None:
     report = explore(Exploration(seeds=range(15, 20), faults="calm", l1=REPLICA), processes=1)
     assert_no_violation(report)
@@ -321,13 +291,6 @@ def test_a_calm_schedule_fails_no_load_into_the_pages_of_an_engine() -> None:
     assert {"load_back failed", "retract failed", "resume failed"}.isdisjoint(report["outcomes"])
 
 
-def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(explore(Exploration(seeds=range(2)), processes=1))
-    printed = capsys.readouterr().out
-    assert "2 schedules, 200 steps" in printed
-    assert "no violation" in printed
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -338,27 +301,11 @@ def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixtu
         ({"l1": "driver"}, "unknown owner of L1 'driver'; known: replica, engine, both"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_by_name(
-    wrong: dict[str, int | str], message: str
-) -> None:
-    arguments: dict[str, int | str] = {
-        "ranks": 2,
-        "steps": 100,
-        "profile": LLAMA,
-        "faults": "mixed",
-        "l1": BOTH,
-        **wrong,
-    }
+def test_what_cannot_be_simulated_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    possible: dict[str, Any] = {"ranks": 2, "steps": 100, "depth": 0}
+
     with pytest.raises(ValueError, match=message):
-        draw_world(
-            0,
-            ranks=int(arguments["ranks"]),
-            steps=int(arguments["steps"]),
-            profile=str(arguments["profile"]),
-            faults=str(arguments["faults"]),
-            depth=0,
-            l1=str(arguments["l1"]),
-        )
+        draw_world(0, **possible | wrong)
 
 
 def test_a_prefetch_whose_turn_does_not_come_expires() -> None:

@@ -58,9 +58,3 @@ def test_a_request_that_decodes_publishes_nothing_early_with_full_attention_alon
     chunks = chunks_of("llama")
 
     assert not any(chunks.publishes(at) for at in range(1, 3000))
-
-
-def test_reservations_are_whole_pages() -> None:
-    chunks = chunks_of("gemma")
-
-    assert [chunks.whole_pages(tokens) for tokens in (0, 1, 64, 65)] == [0, 64, 64, 128]

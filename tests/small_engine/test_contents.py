@@ -71,13 +71,6 @@ def test_a_layer_holds_the_same_bytes_under_any_number_of_stages(column: str) ->
     assert np.array_equal(alone.column(column), together)
 
 
-def test_a_replicated_column_is_the_same_on_every_rank() -> None:
-    first, second = filled(LAYOUT, 0, 2), filled(LAYOUT, 1, 2)
-
-    assert np.array_equal(first.column("index"), second.column("index"))
-    assert not np.array_equal(first.column("k"), second.column("k"))
-
-
 def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
     strips = [
         strip.tobytes()
@@ -183,20 +176,3 @@ def test_a_state_inside_of_a_page_depends_on_every_token_before_it_and_on_none_a
     assert KeyedTokens(fifteenth, 8).state_key(15) != key
     assert KeyedTokens(sixteenth, 8).state_key(15) == key
     assert len({KeyedTokens(ids, 8).state_key(at) for at in range(33)}) == 33
-
-
-def test_a_state_is_filled_and_compared_as_a_page_of_one_token() -> None:
-    layout = PageLayout(
-        page_tokens=1, columns=(Column(name="state", layers=2, heads=4, elements=3),)
-    )
-    shard = layout.shard(1, 2)
-    pool = DevicePool(shard, 3, torch.device("cpu"))
-    contents = PageContents(shard, "state")
-    slot = np.array([2], dtype=np.int32)
-    tokens = KeyedTokens(np.arange(32, dtype=np.int32), 8)
-
-    contents.fill(pool, slot, [tokens.state_key(9)])
-
-    assert contents.verify(pool, slot, [tokens.state_key(9)]) == 0
-    assert contents.verify(pool, slot, [tokens.state_key(10)]) == 1
-    assert contents.verify(pool, slot, [tokens.state_key(8)]) == 1

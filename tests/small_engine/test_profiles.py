@@ -36,24 +36,6 @@ def test_a_profile_is_small_enough_to_replay_and_says_its_scale_for_every_pool(n
     assert len(re.findall(r"instead of \d+, 1/\d+", profile.scale)) == len(layouts)
 
 
-@pytest.mark.parametrize("name", ["deepseek", "glm"])
-def test_every_rank_keeps_the_whole_latent_and_the_whole_index(name: str) -> None:
-    layout = config_of(name).layout
-
-    assert layout.shard(0, 1).page_bytes == layout.shard(6, 7).page_bytes
-
-
-def test_in_hybrid_all_ranks_divide_keys_values_scales_and_states_and_repeat_the_index() -> None:
-    config = config_of("hybrid-all")
-    layouts = [config.layout, *(each.layout for each in config.components)]
-
-    replicated = [c.name for layout in layouts for c in layout.columns if c.replicated]
-    sharded = [c.name for layout in layouts for c in layout.columns if not c.replicated]
-    assert replicated == ["index_k"]
-    assert sharded == ["k", "v", "scale", "k", "v", "state", "conv"]
-    assert [each.pool for each in config.components] == ["window", "state"]
-
-
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_cache_of_a_profile_covers_everything_that_the_model_keeps(name: str) -> None:
     config = config_of(name)

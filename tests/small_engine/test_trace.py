@@ -155,14 +155,6 @@ def test_requests_that_share_ids_share_exactly_those_tokens() -> None:
     assert not np.array_equal(first[2 * BLOCK_TOKENS :], second[2 * BLOCK_TOKENS :])
 
 
-def test_a_partial_block_is_the_beginning_of_its_block() -> None:
-    assert np.array_equal(block_tokens((1, 2), 700), block_tokens((1, 2), 1024)[:700])
-
-
-def test_the_same_block_has_the_same_tokens_wherever_it_stands() -> None:
-    assert np.array_equal(block_tokens((9, 5), 1024)[512:], block_tokens((5,), 512))
-
-
 def test_output_tokens_are_never_prompt_tokens_and_differ_between_requests() -> None:
     prompts = block_tokens(tuple(range(200)), 200 * BLOCK_TOKENS)
     outputs = output_tokens(3, 500)

@@ -56,7 +56,6 @@ class BareCalls:
             self._file = None
 
     def close(self) -> None:
-        """Give everything back."""
         self.forget()
         self._pool.shutdown()
 

@@ -75,7 +75,6 @@ class CachedPrompts:
         self.cache.release("spare")
 
     def close(self) -> None:
-        """Close the cache."""
         self.cache.close(flush=False)
 
     def random_tokens(self, count: int) -> TokenArray:
@@ -107,7 +106,6 @@ class CachedPrompts:
             self.add(np.concatenate([tokens[:end], self.random_tokens(page)]))
 
     def next_request(self) -> str:
-        """Return the name of a request that was not there before."""
         self._added += 1
         return f"request {self._added}"
 

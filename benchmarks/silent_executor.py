@@ -18,32 +18,27 @@ class SilentExecutor:
         """Do nothing."""
 
     def progress(self) -> list[Progress]:
-        """Report nothing."""
         return []
 
     def wait(self, timeout_s: float) -> None:
         """Return at once."""
 
     def trouble(self) -> str | None:
-        """Be well."""
         return None
 
     def stage(self, proposal: Proposal) -> None:
         """Do nothing."""
 
     def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - none is staged.
-        """Be ready for nothing."""
         return Readiness.UNSTAGED
 
     def unstage(self, proposal: Proposal) -> None:
         """Do nothing."""
 
     def counts(self) -> ExecutorCounts:
-        """Return zeros."""
         return ExecutorCounts()
 
     def serving_address(self) -> str:
-        """Nothing is served."""
         return ""
 
     def close(self) -> None:

@@ -98,7 +98,6 @@ class StorageSizes:
 
     @property
     def pages(self) -> int:
-        """The number of pages of one round."""
         return self.total_bytes // self.page_bytes
 
 
@@ -253,15 +252,12 @@ class _Store:
         return [Read(name, (page,), self._shape) for name, page in named]
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Write pages."""
         await self._in_batches(writes, self._backend.write, WriteOutcome.OK)
 
     async def read(self, reads: Sequence[Read]) -> None:
-        """Read pages."""
         await self._in_batches(reads, self._backend.read, ReadOutcome.OK)
 
     async def remove(self) -> None:
-        """Remove what was written."""
         await self._backend.remove(self._names, deadline=_deadline())
 
     async def exists(self) -> list[_Seconds]:

@@ -105,7 +105,6 @@ class Sizes:
             )
 
     def shapes(self) -> list[TreeShape]:
-        """Return the trees to measure in."""
         return [
             TreeShape(nodes=nodes, page_tokens=page_tokens, components=components)
             for components in self.components

@@ -353,5 +353,4 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
 
 
 def _in_order(counts: Counter[str]) -> dict[str, int]:
-    """Return counts by name."""
     return dict(sorted(counts.items()))

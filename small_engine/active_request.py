@@ -62,7 +62,6 @@ class ActiveRequest:
 
     @property
     def computed_ids(self) -> TokenIds:
-        """The tokens that the request has."""
         return self.tokens.ids[: self.computed]
 
     @property

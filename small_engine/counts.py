@@ -60,17 +60,14 @@ class ReplayCounts:
 
     @property
     def pages_verified(self) -> int:
-        """Over all pools."""
         return sum(each.pages_verified for each in self.pools.values())
 
     @property
     def pages_rechecked(self) -> int:
-        """Over all pools."""
         return sum(each.pages_rechecked for each in self.pools.values())
 
     @property
     def pages_corrupt(self) -> int:
-        """Over all pools."""
         return sum(each.pages_corrupt for each in self.pools.values())
 
     def add_served(self, prompt: int, outputs: int, hits: Admission) -> None:

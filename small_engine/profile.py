@@ -53,7 +53,6 @@ class PoolGeometry:
         )
 
     def layout(self, page_tokens: int) -> PageLayout:
-        """Return the scaled layout."""
         return PageLayout(page_tokens=page_tokens, columns=self.scaled)
 
     def kept(self, kind: str) -> KeptState:
@@ -107,7 +106,6 @@ class Profile:
     state: StateGeometry | None = None
 
     def layout(self, page_tokens: int) -> PageLayout:
-        """Return the scaled layout of full attention's pages."""
         return self.full.layout(page_tokens)
 
     def components(

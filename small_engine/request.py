@@ -72,5 +72,4 @@ class WorkloadRequest:
 
     @property
     def prompt_tokens(self) -> TokenIds:
-        """The prompt's token ids."""
         return block_tokens(self.hash_ids, self.prompt_length)

@@ -132,7 +132,6 @@ class Scheduler:
 
     @property
     def in_system(self) -> int:
-        """How many requests are here."""
         return sum(map(len, self._queues.values()))
 
     def _arrivals(self) -> bool:

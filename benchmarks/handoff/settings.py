@@ -37,7 +37,6 @@ class HandoffSettings:
 
     @property
     def pages(self) -> int:
-        """The number of pages of one round."""
         return self.total_bytes // self.page_bytes
 
     @property

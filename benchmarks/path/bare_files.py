@@ -80,7 +80,6 @@ class BareFiles:
         self._divide(len(names), some)
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()
 
     def _divide(self, count: int, work: Callable[[int, int], None]) -> None:

@@ -67,17 +67,14 @@ class PathSettings:
 
     @property
     def uri(self) -> StoreUri:
-        """The store's URI, taken apart."""
         return parse_uri(self.store)
 
     @property
     def prompt_pages(self) -> int:
-        """The pages of one prompt."""
         return self.rank_bytes // (TURNS * PROMPTS) // self.page_bytes
 
     @property
     def turn_pages(self) -> int:
-        """The pages of the prompts of a turn."""
         return self.prompt_pages * PROMPTS
 
     @property

@@ -32,7 +32,6 @@ class AllocatedPages(EveryRank):
 
     @property
     def free(self) -> int:
-        """How many pages have no user."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
@@ -50,7 +49,6 @@ class AllocatedPages(EveryRank):
         return [page for page in pages if page != NO_PAGE and self._users[page] == 1]
 
     def has(self, content: int) -> bool:
-        """Say whether some page is cached for this content."""
         return content in self._cached
 
     def share(self, contents: Iterable[int]) -> list[int]:
@@ -86,7 +84,6 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def forget_cached(self) -> None:
-        """Forget which pages are cached."""
         self._cached.clear()
         self._contents.clear()
 

@@ -204,7 +204,6 @@ class EnginePools:
             self.pools[pool].require_untouched(why, self.pools[pool].alone(table))
 
     def forget_cached(self) -> None:
-        """Forget which pages are cached."""
         for pool in self.pools.values():
             pool.forget_cached()
 

@@ -25,7 +25,6 @@ class EveryRank:
         ]
 
     def on(self, rank: int, pages: Iterable[int]) -> list[int]:
-        """Return the numbers of `pages` on `rank`."""
         numbers = self._devices[rank][1]
         return [page if page == NO_PAGE else numbers[page] for page in pages]
 

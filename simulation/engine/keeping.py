@@ -46,7 +46,6 @@ class Pins:
         return 0
 
     def drain(self, caches: Sequence[Cache]) -> None:
-        """Unpin everything."""
         while self._pins:
             self._unpin(caches, self._pins.pop())
 

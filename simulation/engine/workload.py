@@ -61,7 +61,6 @@ class Workload(Engine[Cache]):
         self._pins.begin_epoch()
 
     def step(self) -> None:
-        """Give some commands, as the scheduler does between two forward passes."""
         random = self._random
         self._control()
         if self._is_due():
@@ -81,7 +80,6 @@ class Workload(Engine[Cache]):
         self._coverage["pins"] += self._pins.step(self._caches, self._prompts)
 
     def probe(self) -> bool:
-        """Ask for as many device pages as one request can have, and for every slot of a state."""
         return probe(self._caches, self._world)
 
     def serve_again(self, take_step: Callable[[], None]) -> list[tuple[str, bytes]]:
@@ -98,7 +96,6 @@ class Workload(Engine[Cache]):
         self._ask_all(f"release of request {name}", lambda c: c.release(name))
 
     def drain(self) -> None:
-        """Abort or release every request."""
         for request in self.requests:
             self._abort(request)
         self.requests.clear()

@@ -20,7 +20,6 @@ class KeyStore:
         self.nbytes = 0
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Say whether an object is there."""
         return (pool, key) in self._held
 
     def read(self, pool: str, keys: Sequence[bytes]) -> int:

@@ -33,7 +33,6 @@ class PagedPrompt:
 
     @property
     def pages(self) -> int:
-        """How many whole pages it has."""
         return len(self.ids) // ID_BYTES
 
 

@@ -87,14 +87,12 @@ class Conditions:
             action()
 
     def take_reports(self) -> list[Progress]:
-        """Return what was reported since the last call."""
         reports = self._reports
         self._reports = []
         return reports
 
     @property
     def has_reports(self) -> bool:
-        """Whether there are reports to collect."""
         return bool(self._reports)
 
     def say(self, progress: Progress) -> None:

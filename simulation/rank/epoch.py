@@ -72,7 +72,6 @@ class Epoch:
 
     @property
     def caches(self) -> list[RankCache]:
-        """The caches by rank."""
         return self.cluster.caches
 
     @property

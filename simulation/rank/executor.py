@@ -78,7 +78,6 @@ class SimulatedExecutor:
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        """Begin the orders."""
         for order in orders:
             match order:
                 case LookUp():
@@ -109,32 +108,25 @@ class SimulatedExecutor:
                     self.stores.detach()
 
     def begin_copies(self, direction: Direction) -> None:
-        """Begin the copies of a direction that wait for the engine."""
         self.copies.begin_held(direction)
 
     def progress(self) -> list[Progress]:
-        """Return what has happened since the last call."""
         return self.conditions.take_reports()
 
     def wait(self, timeout_s: float) -> None:
-        """Let virtual time pass until something happens."""
         if not (self.conditions.has_reports or self.copies.holds):
             self.conditions.clock.advance_to_next(_us(timeout_s))
 
     def stage(self, proposal: Proposal) -> None:
-        """Begin to open a store."""
         self.stores.stage(proposal)
 
     def readiness(self, proposal: Proposal) -> Readiness | str:
-        """Say how far the store of a proposal is."""
         return self.stores.readiness(proposal)
 
     def unstage(self, proposal: Proposal) -> None:
-        """Give up a store that was staged."""
         self.stores.unstage(proposal)
 
     def trouble(self) -> str | None:
-        """Say why this rank cannot go on, or None."""
         return self.sick
 
     def serving_address(self) -> str:

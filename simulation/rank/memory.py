@@ -128,12 +128,10 @@ class SymbolicMemory:
 
     @property
     def device(self) -> dict[str, Slots]:
-        """The device's slots by pool."""
         return self.tiers[DEVICE]
 
     @property
     def host(self) -> dict[str, Slots]:
-        """The host's slots by pool."""
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
@@ -161,11 +159,9 @@ class SimulatedStore:
         self._rank = rank
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Say whether an object is there."""
         return (pool, key) in self._objects
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """Return the content of an object, or None if there is none."""
         return self._objects.get((pool, key))
 
     def write(self, pool: str, key: bytes, content: int) -> str | None:
@@ -187,11 +183,9 @@ class SimulatedStore:
         return f"rank {self._rank}: a persist stores {describe(content)} under {under}"
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Lose one object."""
         self._objects.pop((pool, key), None)
 
     def empty(self) -> None:
-        """Lose all objects."""
         self._objects.clear()
         self.accepted.clear()
 

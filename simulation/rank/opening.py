@@ -27,11 +27,9 @@ class SimulatedStores:
 
     @property
     def in_use(self) -> str | None:
-        """The URI of the store in use, or None."""
         return None if self.used.closed else self.used.uri
 
     def stage(self, proposal: Proposal) -> None:
-        """Begin to open a store."""
         number = proposal.digest
         if proposal.change is Change.DETACH:
             self._readiness[number] = Readiness.READY
@@ -47,22 +45,18 @@ class SimulatedStores:
             self._conditions.plan(delay_us, partial(self._opened, number, store, became))
 
     def readiness(self, proposal: Proposal) -> Readiness | str:
-        """Say how far the store of a proposal is."""
         return self._readiness[proposal.digest]
 
     def unstage(self, proposal: Proposal) -> None:
-        """Give up a store that was staged."""
         self._staged.pop(proposal.digest, None)
 
     def attach(self, proposal: int) -> None:
-        """Use a store that was staged."""
         if self._readiness.get(proposal) != Readiness.READY or not self.used.closed:
             what = "a store is attached that is not open, or beside another"
             self._conditions.find(f"rank {self._conditions.rank}: {what}")
         self.used = self._staged.pop(proposal)
 
     def detach(self) -> None:
-        """Close the store in use."""
         self.used.closed = True
 
     def _opened(self, proposal: int, store: OpenStore, became: Readiness | str) -> None:

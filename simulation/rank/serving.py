@@ -68,7 +68,6 @@ class Serving:
             self._conditions.plan(cut_off_us, partial(self._cut_off, work))
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Say whether an object can be read now."""
         return not self._conditions.closed and (pool, key) in self._offered
 
     def begin(self, pool: str, key: bytes) -> Reading | None:

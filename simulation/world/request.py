@@ -110,5 +110,4 @@ class EngineRequest:
         self.tables[KV_POOL] = pages
 
     def head(self, length: int) -> bytes:
-        """Return its first `length` tokens."""
         return self.tokens[: length * TOKEN_BYTES]

@@ -69,7 +69,6 @@ class World:
 
     @property
     def page_tokens(self) -> int:
-        """How many tokens a page has."""
         return self.config.layout.page_tokens
 
     @property

@@ -146,11 +146,9 @@ class Words:
 
     @property
     def namespace(self) -> str:
-        """The namespace."""
         return self.named.get("in", "")
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return a number."""
         return int(self.named.get(name, default))
 
     def runs(self, pools: Sequence[str]) -> list[PageRun]:

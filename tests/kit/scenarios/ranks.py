@@ -84,7 +84,6 @@ class ToldRank:
         self._log: RequestLog | None = None
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
-        """See `Rank`."""
         self._ballot.follow(expectations)
         for order in orders:
             if isinstance(order, Reported):
@@ -121,7 +120,6 @@ class ToldRank:
                 self._ballot.note(self._progress(self._meant(words[0]), words))
 
     def vote(self, layout: LaneLayout) -> Vector:
-        """See `Rank`."""
         voter = Voter(
             healthy=self._healthy,
             time_ms=self._clock_ms,
@@ -131,7 +129,6 @@ class ToldRank:
         return self._ballot.fill(layout, voter)
 
     def read(self, number: int) -> bytes:
-        """See `Rank`."""
         assert self._log is not None
         return self._log.read(number)
 

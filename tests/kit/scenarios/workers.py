@@ -46,12 +46,10 @@ class WorkerRank:
         self._ask("begin", rank, shape.world_size, shape.seats)
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
-        """See `Rank`."""
         followed = tuple(expectations), tuple(orders)
         assert self._ask("follow", followed=followed) == (followed, ())
 
     def hear(self, report: str) -> None:
-        """See `Rank`."""
         self._ask("hear", report)
 
     def vote(self, layout: LaneLayout) -> Vector:
@@ -63,7 +61,6 @@ class WorkerRank:
         return np.frombuffer(vector, dtype=np.int64)
 
     def read(self, number: int) -> bytes:
-        """See `Rank`."""
         _, (content,) = self._ask("read", number)
         return cast("bytes", content)
 
@@ -98,7 +95,6 @@ class Workers:
         )
 
     def __enter__(self) -> Self:
-        """Return these workers."""
         return self
 
     def __exit__(

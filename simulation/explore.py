@@ -299,45 +299,25 @@ def _run(seed: int, exploration: Exploration) -> ScheduleResult:
 
 
 def _report(
-    results: Iterable[ScheduleResult], elapsed_s: float, revived: str | None = None
+    results: Sequence[ScheduleResult], elapsed_s: float, revived: str | None
 ) -> ExplorationReport:
-    counters = {
-        name: Counter[str]()
-        for name in ("l1", "pairs", "profiles", "operations", "outcomes", "faults", "coverage")
-    }
-    violations: list[Violation] = []
-    schedules = steps = rounds = epochs = collectives_max = 0
-    for result in results:
-        schedules += 1
-        steps += result.steps
-        rounds += result.rounds
-        epochs += result.epochs
-        collectives_max = max(collectives_max, result.collectives_per_step_max)
-        counters["l1"][result.l1] += 1
-        counters["pairs"] += Counter([result.pd] if result.pd else [])
-        counters["profiles"][result.profile] += 1
-        counters["operations"] += result.operations
-        counters["outcomes"] += result.outcomes
-        counters["faults"] += result.faults
-        counters["coverage"] += result.coverage
-        if result.violation is not None:
-            violations.append(result.violation)
+    found = [each.violation for each in results if each.violation is not None]
     return ExplorationReport(
         revived=revived,
-        schedules=schedules,
-        l1=_in_order(counters["l1"]),
-        pairs=_in_order(counters["pairs"]),
-        profiles=_in_order(counters["profiles"]),
-        steps=steps,
-        rounds=rounds,
-        epochs=epochs,
-        collectives_per_step_max=collectives_max,
-        operations=_in_order(counters["operations"]),
-        outcomes=_in_order(counters["outcomes"]),
-        faults=_in_order(counters["faults"]),
-        coverage=_in_order(counters["coverage"]),
-        violations=[_reported(each, revived) for each in violations],
-        schedules_per_s=schedules / elapsed_s if elapsed_s else 0.0,
+        schedules=len(results),
+        l1=_added(Counter([each.l1]) for each in results),
+        pairs=_added(Counter([each.pd]) for each in results if each.pd),
+        profiles=_added(Counter([each.profile]) for each in results),
+        steps=sum(each.steps for each in results),
+        rounds=sum(each.rounds for each in results),
+        epochs=sum(each.epochs for each in results),
+        collectives_per_step_max=max(each.collectives_per_step_max for each in results),
+        operations=_added(each.operations for each in results),
+        outcomes=_added(each.outcomes for each in results),
+        faults=_added(each.faults for each in results),
+        coverage=_added(each.coverage for each in results),
+        violations=[_reported(each, revived) for each in found],
+        schedules_per_s=len(results) / elapsed_s,
     )
 
 
@@ -352,5 +332,6 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
     )
 
 
-def _in_order(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items()))
+def _added(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    """Return what all of them count together, by name."""
+    return dict(sorted(sum(counts, Counter[str]()).items()))

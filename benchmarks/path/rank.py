@@ -182,11 +182,15 @@ class _Prompts:
         return self.cache.page_table(prompt.request), keys
 
 
-@contextmanager
-def _named(settings: PathSettings) -> Generator[None]:
-    """Say what a system call that fails means for the measurement."""
+Work = Callable[[PathSettings, str, Member, Say], RankSpans]
+
+
+def measure(
+    work: Work, settings: PathSettings, namespace: str, member: Member, say: Say
+) -> RankSpans:
+    """Do the `work` of a rank; raises `StorageError` for what the system refuses."""
     try:
-        yield
+        return work(settings, namespace, member, say)
     except OSError as error:
         raise StorageError(
             f"the measurement cannot go on: {error.strerror or error}; see whether there is room in"
@@ -196,18 +200,6 @@ def _named(settings: PathSettings) -> Generator[None]:
 
 
 def write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
-    """Write prompts as `_write_prompts`; raises `StorageError` for what the system refuses."""
-    with _named(settings):
-        return _write_prompts(settings, namespace, member, say)
-
-
-def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
-    """Read prompts as `_read_prompts`; raises `StorageError` for what the system refuses."""
-    with _named(settings):
-        return _read_prompts(settings, namespace, member, say)
-
-
-def _write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
     """Write all prompts through a cache, and as many bytes by bare calls before each."""
     _like_an_engine()
     spans = RankSpans()
@@ -243,7 +235,7 @@ def _write_prompts(settings: PathSettings, namespace: str, member: Member, say: 
     return spans
 
 
-def _read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
     """Read all prompts through a new cache, and as many bytes by bare calls before each."""
     _like_an_engine()
     spans = RankSpans()

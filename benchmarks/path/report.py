@@ -75,7 +75,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
     Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
     refuses pages. `say` is told what is being done.
     """
-    from .rank import read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
+    from .rank import measure, read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
 
     if not make_backend(settings.store).capabilities.shared:
         raise ConfigError(
@@ -92,9 +92,9 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
     with no_directories_left(settings.limit_directory, namespace):
         try:
             say(f"starting {settings.ranks} ranks that write")
-            written = _run(settings, partial(write_prompts, settings, namespace), say)
+            written = _run(settings, partial(measure, write_prompts, settings, namespace), say)
             say(f"starting {settings.ranks} ranks that read")
-            read = _run(settings, partial(read_prompts, settings, namespace), say)
+            read = _run(settings, partial(measure, read_prompts, settings, namespace), say)
         except BaseException:
             # What went wrong is what is told, not that the store cannot be tidied for the same reason.
             with suppress(LockstepError, OSError):

@@ -135,10 +135,6 @@ class Conditions:
             work.over = True
             self.say(Ended(work.operation, ok))
 
-    def expire(self, work: OrderWork) -> None:
-        """Report that a copy or write has failed because its time is up, unless it has ended."""
-        self.end(work, ok=False)
-
     def maybe_quiet(self, work: OrderWork) -> None:
         """Report quiet if `work` was cancelled and touches nothing any more."""
         if work.cancelled and not work.touching:

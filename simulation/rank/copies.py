@@ -103,7 +103,7 @@ class Copies:
             pair.sources.claim_to_read(pair.source, work.operation)
             pair.destinations.claim_to_write(pair.destination, work.operation)
         work.touching = 1
-        self._conditions.plan(work.timeout_us, partial(self._conditions.expire, work))
+        self._conditions.plan(work.timeout_us, partial(self._conditions.end, work, ok=False))
         if self._conditions.random.random() < 0.5:
             self._run(copy)
         else:

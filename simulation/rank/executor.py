@@ -235,7 +235,7 @@ class SimulatedExecutor:
         self._queue(work, order.transfers)
         for page in work.queue:
             self._slots(page.pool).claim_to_read(page.page, work.operation)
-        self.conditions.plan(work.timeout_us, partial(self.conditions.expire, work))
+        self.conditions.plan(work.timeout_us, partial(self.conditions.end, work, ok=False))
         for _ in range(self._random.randint(1, 3)):
             self._next_write(work)
 

@@ -86,10 +86,7 @@ class Serving:
             return
         reading = self._begin(work, page)
         delay_us = self._conditions.duration_us(work, 30_000)
-        self._conditions.plan(delay_us, partial(self._leave, reading))
-
-    def _leave(self, reading: Reading) -> None:
-        self.end(reading)
+        self._conditions.plan(delay_us, reading.end)
 
     def _begin(self, work: OrderWork, page: Page) -> Reading:
         self._memory.named(HOST, page.pool).claim_to_read(page.page, work.operation)

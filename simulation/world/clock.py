@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 """What happens at a planned instant."""
 
 

@@ -16,7 +16,7 @@ from ..rank.memory import SymbolicMemory
 from ..world.contents import Contents
 from ..world.faults import FaultSource
 from ..world.prompts import TOKEN_BYTES, Prompts
-from ..world.request import EngineRequest
+from ..world.request import EngineRequest, EngineStage
 from ..world.world import World
 from .controls import Controls
 from .every_rank import every_rank
@@ -155,6 +155,25 @@ class Engine(ABC, Generic[CacheT]):
         request.answer = self._random.randint(0, 2 * self._page)
         request.priority = self._priorities.choice(_PRIORITIES)
         self.requests.append(request)
+
+    def _prefetch(self, request: EngineRequest) -> None:
+        request.stage = EngineStage.WAITING
+        if self._random.random() < 0.2 and not request.source:
+            return
+        tokens = request.head(request.prompt - 1)
+        self._before_prefetch(request, tokens)
+        begun = self._ask(
+            request,
+            "prefetch",
+            lambda c: c.prefetch(request.name, tokens, request.namespace, source=request.source),
+        )
+        self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
+        request.prefetched = begun
+        if begun:
+            request.stage = EngineStage.PREFETCHING
+
+    def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
+        """Note what there is before a prefetch is begun."""
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

@@ -162,20 +162,6 @@ class LendingWorkload(Engine[HostCache]):
 
     # Before a request computes.
 
-    def _prefetch(self, request: EngineRequest) -> None:
-        request.stage = EngineStage.WAITING
-        if self._random.random() < 0.2 and not request.source:
-            return
-        tokens = request.head(request.prompt - 1)
-        begun = self._ask(
-            request,
-            "prefetch",
-            lambda c: c.prefetch(request.name, tokens, request.namespace, source=request.source),
-        )
-        self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
-        if begun:
-            request.stage = EngineStage.PREFETCHING
-
     def _admit(self, request: EngineRequest) -> None:
         first, last = self._loads.choose(request)
         computes = first == last

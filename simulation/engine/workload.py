@@ -136,21 +136,8 @@ class Workload(Engine[Cache]):
             case EngineStage.GONE:
                 pass
 
-    def _prefetch(self, request: EngineRequest) -> None:
-        request.stage = EngineStage.WAITING
-        if self._random.random() < 0.2 and not request.source:
-            return
-        tokens = request.head(request.prompt - 1)
+    def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
         request.cached_before = self._match(request.namespace, tokens).host_tokens
-        begun = self._ask(
-            request,
-            "prefetch",
-            lambda c: c.prefetch(request.name, tokens, request.namespace, source=request.source),
-        )
-        self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
-        request.prefetched = begun
-        if begun:
-            request.stage = EngineStage.PREFETCHING
 
     def _match(self, namespace: str, tokens: bytes) -> Match:
         found = ask("match", self._caches, lambda c: c.match(tokens, namespace))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
-from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
+from lockstep.benchmarks.tree import LEAVES, OPS, Point
 from tests.kit.launch.in_process import Run, run_lockstep
 
 TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
@@ -70,21 +70,6 @@ def test_bad_input_gets_one_line_and_status_2(
     assert status == 2
     assert complaint in said
     assert said.count("\n") == 1
-
-
-def test_every_size_that_the_targets_name_is_measured_unless_told_otherwise() -> None:
-    sizes = Sizes()
-
-    assert sizes.prompts(16) == [
-        (1024, 2),
-        (8192, 4),
-        (32768, 8),
-        (131072, 16),
-        (131072, 128),
-    ]
-    assert {(each.components, each.nodes, each.page_tokens) for each in sizes.shapes()} == set(
-        product(("full", "full+window"), (1_000, 100_000), (16, 64))
-    )
 
 
 @pytest.mark.parametrize("components", ["full", "full+window"])

@@ -135,16 +135,6 @@ def test_no_policy_hits_more_than_the_best_cache_of_as_many_pages(
     assert 0 < sum(hits) <= sum(belady(paths(prompts)[0], device + host))
 
 
-def test_the_same_prompts_give_the_same_state() -> None:
-    prompts = paged(REQUESTS, 64)
-    groups = [InstantGroup(config(130, 200), chunk_pages=130) for _ in range(2)]
-
-    hits = [serve(group, prompts) for group in groups]
-
-    assert hits[0] == hits[1]
-    assert groups[0].replica.digest == groups[1].replica.digest
-
-
 def test_a_prompt_that_the_device_has_no_room_for_is_computed_and_not_kept() -> None:
     short, long = paged(
         [WorkloadRequest(0, 512, 0, (1,)), WorkloadRequest(1, 1025, 0, (1, 2, 3))], 512

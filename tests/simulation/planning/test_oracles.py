@@ -65,13 +65,6 @@ def test_a_prompt_that_is_cached_whole_has_its_last_page_computed() -> None:
     assert [ideal(chains), belady(chains, 9), fifo(chains, 9)] == [[0, 1]] * 3
 
 
-def test_the_best_cache_keeps_what_is_needed_next() -> None:
-    chains, _ = paths([prompt((1, 2)), prompt((3, 4)), prompt((1, 2)), prompt((3, 4))])
-
-    assert belady(chains, 2) == [0, 0, 2, 0]
-    assert belady(chains, 3) == [0, 0, 2, 1]
-
-
 def test_a_fifo_lets_the_first_page_go_first_and_hits_nothing_behind_it() -> None:
     chains, _ = paths([prompt((1, 2)), prompt((3,)), prompt((1, 2))])
 

@@ -83,9 +83,7 @@ def environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         # Two small functions would be compiled with the first request, for twenty seconds.
         "TORCHDYNAMO_DISABLE": "1",
         # Cores for each rank; without them SGLang wants a NUMA node for each.
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
-            str(rank % (os.cpu_count() or 1)) for rank in range(tp)
-        ),
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % cores) for rank in range(tp)),
     }
 
 

@@ -170,7 +170,7 @@ def test_a_flush_that_was_answered_at_once_waits_for_nothing(clocked: Clocked) -
 
 def test_a_session_times_out_in_the_same_step_on_every_rank(clocked: Clocked) -> None:
     kept = [
-        Sessions(each.tree_cache, a=Session(active_s))
+        Sessions(each.tree_cache, a=Session(active_s), lasts=Session(active_s, timeout=None))
         for each, active_s in zip(clocked.schedulers, (3, 1e9), strict=True)
     ]
 
@@ -181,6 +181,7 @@ def test_a_session_times_out_in_the_same_step_on_every_rank(clocked: Clocked) ->
 
     assert reaped == [[[], []]] * 4 + [[["a"], ["a"]]]
     assert kept[0].asked_at == kept[1].asked_at == [1001, 1002, 1003, 1012, 1014]
+    assert [[*each.sessions] for each in kept] == [["lasts"]] * 2
 
 
 def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
@@ -211,15 +212,6 @@ def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
         reaped.append(sessions.reap(0))
 
     assert reaped == [[], [], [], []]
-
-
-def test_a_session_without_a_time_out_lasts(clocked: Clocked) -> None:
-    sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1, timeout=None))
-    for late in (1, 2, 1000, 2000):
-        clocked.step(1000 + late, 1000 + late)
-        sessions.reap(0)
-
-    assert list(sessions.sessions) == ["a"]
 
 
 FILES = SimpleNamespace(weight_version="7", model_path="/step", load_format="auto")

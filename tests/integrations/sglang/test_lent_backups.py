@@ -42,7 +42,7 @@ def test_a_lock_is_kept_until_every_rank_has_copied() -> None:
     assert below.every(lambda rank: len(rank.backups)) == 0
 
 
-def test_what_is_on_the_host_already_is_not_copied_and_its_lock_is_free_at_once() -> None:
+def test_what_is_on_the_host_already_is_not_copied_and_nothing_is_awaited_for_it() -> None:
     below = RanksBelow(store=False)
     below.every(keep)
     below.ranks.settle()
@@ -52,7 +52,8 @@ def test_what_is_on_the_host_already_is_not_copied_and_its_lock_is_free_at_once(
 
     assert below.every(lambda rank: rank.unlocked) == [LOCK, LOCK]
     assert [each.given(CopyToHost) for each in below.ranks.executors] == [[], []]
-    assert below.every(lambda rank: rank.backups.retracted) == 0
+    assert below.every(save) is None
+    assert below.every(lambda rank: (len(rank.backups), rank.backups.retracted)) == (0, 1)
 
 
 def test_a_request_s_pages_may_be_overwritten_on_a_rank_once_save_has_returned() -> None:
@@ -66,18 +67,6 @@ def test_a_request_s_pages_may_be_overwritten_on_a_rank_once_save_has_returned()
     below.every(lambda rank: rank.backups.collect())
     assert not below.every(lambda rank: "b1" in rank.backups)
     assert below.every(lambda rank: rank.unlocked) == [None]
-
-
-def test_nothing_is_awaited_for_a_request_that_is_on_the_host_already() -> None:
-    below = RanksBelow(store=False)
-    below.every(keep)
-    below.ranks.settle()
-    below.every(lambda rank: rank.backups.collect())
-
-    assert below.every(save) is None
-
-    assert below.every(lambda rank: len(rank.backups)) == 0
-    assert below.every(lambda rank: rank.backups.retracted) == 1
 
 
 def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:

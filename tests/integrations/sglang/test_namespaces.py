@@ -16,6 +16,7 @@ def rank() -> RankBelow:
 
 def test_a_plain_request_shares_with_every_other_plain_request(rank: RankBelow) -> None:
     assert rank.namespaces.of(Sent("a", PROMPT)) == rank.namespaces.of(Sent("b")) == ""
+    assert rank.namespaces.of(Sent(cache_salt="", extra_key="")) == ""
 
 
 def test_whatever_changes_the_kv_of_equal_tokens_sets_requests_apart(rank: RankBelow) -> None:
@@ -49,10 +50,6 @@ def test_an_adapter_that_was_loaded_again_is_the_same_under_its_new_id(rank: Ran
     assert len(names) == 1
 
 
-def test_an_empty_salt_or_key_is_none(rank: RankBelow) -> None:
-    assert rank.namespaces.of(Sent(cache_salt="", extra_key="")) == ""
-
-
 def test_requests_whose_tokens_do_not_say_what_they_are_are_left_alone(rank: RankBelow) -> None:
     before = rank.host.inspection.digest
 
@@ -61,19 +58,15 @@ def test_requests_whose_tokens_do_not_say_what_they_are_are_left_alone(rank: Ran
     assert rank.host.inspection.digest == before
 
 
-def test_an_adapter_that_nobody_knows_is_not_cached(rank: RankBelow) -> None:
-    assert rank.namespaces.of(Sent(lora_id="7f", extra_key="7f")) is None
-
-
 def test_a_rank_that_cannot_read_an_adapter_is_named_with_the_remedy() -> None:
     below = RanksBelow()
     below.below[0].adapters.names = {"7f": "files a"}
 
-    for rank in below.below:
-        rank.namespaces.of(Sent(lora_id="7f", extra_key="7f"))
+    found = [each.namespaces.of(Sent(lora_id="7f", extra_key="7f")) for each in below.below]
 
     journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
-    found = first_difference(journals) or ""
-    assert "rank 0: engine adapter of a request is files a" in found
-    assert "rank 1: engine adapter of a request is not known on this rank" in found
-    assert "adapter_versions" in found
+    told = first_difference(journals) or ""
+    assert [each is None for each in found] == [False, True]
+    assert "rank 0: engine adapter of a request is files a" in told
+    assert "rank 1: engine adapter of a request is not known on this rank" in told
+    assert "adapter_versions" in told

@@ -1,7 +1,5 @@
 """Slots of SGLang's pools are pages of Lockstep's, and go to the tree or back as they were taken."""
 
-import torch
-
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.ranks.replica.operations.lent import NO_PAGE
@@ -26,14 +24,6 @@ def free_pages(allocator: WindowedAllocator) -> tuple[int, int]:
         len(allocator.full_attn_allocator.free_pages),
         len(allocator.swa_attn_allocator.free_pages),
     )
-
-
-def test_a_page_is_where_its_slots_are() -> None:
-    slots = AttentionSlots(SlotAllocator(8, PAGE), PAGE)
-
-    found = slots.pages_of(torch.tensor([20, 21, 22, 23, 4, 5, 6, 7]))
-
-    assert {name: pages.tolist() for name, pages in found.items()} == {KV_POOL: [5, 1]}
 
 
 def test_attention_takes_slots_for_all_tokens_and_gives_them_back() -> None:
@@ -79,7 +69,7 @@ def test_a_window_that_a_request_has_left_has_no_page() -> None:
     assert found[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, 4]
 
 
-def test_only_the_last_tokens_of_a_load_take_windows() -> None:
+def test_only_the_last_tokens_of_a_load_take_windows_and_all_are_given_back() -> None:
     allocator, slots = windowed()
 
     reserved = slots.reserve(5 * PAGE, 2 * PAGE, no_room)
@@ -88,6 +78,9 @@ def test_only_the_last_tokens_of_a_load_take_windows() -> None:
     assert reserved.pages[KV_POOL].tolist() == [1, 2, 3, 4, 5]
     assert reserved.pages[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, NO_PAGE, 1, 2]
     assert free_pages(allocator) == (3, 6)
+    slots.give_back(reserved)
+    assert free_pages(allocator) == (8, 8)
+    assert not allocator.full_to_swa_index_mapping.any()
 
 
 def test_of_each_pool_what_is_short_is_evicted() -> None:
@@ -117,17 +110,6 @@ def test_a_load_that_one_pool_has_no_room_for_takes_nothing_of_the_other() -> No
 
     assert slots.reserve(4 * PAGE, 2 * PAGE, no_room) is None
     assert free_pages(allocator) == (1, 8)
-
-
-def test_a_load_that_failed_gives_the_slots_of_both_pools_back() -> None:
-    allocator, slots = windowed()
-    reserved = slots.reserve(5 * PAGE, 2 * PAGE, no_room)
-    assert reserved is not None
-
-    slots.give_back(reserved)
-
-    assert free_pages(allocator) == (8, 8)
-    assert not allocator.full_to_swa_index_mapping.any()
 
 
 def test_a_window_is_beside_its_token_only_once_it_is_loaded() -> None:

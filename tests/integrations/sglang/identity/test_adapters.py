@@ -57,10 +57,6 @@ def test_an_adapter_is_what_it_was_when_it_was_loaded_whatever_becomes_of_its_fi
     assert known.identify("id 1") == before
 
 
-def test_an_adapter_that_is_not_loaded_is_nothing_that_can_be_cached(adapter: Path) -> None:
-    assert adapters({}, adapter).identify("id 1") is None
-
-
 @pytest.mark.parametrize(
     ("loaded", "doubt"),
     [

@@ -139,7 +139,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: SWAKVPool(MHATokenToKVPool([], []), pool()),
         "beside a MHATokenToKVPool of 0 layers",
     ),
-    "another type": (lambda: pool(dtype=torch.float64), "float64"),
 }
 
 

@@ -52,10 +52,6 @@ class DSATokenToKVPool(MLATokenToKVPool):
         ]
 
 
-class MLATokenToKVPoolFP4(MLATokenToKVPool):
-    """One that is not served."""
-
-
 def described(pool: Any, tp_size: int = 1) -> EnginePool:
     """What Lockstep makes of a pool."""
     return engine_pools(pool, PAGE, tp_size)[KV_POOL]
@@ -101,7 +97,6 @@ def test_layers_that_all_lack_an_index_are_latent_attention_alone() -> None:
         (MLATokenToKVPool(page_size=1), "pages of 1 tokens"),
         (MLATokenToKVPool(device_layer_num=3), "2 of 3 layers on this rank"),
         (DSATokenToKVPool([PAGES, PAGES], index_kpool=4), "one index key for 4 tokens"),
-        (MLATokenToKVPoolFP4(), "is in a MLATokenToKVPoolFP4"),
     ],
 )
 def test_what_a_page_cannot_hold_is_refused_by_name(pool: Any, said: str) -> None:

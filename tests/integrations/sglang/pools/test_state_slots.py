@@ -58,7 +58,7 @@ def test_a_prefix_lies_in_its_pages_and_in_the_slot_of_its_state() -> None:
     assert slots.pages_of(torch.arange(4, 12)).keys() == {KV_POOL}
 
 
-def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens() -> None:
+def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> None:
     rows = Rows()
     allocator, slots = stateful(rows)
 
@@ -71,15 +71,10 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens() -> None:
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
-
-def test_of_a_load_whose_tokens_have_a_state_the_state_alone_is_given_back() -> None:
-    rows = Rows()
-    allocator, slots = stateful(rows)
+    # The tree has a state for these tokens, and takes the tokens alone.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
-
     slots.give_state_back(reserved)
-
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert len(allocator.free_pages) == 5
 

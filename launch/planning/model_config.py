@@ -13,8 +13,7 @@ from ...page_format.page_layout import Column
 from ...small_engine.profile import PoolGeometry, Profile, StateGeometry, WindowGeometry
 from .config_fields import ConfigFields
 from .layer_kinds import LayerKinds, layer_kinds
-from .prompt_work import PromptWork
-from .weights import head_dim, work_of
+from .prompt_work import PromptWork, head_dim, work_of
 
 CHECKPOINT_TOKENS = 1024
 """How far checkpoints of a recurrent state are apart: a choice of whoever serves the model."""

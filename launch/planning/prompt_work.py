@@ -9,6 +9,9 @@ of the work. Embeddings, norms and what a recurrent layer adds beside its weight
 
 from dataclasses import dataclass
 
+from .config_fields import ConfigFields
+from .layer_kinds import LayerKinds
+
 
 @dataclass(frozen=True, slots=True)
 class Attended:
@@ -37,3 +40,73 @@ class PromptWork:
         """Return the operations of the first so many tokens of a prompt."""
         pairs = sum(each.operations * each.pairs(tokens) for each in self.attended)
         return 2 * self.weights * tokens + pairs
+
+
+def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
+    """Return what a model computes for a prompt."""
+    latent = fields.has("kv_lora_rank")
+    layers = kinds.full + kinds.window
+    weights = layers * (_latent_weights(fields) if latent else _attention_weights(fields))
+    weights += _mixer_weights(fields, kinds.state) + _mlp_weights(fields)
+    heads = fields.number("num_attention_heads")
+    if latent:
+        elements = fields.number("qk_nope_head_dim", 128) + fields.number("qk_rope_head_dim")
+        elements += fields.number("v_head_dim", 128)
+    else:
+        elements = 2 * head_dim(fields)
+    pair = 2 * heads * elements
+    if latent and fields.has("index_topk"):
+        # Every pair is scored by the index, and attended to where it is among the best.
+        index = 2 * fields.number("index_n_heads", 64) * fields.number("index_head_dim")
+        chosen = Attended(kinds.full * pair, fields.number("index_topk"))
+        return PromptWork(weights, (Attended(kinds.full * index), chosen))
+    attended = [Attended(kinds.full * pair)]
+    if kinds.window:
+        attended.append(Attended(kinds.window * pair, kinds.window_tokens))
+    return PromptWork(weights, tuple(attended))
+
+
+def head_dim(fields: ConfigFields) -> int:
+    """Return the elements of a key or a value of one head."""
+    heads = fields.number("num_attention_heads")
+    return fields.number("head_dim", max(1, fields.number("hidden_size") // heads))
+
+
+def _attention_weights(fields: ConfigFields) -> int:
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    kept = fields.number("num_key_value_heads", heads)
+    return hidden * head_dim(fields) * (2 * heads + 2 * kept)
+
+
+def _latent_weights(fields: ConfigFields) -> int:
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    rank, rope = fields.number("kv_lora_rank"), fields.number("qk_rope_head_dim")
+    nope, value = fields.number("qk_nope_head_dim", 128), fields.number("v_head_dim", 128)
+    query = heads * (nope + rope)
+    asked = fields.number("q_lora_rank", 0, least=0)
+    queries = asked * (hidden + query) if asked else hidden * query
+    return queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _mixer_weights(fields: ConfigFields, layers: int) -> int:
+    """Return the weights of all layers of linear attention."""
+    if not layers:
+        return 0
+    keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
+    values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
+    # Queries, keys, values and gates come in; what the values have become goes out.
+    return layers * fields.number("hidden_size") * (2 * keys + 3 * values)
+
+
+def _mlp_weights(fields: ConfigFields) -> int:
+    """Return the weights that a token passes between the attention of all layers."""
+    hidden, layers = fields.number("hidden_size"), fields.number("num_hidden_layers")
+    dense = 3 * hidden * fields.number("intermediate_size", 0, least=0)
+    chosen = fields.number("num_experts_per_tok", 0, least=0)
+    if not chosen:
+        return layers * dense
+    inner = fields.number("moe_intermediate_size", fields.number("intermediate_size", 0, least=0))
+    shared = fields.number("n_shared_experts", 0, least=0) * inner
+    shared += fields.number("shared_expert_intermediate_size", 0, least=0)
+    first = fields.number("first_k_dense_replace", 0, least=0)
+    return first * dense + (layers - first) * 3 * hidden * (chosen * inner + shared)

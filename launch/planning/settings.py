@@ -40,7 +40,7 @@ class ModelChoice:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(ModelChoice):
-    """What all points have in common; it travels to workers as JSON."""
+    """What all points have in common."""
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
     """None stands for the built-in workload."""

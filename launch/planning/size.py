@@ -1,25 +1,45 @@
-"""What a model keeps for each token by pool, what fits on each tier, and which page size to take."""
+"""What a model keeps for each token by pool, what fits on each tier, and which page size to take.
+
+A store has a fixed cost for each object, so small ones are slow: of what the hardware reads, `file://`
+reaches about half with objects of 64 KiB, and most of it with 1 MiB (docs/performance.md). But a prefix
+is cached in whole pages, so half a page of each prompt is computed again on the mean, and what two
+prompts share beyond their last common page is kept twice.
+"""
 
 from dataclasses import asdict
 from math import ceil
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ...errors import ConfigError
+from ...page_format.object_header import HEADER_BYTES
 from ...ranks.protocol.config import PAGES_MAX
 from ...ranks.protocol.orders import KV_POOL
+from ...small_engine.profile import Profile
 from ..cli.amounts import bytes_in_words, count
 from ..cli.options import ReportFile
 from ..cli.report_files import write_report
-from .page_size import OBJECT_BYTES_GOOD, PageSize, advised, page_sizes
 from .pools import GIB, ModelPools
 from .published import find_model
 from .settings import SizeSettings
 
+PAGE_SIZES: Final = (16, 32, 64, 128, 256)
+OBJECT_BYTES_GOOD: Final = 1 << 20
 _USUAL: Final = SizeSettings()
+
+
+class PageSize(NamedTuple):
+    """One page size."""
+
+    page_tokens: int
+    object_bytes: int
+    """An object of full attention, of one rank, without its header."""
+    header_share: float
+    waste_tokens: int
+    """Tokens of each prompt that are computed again on the mean."""
 
 
 class PoolSize(TypedDict):
@@ -67,6 +87,20 @@ def size(*, settings: SizeSettings = _USUAL, report: ReportFile = None) -> None:
     advice = {"page_tokens": best.page_tokens, "sizes": [each._asdict() for each in sizes]}
     found = {"settings": asdict(settings), "pools": by_pool, "tiers": tiers, "pages": advice}
     write_report(report, found)
+
+
+def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
+    """Return what each page size comes to."""
+    sizes: list[PageSize] = []
+    for tokens in PAGE_SIZES:
+        nbytes = ModelPools(profile, tp, tokens).page_bytes[KV_POOL]
+        sizes.append(PageSize(tokens, nbytes, HEADER_BYTES / (HEADER_BYTES + nbytes), tokens // 2))
+    return sizes
+
+
+def advised(sizes: list[PageSize]) -> PageSize:
+    """Return the smallest page whose objects are read well, or the largest of all."""
+    return next((each for each in sizes if each.object_bytes >= OBJECT_BYTES_GOOD), sizes[-1])
 
 
 def _pools(pools: ModelPools) -> list[PoolSize]:

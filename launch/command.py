@@ -38,7 +38,7 @@ for _command, _help in {
     "lockstep.launch.planning.plan:plan": "Say what caches of any size would hit on a trace.",
     "lockstep.launch.planning.size:size": "Say what a model keeps for a token, and what fits.",
     "lockstep.launch.store.command:store": "Look into a store, verify it, tidy it.",
-    "lockstep.launch.replay.report_command:report": "Show the report of a run as one page.",
+    "lockstep.launch.replay.reading:report": "Show the report of a run as one page.",
     "lockstep.launch.doctor.command:doctor": "Say whether this machine has what ranks need.",
 }.items():
     app.command(_command, name=_command.rpartition(":")[2], help=_help)

@@ -18,8 +18,8 @@ from .replay.launching import launch
 from .replay.options import EXIT_STATUSES, LaunchChoice
 from .replay.outcome import VIEWER, table_of
 from .replay.plots import check_that_drawable
+from .replay.reading import write_page
 from .replay.report import Report, read_report
-from .replay.report_command import write_page
 
 demo = command_line("demo", help_epilogue=EXIT_STATUSES)
 

@@ -9,8 +9,10 @@ import asyncio
 import mmap
 import os
 import secrets
+import socket
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -34,8 +36,8 @@ from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, W
 from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import RANK, StoreUri, parse_uri
 from ..cli.amounts import bytes_in_words, shown_store
+from ..cli.environment import LOOPBACK
 from ..store.opening import call_deadline, for_a_tool
-from .bare_connection import bare_connection_gbps, connect_us
 from .finding import Finding, advice, problem, well
 
 PAGE_BYTES: Final = 1 << 20
@@ -44,6 +46,9 @@ SMALL_BYTES: Final = 4096
 TURNS: Final = 32
 SLOW_US: Final = 20_000.0
 LOW_RATIO: Final = 0.5
+_CONNECTIONS: Final = 8
+_PIECE_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 10.0
 _READ_ONLY: Final = "peer"
 """The scheme whose pages are another group's, so that none can be written to try it."""
 
@@ -135,7 +140,7 @@ def probe_answers(uri: str) -> Answers:
     peer = _where(parsed)
     try:
         if parsed.scheme == _READ_ONLY:
-            took = None if peer is None else connect_us(*peer)
+            took = None if peer is None else _connect_us(*peer)
             return Answers(shown, limit_us=took, limit="connecting to it")
         directory = limit_directory(parsed)
         namespace = secrets.token_hex(16)
@@ -143,7 +148,7 @@ def probe_answers(uri: str) -> Answers:
         with tidied if parsed.scheme == "file" else nullcontext():
             read_us = asyncio.run(_answers_us(make_backend(uri), namespace))
             if peer is not None:
-                return Answers(shown, read_us, connect_us(*peer), "connecting to it")
+                return Answers(shown, read_us, _connect_us(*peer), "connecting to it")
             limit_us = _bare_read_us(directory)
         return Answers(shown, read_us, limit_us, "open, pread and close of a file")
     except (LockstepError, OSError) as error:
@@ -236,7 +241,7 @@ def probe_speed(
         )
         if parsed.scheme in IN_DIRECTORIES or _where(parsed) is None:
             return speed
-        bare = bare_connection_gbps(total_bytes)
+        bare = _bare_connection_gbps(total_bytes)
     except (LockstepError, OSError) as error:
         return Speed(failure=str(error))
     return Speed(
@@ -273,3 +278,36 @@ def _where(uri: StoreUri) -> tuple[str, int] | None:
             return endpoint.hostname, endpoint.port or (443 if endpoint.scheme == "https" else 80)
         return split_address(uri.host)
     return None
+
+
+def _connect_us(host: str, port: int) -> float:
+    """Return what one connection takes, which is one way there and back. Raises `OSError`."""
+    took: list[float] = []
+    for _ in range(_CONNECTIONS):
+        began = time.perf_counter()
+        with socket.create_connection((host, port), timeout=_TIMEOUT_S):
+            took.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(took)
+
+
+def _bare_connection_gbps(nbytes: int) -> float:
+    """Return how fast so many bytes go over one connection inside this machine."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        sender = threading.Thread(target=_send, args=(server.getsockname()[1], nbytes))
+        sender.start()
+        connection, _ = server.accept()
+        with connection:
+            into, left = memoryview(bytearray(_PIECE_BYTES)), nbytes
+            began = time.perf_counter()
+            while left > 0 and (got := connection.recv_into(into)):
+                left -= got
+            took = time.perf_counter() - began
+        sender.join()
+    return nbytes / took / 1e9
+
+
+def _send(port: int, nbytes: int) -> None:
+    piece = bytes(_PIECE_BYTES)
+    with socket.create_connection((LOOPBACK, port), timeout=_TIMEOUT_S) as connection:
+        for start in range(0, nbytes, _PIECE_BYTES):
+            connection.sendall(piece[: nbytes - start])

@@ -1,18 +1,19 @@
-"""From a report's JSON to one page of HTML, which needs nothing but itself."""
+"""`lockstep report`: from a report's JSON to one page of HTML, which needs nothing but itself."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
+from cyclopts import Parameter
 
 from ...errors import ConfigError
 from ...small_engine.profiles import find_profile
 from ..cli.amounts import count
+from ..cli.report_files import check_that_writable, write_text
 from .bench_tables import (
     print_agreement,
     print_handoff,
@@ -22,7 +23,7 @@ from .bench_tables import (
 )
 from .meanings import meaning_of
 from .outcome import rows_of
-from .plots import Plots, plots_of
+from .plots import plots_of
 from .report import Report, faults_of
 
 _BYTES_MAX: Final = 64 << 20
@@ -45,35 +46,37 @@ tr.end td { border-bottom:1px solid } .fault { color:#b00 }
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a table: its label, a value for each column, what it means, and whether a part ends."""
+def report(
+    run: Annotated[
+        Path, Parameter(help="A report, as --report of replay, demo or bench writes it.")
+    ],
+    /,
+    *,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            alias="-o",
+            help="Write the page here.",
+            show_default="RUN.html beside the report",
+            metavar="FILE.html",
+        ),
+    ] = None,
+) -> None:
+    """Make one page of plots and tables of a report.
 
-    label: str
-    values: Sequence[str]
-    meaning: str = ""
-    ends_part: bool = False
+    It is a single file that needs no network.
+    """
+    target = output or run.with_suffix(".html")
+    if target == run:
+        raise ConfigError(f"{target} is the report itself; give another file with --output")
+    write_page(run, target)
+    print(f"wrote {target}")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under the titles of their columns."""
-
-    columns: Sequence[str]
-    rows: Sequence[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page: what matters most, plots, a table, and text as it was printed."""
-
-    title: str
-    figures: Sequence[tuple[str, str]] = ()
-    """Labels and values."""
-    faults: Sequence[str] = ()
-    plots: Plots | None = None
-    table: Table | None = None
-    printed: str = ""
+def write_page(run: Path, target: Path) -> None:
+    """Write the page that shows the report in `run`. Raises `ConfigError` for what cannot be."""
+    check_that_writable(target)
+    write_text(target, page_of(run))
 
 
 def page_of(path: Path) -> str:
@@ -116,18 +119,23 @@ def _shown(record: dict[str, Any]) -> str | None:
 
 def _replays(reports: Mapping[str, Report], what: str) -> str:
     whole = {name: _with_samples(each) for name, each in reports.items()}
-    sections = [_section(name, each) for name, each in whole.items()]
+    parts = [part for name, each in whole.items() for part in _section(name, each)]
     titles = [name or count(each["ranks"], "rank") for name, each in whole.items()]
-    table = _table(titles, [rows_of(each) for each in whole.values()])
+    totals = [
+        _row(label, [value for _, value, _ in rows], meaning_of(label), ends_part=ends)
+        for rows in zip(*map(rows_of, whole.values()), strict=True)
+        for label, _, ends in rows[:1]
+    ]
+    parts += ["<h2>Totals</h2>", _table(titles, totals)]
     first = next(iter(whole.values()))
     settings = first["settings"]
     profile = find_profile(str(settings["profile"])).scale
     subtitle = (
         f"{settings['trace'] or 'built-in workload'}, {count(first['ranks'], 'rank')}. {profile}"
     )
-    return _page(
-        f"lockstep {what}", subtitle, [*sections, Section("Totals", table=table)], settings
-    )
+    shown = _table(["value"], [_row(name, [str(value)]) for name, value in settings.items()])
+    parts.append(f"<details><summary>Settings</summary>{shown}</details>")
+    return _page(f"lockstep {what}", subtitle, parts)
 
 
 def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -> str:
@@ -135,13 +143,13 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
     with redirect_stdout(printed):
         show(record)
     figures = [
-        Row(key, [f"{value:,.4g}" if isinstance(value, float) else str(value)])
+        _row(key, [f"{value:,.4g}" if isinstance(value, float) else str(value)])
         for key, value in record.items()
         if isinstance(value, int | float | str)
     ]
-    table = Table(["value"], figures)
-    sections = [Section("", printed=printed.getvalue().rstrip()), Section("Figures", table=table)]
-    return _page(f"lockstep bench {name}", str(record.get("machine", "")), sections, {})
+    said = f"<pre>{escape(printed.getvalue().rstrip())}</pre>"
+    parts = [said, "<h2>Figures</h2>", _table(["value"], figures)]
+    return _page(f"lockstep bench {name}", str(record.get("machine", "")), parts)
 
 
 def _with_samples(report: Report) -> Report:
@@ -150,13 +158,21 @@ def _with_samples(report: Report) -> Report:
     return cast("Report", {**empty, **report})
 
 
-def _section(title: str, report: Report) -> Section:
+def _section(title: str, report: Report) -> list[str]:
+    """Return what matters most of a replay, and its plots."""
     faults = faults_of(report)
     if report["interrupted"]:
         faults.append("The run was interrupted: this is what was counted so far.")
     if report["samples"] is None:
         faults.append("There are no samples in this report, so nothing is drawn over time.")
-    return Section(title, figures=_figures(report), faults=faults, plots=plots_of(report))
+    parts = [f"<h2>{escape(title)}</h2>"] if title else []
+    parts += [f'<p class="fault">{escape(each)}</p>' for each in faults]
+    parts.append(_table([""], [_row(label, [value]) for label, value in _figures(report)]))
+    plots = plots_of(report)
+    if plots is not None:
+        source = f"data:image/svg+xml;base64,{plots.svg_base64}"
+        parts.append(f'<img alt="{escape("; ".join(plots.titles))}" src="{source}">')
+    return parts
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
@@ -173,29 +189,8 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _table(
-    titles: Sequence[str],
-    columns: Sequence[Sequence[tuple[str, str, bool]]],
-) -> Table:
-    rows = [
-        Row(label, [row[1] for row in rows], meaning_of(label), ends)
-        for rows in zip(*columns, strict=True)
-        for label, _, ends in rows[:1]
-    ]
-    return Table(titles, rows)
-
-
-def _page(
-    title: str, subtitle: str, sections: Sequence[Section], settings: Mapping[str, object]
-) -> str:
-    """Return the page."""
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>"]
-    for section in sections:
-        parts += _html_of(section)
-    if settings:
-        rows = [Row(name, [str(value)]) for name, value in settings.items()]
-        table = _html_table(Table(["value"], rows))
-        parts.append(f"<details><summary>Settings</summary>{table}</details>")
+def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
+    """Return a page with these parts, which are HTML already."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -203,33 +198,17 @@ def _page(
         # Without an icon of its own a page asks its server for one.
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
     )
-    body = "\n".join(parts)
+    body = "\n".join([f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>", *parts])
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _html_of(section: Section) -> list[str]:
-    parts = [f"<h2>{escape(section.title)}</h2>"] if section.title else []
-    parts += [f'<p class="fault">{escape(each)}</p>' for each in section.faults]
-    if section.figures:
-        rows = [Row(label, [value]) for label, value in section.figures]
-        parts.append(_html_table(Table([""], rows)))
-    if section.plots is not None:
-        titles = escape("; ".join(section.plots.titles))
-        source = f"data:image/svg+xml;base64,{section.plots.svg_base64}"
-        parts.append(f'<img alt="{titles}" src="{source}">')
-    if section.table is not None:
-        parts.append(_html_table(section.table))
-    if section.printed:
-        parts.append(f"<pre>{escape(section.printed)}</pre>")
-    return parts
+def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
+    """Return a table with columns for labels, for values under these titles, and for meanings."""
+    heads = "".join(f"<th>{escape(each)}</th>" for each in titles)
+    return f"<table><tr><th></th>{heads}<th></th></tr>{''.join(rows)}</table>"
 
 
-def _html_table(table: Table) -> str:
-    titles = "".join(f"<th>{escape(each)}</th>" for each in table.columns)
-    rows: list[str] = []
-    for row in table.rows:
-        values = "".join(f"<td>{escape(each)}</td>" for each in row.values)
-        ends = ' class="end"' if row.ends_part else ""
-        label, meaning = escape(row.label), escape(row.meaning)
-        rows.append(f'<tr{ends}><td class="label">{label}</td>{values}<td>{meaning}</td></tr>')
-    return f"<table><tr><th></th>{titles}<th></th></tr>{''.join(rows)}</table>"
+def _row(label: str, values: Sequence[str], meaning: str = "", *, ends_part: bool = False) -> str:
+    cells = "".join(f"<td>{escape(each)}</td>" for each in (*values, meaning))
+    ends = ' class="end"' if ends_part else ""
+    return f'<tr{ends}><td class="label">{escape(label)}</td>{cells}</tr>'

@@ -30,6 +30,7 @@ from lockstep.launch.doctor.network import (
     judge_interface,
 )
 from lockstep.launch.doctor.software import (
+    TRIED,
     Cuda,
     Package,
     judge_cuda,
@@ -44,7 +45,6 @@ from lockstep.launch.doctor.store import (
     judge_direct,
     judge_speed,
 )
-from lockstep.launch.doctor.tried import TRIED
 from tests.kit.source_tree import ROOT
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -29,33 +29,15 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--ranks", "0"], 'Invalid value "0" for --ranks. Must be >= 1.'),
         (["--ranks", "3"], "--ranks is 3: column 'k' has 8 KV heads, which 3 ranks cannot divide"),
         (["--profile", "deepseek", "--ranks", "9999"], '"9999" for --ranks. Must be <= 1024'),
-        (["--requests", "-1"], "--requests"),
-        (["--concurrency", "0"], "--concurrency"),
-        (["--page-tokens", "-64"], "--page-tokens"),
         (["--page-tokens", str(10**21)], "--page-tokens. Must be <= 65536"),
-        (["--device-pages", "0"], "--device-pages"),
-        (["--host-pages", "0"], "--host-pages"),
-        (["--host-pages", str(1 << 40)], "--host-pages. Must be <= 1073741823"),
-        (["--prefill-tokens", "0"], "--prefill-tokens"),
-        (["--output-tokens-max", "-1"], "--output-tokens-max"),
         (["--round-timeout-s", "0"], "--round-timeout-s. Must be > 0"),
         (["--round-timeout-s", "nan"], "--round-timeout-s"),
-        (["--round-timeout-s", "inf"], "--round-timeout-s"),
         (["--seed", str(10**23)], "--seed"),
-        (["--depth", "2"], "--depth. Must be <= 1"),
         (["--profile", "gpt"], '"gpt" for --profile. Choose from: "llama", "gemma", '),
-        (["--stop-policy", "soon"], '--stop-policy. Choose from: "best_effort", "wait_complete"'),
-        (["--write-policy", "never"], "--write-policy"),
-        (["--device", "tpu"], "--device"),
-        (["--launcher", "ssh"], "--launcher"),
-        (["--profile", "qwen-next", "--ranks", "4"], "--ranks is 4: column 'k' has 2 KV heads"),
         (["--window-host-pages", "9"], "is 9, and profile 'llama' has no window pool"),
-        (["--state-host-pages", "9"], "is 9, and profile 'llama' has no state pool"),
         (["--profile", "gemma", "--state-device-pages", "9"], "'gemma' has no state pool"),
         (["--profile", "gemma", "--window-device-pages", "17"], "is 17, must be from 18 to"),
-        (["--profile", "gemma", "--window-host-pages", "15"], "is 15, must be from 16 to"),
         (["--profile", "qwen-next", "--state-device-pages", "1"], "is 1, must be from 2 to"),
-        (["--profile", "qwen-next", "--state-host-pages", "0"], "is 0, must be from 1 to"),
         (
             ["--profile", "gemma", "--window-host-pages", "999999999"],
             "--window-host-pages is 999999999: the pools of 2 rank(s) on this host need ",
@@ -70,7 +52,6 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--store", ""], "--store is empty; give a URI"),
         (["--store", "file:///d/{rnak}"], "'file:///d/{rnak}' has '{rnak}' in it; known: {rank}"),
         (["/nowhere/trace.jsonl"], "cannot read the trace /nowhere/trace.jsonl"),
-        (["/"], "cannot read the trace /: Is a directory"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
         (
@@ -97,7 +78,10 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
 
     said = refusal(lockstep, "replay", path)
 
-    assert said == f'lockstep: {path}, line 2: hash_ids must be a list, found "?"\n'
+    assert said == (
+        f"lockstep: {path}, line 2: not a request in JSON: Expected `array`, got `str` - at"
+        " `$.hash_ids`\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,12 +91,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
         (["--seeds", "5:"], "must be A:B with whole numbers"),
         (["--seeds", "5:5"], "must be A:B with A less than B"),
         (["--seeds", f"0:{10**30}"], "must be A:B with A less than B, and B at most"),
-        (["--depth", "7"], '"7" for --depth. Must be <= 1'),
-        (["--ranks", "0"], '"0" for --ranks. Must be >= 1'),
-        (["--steps", "5"], '"5" for --steps. Must be >= 100'),
         (["--profile", "sunny"], '--profile. Choose from: "llama", '),
-        (["--faults", "many"], '--faults. Choose from: "mixed", '),
-        (["--l1", "me"], '--l1. Choose from: "replica", "engine", "both"'),
         (["--pd", "3x1"], "--pd"),
         (["--pd", "2x1", "--ranks", "4"], "--pd says how many ranks there are; leave out --ranks"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
@@ -155,7 +134,6 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
         (["--store", f"file://{__file__}"], f"--store: {__file__} is not a directory"),
         (["--store", "ftp://host/kv"], "--store: store 'ftp://host/kv': unknown scheme 'ftp'"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
-        (["--ranks", "0"], "--ranks. Must be >= 1"),
     ],
 )
 def test_a_demo_that_cannot_be_is_refused_before_it_runs(

@@ -37,12 +37,3 @@ def test_a_device_that_takes_nothing_is_told_of_in_one_line() -> None:
         write_text("/dev/full", "told", "timeline")
 
     assert Path("/dev/full").is_char_device()
-
-
-def test_a_plain_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("before, and longer")
-
-    write_text(str(tmp_path / "file"), "after")
-
-    assert (tmp_path / "file").read_text() == "after"
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

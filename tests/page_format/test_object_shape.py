@@ -189,11 +189,3 @@ def test_a_table_says_again_what_it_was_told(parts: list[Part]) -> None:
 def test_parts_that_cannot_be_are_refused(parts: tuple[Part, ...], held: tuple[int, ...]) -> None:
     with pytest.raises(InternalError, match="part"):
         ObjectShape(parts, held)
-
-
-def test_the_shape_of_a_whole_object_is_one_part() -> None:
-    shape = ObjectShape.whole(9)
-
-    assert (shape.nbytes, shape.present, shape.is_whole, shape.told_by_length) == (9, 0, True, True)
-    assert shape == ObjectShape((Part(9),), (0,))
-    assert hash(shape) == hash(ObjectShape.whole(9))

@@ -266,7 +266,6 @@ def test_stages_that_divide_columns_differently_share_no_names() -> None:
         ((replace(K, heads=256),), 128),
         ((replace(K, heads=149),), 1),
         ((replace(K, heads=148),), 4),
-        ((replace(K, heads=298),), 2),
         ((replace(K, heads=160),), 32),
         ((replace(K, heads=192),), 64),
         ((replace(K, heads=288),), 96),
@@ -321,18 +320,6 @@ def test_ranks_that_cannot_divide_a_page_are_told_why(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         LAYOUTS["replicated between"].shard(0, ranks, stages=stages)
-
-
-def test_powers_of_two_that_divide_the_heads_are_tp_sizes_however_many_heads_there_are() -> None:
-    refused = [
-        (heads, size)
-        for heads in range(1, 600)
-        for size in (2, 4, 8, 16, 32, 64)
-        if heads % size == 0
-        and size not in PageLayout(page_tokens=1, columns=(replace(K, heads=heads),)).tp_sizes()
-    ]
-
-    assert refused == []
 
 
 @pytest.mark.parametrize(
@@ -413,13 +400,3 @@ def test_every_rank_is_told_of_a_column_with_fewer_layers_than_stages(rank: int)
         PageLayout(page_tokens=2, columns=(K, replace(draft, optional=False))).shard(
             rank, 4, stages=2
         )
-
-
-def test_the_ranks_of_a_stage_are_neighbours() -> None:
-    assert [ShardPlace.of(rank, 4, 2) for rank in range(4)] == [
-        place_of(0, 2, 0, 2),
-        place_of(1, 2, 0, 2),
-        place_of(0, 2, 1, 2),
-        place_of(1, 2, 1, 2),
-    ]
-    assert ShardPlace.of(3, 4) == place_of(3, 4)

@@ -100,7 +100,3 @@ def test_a_rank_on_another_clock_says_how_it_was_read() -> None:
         "the hosts' wall clocks",
     ]
     assert timeline.about["ranks"][1]["clock_error_us"] is None
-
-
-def test_a_trace_of_nobody_is_a_trace() -> None:
-    assert TraceFile(trace_text([])).slices == []

@@ -69,7 +69,3 @@ def test_events_of_several_threads_are_all_kept() -> None:
 
     assert len(kept.of_rank(0).events) == 8000
     assert kept.of_rank(0).left_out == 0
-
-
-def test_ranks_of_one_machine_name_the_same_clock() -> None:
-    assert KeptEvents().of_rank(0).clock == KeptEvents().of_rank(1).clock

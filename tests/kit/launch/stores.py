@@ -60,11 +60,9 @@ def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "lla
     return ObjectName(namespace_of(model), f"{number:064x}", "kv", shard)
 
 
-def page_write(
-    name: ObjectName, rank: int, tp_size: int, *, draft: bool = False, layout: PageLayout = LAYOUT
-) -> Write:
+def page_write(name: ObjectName, rank: int, tp_size: int, *, layout: PageLayout = LAYOUT) -> Write:
     """Return what an engine writes for a page; the bytes follow from the name."""
-    shape = layout.shard(rank, tp_size, absent=() if draft else ("draft",)).shape
+    shape = layout.shard(rank, tp_size, absent=("draft",)).shape
     content = random.Random(f"{name.key}{rank}").randbytes(shape.nbytes)
     return Write(name, (memoryview(content),), shape)
 
@@ -77,7 +75,6 @@ async def write_model(
     layout: PageLayout = LAYOUT,
     tp_size: int = 2,
     pages: Sequence[int] = range(3),
-    draft: bool = False,
 ) -> None:
     """Write a manifest, the mark of a group, and pages of all its ranks, as engines do."""
     deadline = time.monotonic() + 60
@@ -89,7 +86,7 @@ async def write_model(
         for rank in range(tp_size):
             shard = layout.shard(rank, tp_size).name
             name = ObjectName(namespace, f"{number:064x}", "kv", shard)
-            writes.append(page_write(name, rank, tp_size, draft=draft, layout=layout))
+            writes.append(page_write(name, rank, tp_size, layout=layout))
     outcomes = await backend.write(writes, deadline=deadline)
     assert not {WriteOutcome.FAILED, WriteOutcome.TIMED_OUT}.intersection(outcomes)
 

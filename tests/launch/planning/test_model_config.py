@@ -103,10 +103,6 @@ def test_each_profile_has_the_geometry_of_its_published_configuration(name: str)
     assert real.least_sizes(64) == profile.least_sizes(64)
 
 
-def test_all_profiles_of_models_that_exist_are_known_by_name() -> None:
-    assert PROFILES.keys() - PUBLISHED.keys() == {"hybrid-all"}
-
-
 @pytest.mark.parametrize(
     ("config", "full", "heads", "elements"),
     [

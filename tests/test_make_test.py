@@ -58,11 +58,8 @@ def hash_seeds(*said: str) -> list[str]:
     return re.findall(r"PYTHONHASHSEED=(\d+) .* -m pytest", done.stdout)
 
 
-def test_the_order_of_sets_is_drawn_once_for_all_tests_and_printed() -> None:
+def test_the_order_of_sets_is_drawn_once_for_all_tests_and_can_be_had_again() -> None:
     first, second = hash_seeds()
 
     assert first == second
-
-
-def test_the_order_of_sets_in_a_run_that_failed_can_be_had_again() -> None:
     assert hash_seeds("HASH_SEED=7") == ["7", "7"]

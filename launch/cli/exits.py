@@ -12,9 +12,6 @@ EXIT_CONFIG = 2
 EXIT_GROUP = 3
 """The ranks could not go on."""
 
-_OPTIONS = {"timeouts.round_s": option("round_timeout_s")}
-"""Settings of a cache, as errors name them, and the options that stand for them."""
-
 
 def exit_code(error: LockstepError) -> int:
     """Return the status with which a process ends after `error`."""
@@ -23,8 +20,7 @@ def exit_code(error: LockstepError) -> int:
 
 def in_options(line: str) -> str:
     """Return a line for the user as it is printed: one line, with options by their names."""
-    for setting, name in _OPTIONS.items():
-        line = line.replace(setting, name)
+    line = line.replace("timeouts.round_s", option("round_timeout_s"))
     return f"lockstep: {' '.join(line.split())}"
 
 

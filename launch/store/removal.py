@@ -16,6 +16,7 @@ from ...page_format.object_name import ObjectName
 from ...storage_backends.base import StoredObject
 from ...storage_backends.records.catalogue import (
     Catalogue,
+    Totals,
     is_manifest,
     is_record,
     manifest_bytes,
@@ -67,22 +68,6 @@ class Selection:
         if is_manifest(stored):
             return False
         return self.namespaces is None or stored.name.namespace in self.namespaces
-
-
-@dataclass(slots=True)
-class _Pages:
-    """Counts pages as they are listed."""
-
-    objects: int = 0
-    nbytes: int = 0
-    unknown: int = 0
-    """Pages of which the store does not say how old they are."""
-
-    def add(self, stored: StoredObject) -> None:
-        """Count one page."""
-        self.objects += 1
-        self.nbytes += stored_bytes(stored)
-        self.unknown += stored.age_s is None
 
 
 class _Oldest:
@@ -184,10 +169,11 @@ async def _collect(
         namespaces = set(find_models(catalogue, model, None, store.shown).values())
     wanted = pages_of(namespaces)
     store.progress.begin("looking")
-    pages = _Pages()
+    pages, unknown_age = Totals(), 0
     async for stored in told(only(store.listed(), wanted), store.progress):
         pages.add(stored)
-    if pages.unknown and pages.unknown == pages.objects:
+        unknown_age += stored.age_s is None
+    if unknown_age and unknown_age == pages.objects:
         raise ConfigError(
             f"store {store.shown!r} does not say how old its objects are; remove some with `lockstep "
             "store rm --model` or `--namespace`"
@@ -204,7 +190,7 @@ async def _collect(
     await remove_objects(store, going, removed, dry_run=dry_run)
     left = count(max(0, pages.objects - removed.objects), "page")
     left_bytes = bytes_in_words(max(0, pages.nbytes - removed.nbytes))
-    unknown = f", {pages.unknown:,} of them of unknown age" if pages.unknown else ""
+    unknown = f", {unknown_age:,} of them of unknown age" if unknown_age else ""
     return f"{left}, {left_bytes} {'would stay' if dry_run else 'stay'}{unknown}"
 
 

@@ -132,13 +132,18 @@ async def _verify(
     jobs: int,
 ) -> None:
     """Read the objects that are asked for."""
-    wanted = _InNamespace(namespace or "")
+    read_before: set[ObjectName] = set()
+
+    def wanted(stored: StoredObject) -> bool:
+        name = stored.name
+        return name.namespace.startswith(namespace or "") and name not in read_before
+
     sample = StoreSample(sample_size, wanted) if sample_size is not None else None
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # They were read already, and may have been left where they are.
-    wanted.but = frozenset(surveyed.corrupt)
+    # They may have been left where they are.
+    read_before.update(surveyed.corrupt)
     if namespace is not None:
         # Given in full or not: it must be there, and be the only one that is meant.
         namespace = find_namespace(surveyed.catalogue, namespace, store.shown)
@@ -146,18 +151,6 @@ async def _verify(
     store.progress.begin("reading", objects, nbytes, moves=True)
     found = these(sample.objects) if sample else store.listed()
     await _verify_objects(store, only(found, wanted), surveyed.catalogue, verified, jobs)
-
-
-class _InNamespace:
-    """Wants the objects of namespaces that begin with a text, but for some."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self.but: frozenset[ObjectName] = frozenset()
-
-    def __call__(self, stored: StoredObject) -> bool:
-        name = stored.name
-        return name.namespace.startswith(self._prefix) and name not in self.but
 
 
 def _size_of(

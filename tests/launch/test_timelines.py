@@ -13,9 +13,11 @@ pytestmark = pytest.mark.distributed
 SMALL = ("--requests", 40, "--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
 """So little room that every tier moves bytes both ways."""
 
+Told = tuple[Report, TraceFile]
+
 
 @pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, TraceFile]:
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("timeline")
     store = ("--store", (folder / "store").as_uri())
     report = replay(
@@ -32,7 +34,7 @@ def begun(operations: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     }
 
 
-def test_every_round_is_on_every_rank(replayed: tuple[Report, TraceFile]) -> None:
+def test_every_round_is_on_every_rank(replayed: Told) -> None:
     report, timeline = replayed
     rounds = len(timeline.rounds())
 
@@ -43,9 +45,7 @@ def test_every_round_is_on_every_rank(replayed: tuple[Report, TraceFile]) -> Non
     assert {tuple(sorted(ranks)) for ranks in timeline.rounds().values()} == {(0, 1)}
 
 
-def test_no_rank_has_a_verdict_before_every_rank_has_voted(
-    replayed: tuple[Report, TraceFile],
-) -> None:
+def test_no_rank_has_a_verdict_before_every_rank_has_voted(replayed: Told) -> None:
     _, timeline = replayed
     rounds = [timeline.rounds()[number].values() for number in sorted(timeline.rounds())]
 
@@ -56,9 +56,7 @@ def test_no_rank_has_a_verdict_before_every_rank_has_voted(
     assert [late for late, earlier in pairwise(verdicts) if earlier < late] == []
 
 
-def test_slices_of_one_thread_hold_each_other_or_do_not_touch(
-    replayed: tuple[Report, TraceFile],
-) -> None:
+def test_slices_of_one_thread_hold_each_other_or_do_not_touch(replayed: Told) -> None:
     _, timeline = replayed
 
     assert timeline.crossings() == []
@@ -67,9 +65,7 @@ def test_slices_of_one_thread_hold_each_other_or_do_not_touch(
     assert len(waits) == len(timeline.named("round"))
 
 
-def test_operations_live_from_their_first_phase_to_their_outcome(
-    replayed: tuple[Report, TraceFile],
-) -> None:
+def test_operations_live_from_their_first_phase_to_their_outcome(replayed: Told) -> None:
     report, timeline = replayed
     lives = timeline.lives("operation")
 
@@ -78,9 +74,7 @@ def test_operations_live_from_their_first_phase_to_their_outcome(
     assert begun(timeline.operations(0)) == begun(report["operations"])
 
 
-def test_requests_live_from_their_first_operation_until_they_leave(
-    replayed: tuple[Report, TraceFile],
-) -> None:
+def test_requests_live_from_their_first_operation_until_they_leave(replayed: Told) -> None:
     report, timeline = replayed
     lives = timeline.lives("request").values()
 

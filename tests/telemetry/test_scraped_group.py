@@ -18,10 +18,12 @@ from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_grou
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
 """A host so small that much comes from storage."""
 
+Served = tuple[Sighting, list[ReplayCounts], list[float]]
+"""What is seen at the end, what was served, and hits as they were seen meanwhile."""
+
 
 @pytest.fixture(scope="module")
-def served() -> tuple[Sighting, list[ReplayCounts], list[float]]:
-    """Return what is seen at the end, what was served, and hits as they were seen meanwhile."""
+def served() -> Served:
     with watched_group(STORED) as watched:
         cache = watched.group.caches[0]
         port = serve_metrics(cache.stats, 0)
@@ -43,9 +45,7 @@ def served() -> tuple[Sighting, list[ReplayCounts], list[float]]:
     return seen, counts, meanwhile
 
 
-def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(
-    served: tuple[Sighting, list[ReplayCounts], list[float]],
-) -> None:
+def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(served: Served) -> None:
     seen, counts, _ = served
     window = Window(seen)
 
@@ -60,18 +60,14 @@ def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(
     assert all(by_tier)
 
 
-def test_scrapes_while_the_group_serves_see_hits_grow(
-    served: tuple[Sighting, list[ReplayCounts], list[float]],
-) -> None:
+def test_scrapes_while_the_group_serves_see_hits_grow(served: Served) -> None:
     _, _, meanwhile = served
 
     assert meanwhile == sorted(meanwhile)
     assert len(set(meanwhile)) > 2
 
 
-def test_the_pages_of_a_pool_are_free_evictable_held_or_somebody_s_own(
-    served: tuple[Sighting, list[ReplayCounts], list[float]],
-) -> None:
+def test_the_pages_of_a_pool_are_free_evictable_held_or_somebody_s_own(served: Served) -> None:
     window = Window(served[0])
 
     assert window.is_at("pool_pages", pool="kv", tier="host") == STORED.host_pages
@@ -80,9 +76,7 @@ def test_the_pages_of_a_pool_are_free_evictable_held_or_somebody_s_own(
     assert window.is_at("pool_pages", state="held") == 0
 
 
-def test_the_store_s_calls_are_counted_under_its_kind(
-    served: tuple[Sighting, list[ReplayCounts], list[float]],
-) -> None:
+def test_the_store_s_calls_are_counted_under_its_kind(served: Served) -> None:
     window = Window(served[0])
 
     read = window.grew_everywhere("storage_bytes_total", store="memory", call="read")

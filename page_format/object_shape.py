@@ -13,9 +13,10 @@ Everything here is pure. All lengths come from the layout; an object only says w
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Final, NamedTuple
 
 from ..errors import InternalError
@@ -56,13 +57,6 @@ class Plan(NamedTuple):
     """The lengths of the parts that are wanted, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """Plans by presence bits, made when first asked for."""
-
-    known: dict[int, Plan] = field(default_factory=dict[int, Plan])
-
-
 @dataclass(frozen=True)
 class ObjectShape:
     """The parts that objects of one kind may have, and those among them that a caller holds.
@@ -73,7 +67,8 @@ class ObjectShape:
 
     parts: tuple[Part, ...]
     held: tuple[int, ...]
-    _plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+    _plans: dict[int, Plan] = field(default_factory=dict[int, Plan], compare=False, repr=False)
+    """By presence bits, made when first asked for."""
 
     def __post_init__(self) -> None:
         fits = all(0 <= part.nbytes <= PART_BYTES_MAX for part in self.parts)
@@ -96,17 +91,11 @@ class ObjectShape:
     @cached_property
     def present(self) -> int:
         """The presence bits of what the caller holds."""
-        bits = 0
-        for number in self.held:
-            bits |= _mask(self.parts[number])
-        return bits
+        return _bits(self.parts[number] for number in self.held)
 
     @cached_property
     def _known(self) -> int:
-        bits = 0
-        for part in self.parts:
-            bits |= _mask(part)
-        return bits
+        return _bits(self.parts)
 
     @cached_property
     def told_by_length(self) -> bool:
@@ -144,9 +133,9 @@ class ObjectShape:
 
         What the object lacks is left out.
         """
-        plan = self._plans.known.get(present)
+        plan = self._plans.get(present)
         if plan is None:
-            plan = self._plans.known[present] = self._make_plan(present)
+            plan = self._plans[present] = self._make_plan(present)
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
@@ -238,5 +227,5 @@ def _cut(
         at += nbytes
 
 
-def _mask(part: Part) -> int:
-    return 0 if part.bit == ALWAYS else 1 << part.bit
+def _bits(parts: Iterable[Part]) -> int:
+    return reduce(or_, (1 << part.bit for part in parts if part.bit != ALWAYS), 0)

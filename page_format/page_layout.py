@@ -55,11 +55,8 @@ class Column:
     optional: bool = False
 
     def __post_init__(self) -> None:
-        for field, value in (
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("elements", self.elements),
-        ):
+        for field in ("layers", "heads", "elements"):
+            value: int = getattr(self, field)
             if value < 1:
                 raise ConfigError(f"column {self.name!r}: {field} is {value}, must be 1 or more")
         if self.dtype not in DTYPE_BYTES:

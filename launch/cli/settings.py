@@ -179,7 +179,7 @@ class ReplaySettings:
 
     def cache_config(self) -> CacheConfig:
         """Return the settings of each rank's cache."""
-        profile = find_profile(self.profile)
+        profile, quota = find_profile(self.profile), self.quota_pages
         return CacheConfig(
             model=f"{profile.model} scaled",
             layout=profile.layout(self.page_tokens),
@@ -189,7 +189,9 @@ class ReplaySettings:
             description=profile.description(),
             device_pages=self.device_pages,
             host_pages=self.host_pages,
-            limits=self._limits(),
+            limits=()
+            if quota is None
+            else (NamespaceLimit(namespace="*", device_pages=quota, host_pages=quota),),
             store=None if self.store is None else with_replay_durability(self.store),
             stop_policy=StopPolicy(rule=StopRule(self.stop_policy)),
             write_policy=WritePolicy(self.write_policy),
@@ -199,14 +201,6 @@ class ReplaySettings:
             timeouts=Timeouts(round_s=self.round_timeout_s),
             control=None if self.control is None else Control(path=self.control),
         )
-
-    def _limits(self) -> tuple[NamespaceLimit, ...]:
-        if self.quota_pages is None:
-            return ()
-        each = NamespaceLimit(
-            namespace="*", device_pages=self.quota_pages, host_pages=self.quota_pages
-        )
-        return (each,)
 
     def fingerprint(self) -> Mapping[str, Scalar]:
         """Return what must be equal on every rank, by name."""

@@ -5,7 +5,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,15 +46,12 @@ class Processors:
 
 def probe_calls() -> dict[str, str]:
     """Make the calls by which ranks of a host share memory; return why each fails, or an empty text."""
-
-    def memory() -> int:
-        return os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC)
-
-    def process() -> int:
-        return os.pidfd_open(os.getpid())
-
+    calls: dict[str, Callable[[], int]] = {
+        "memfd_create": lambda: os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC),
+        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
+    }
     failures: dict[str, str] = {}
-    for name, call in (("memfd_create", memory), ("pidfd_open", process)):
+    for name, call in calls.items():
         try:
             os.close(call())
             failures[name] = ""

@@ -232,21 +232,14 @@ def probe_speed(
     )
     try:
         found = measure_speed(sizes, lambda what: say(f"measuring the store: {what}"))
-        speed = Speed(
-            found["read_gbps"],
-            found["limit_read_gbps"],
-            found["write_gbps"],
-            found["limit_write_gbps"],
-            "bare preadv and pwrite",
-        )
-        if parsed.scheme in IN_DIRECTORIES or _where(parsed) is None:
-            return speed
-        bare = _bare_connection_gbps(total_bytes)
+        limits = (found["limit_read_gbps"], found["limit_write_gbps"])
+        limit = "bare preadv and pwrite"
+        if parsed.scheme not in IN_DIRECTORIES and _where(parsed) is not None:
+            limits = (_bare_connection_gbps(total_bytes),) * 2
+            limit = "a bare connection inside this machine"
     except (LockstepError, OSError) as error:
         return Speed(failure=str(error))
-    return Speed(
-        speed.read_gbps, bare, speed.write_gbps, bare, "a bare connection inside this machine"
-    )
+    return Speed(found["read_gbps"], limits[0], found["write_gbps"], limits[1], limit)
 
 
 def judge_speed(speed: Speed) -> Finding:

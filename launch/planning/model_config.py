@@ -86,33 +86,18 @@ def _heads(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
 
 def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
     """Return what one layer of latent attention keeps, which all ranks have alike."""
+
+    def column(name: str, elements: int, kind: str) -> Column:
+        return Column(name=name, layers=1, heads=1, elements=elements, dtype=kind, replicated=True)
+
     elements = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim")
-    latent = Column(
-        name="latent", layers=1, heads=1, elements=elements, dtype=dtype, replicated=True
-    )
+    latent = column("latent", elements, dtype)
     if not fields.has("index_head_dim"):
         return (latent,)
     # Engines keep one key for all index heads in 8 bits, with a scale for each block of 128.
     key = fields.number("index_head_dim")
-    return (
-        latent,
-        Column(
-            name="index_k",
-            layers=1,
-            heads=1,
-            elements=key,
-            dtype="float8_e4m3fn",
-            replicated=True,
-        ),
-        Column(
-            name="index_scale",
-            layers=1,
-            heads=1,
-            elements=-(-key // 128),
-            dtype="float32",
-            replicated=True,
-        ),
-    )
+    scales = column("index_scale", -(-key // 128), "float32")
+    return latent, column("index_k", key, "float8_e4m3fn"), scales
 
 
 def _pool(columns: tuple[Column, ...], layers: int) -> PoolGeometry:

@@ -72,15 +72,12 @@ def _plan(
 
 
 def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[Point]:
+    points: list[Point] = []
     with progress_bar(shown=sys.stderr.isatty()) as on_done:
-        done = 0
-
-        def note() -> None:
-            nonlocal done
-            done += 1
-            on_done(Progress(done, len(sizes)))
-
-        return workers.evaluate(sizes, note)
+        for point in workers.evaluate(sizes):
+            points.append(point)
+            on_done(Progress(len(points), len(sizes)))
+    return points
 
 
 def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console) -> None:

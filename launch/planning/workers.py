@@ -1,7 +1,7 @@
 """Points in several processes side by side, as each is a replica of its own and bound by one core."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
@@ -43,23 +43,15 @@ class Workers:
                 each.kill()
             self._processes.shutdown(cancel_futures=True)
 
-    def evaluate(
-        self, sizes: Sequence[Size], on_point: Callable[[], None] = lambda: None
-    ) -> list[Point]:
-        """Return the points of all sizes, in their order; `on_point` is called after each."""
-        points: list[Point] = []
-        side_by_side = self._processes
+    def evaluate(self, sizes: Sequence[Size]) -> Iterator[Point]:
+        """Yield the points of all sizes, in their order."""
+        if self._processes is None:
+            yield from map(self._here.evaluate, sizes)
+            return
         try:
-            for point in (
-                map(self._here.evaluate, sizes)
-                if side_by_side is None
-                else side_by_side.map(_evaluate, sizes)
-            ):
-                points.append(point)
-                on_point()
+            yield from self._processes.map(_evaluate, sizes)
         except BrokenProcessPool as error:
             raise LockstepError("a process that tries sizes has ended before its time") from error
-        return points
 
 
 def _begin(settings: PlanSettings, launcher: int) -> None:

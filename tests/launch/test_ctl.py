@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import LockstepError, UsageError, ask
 from lockstep.launch.cli.interruption import EXIT_INTERRUPTED
-from lockstep.launch.ctl_lines import stats_lines
+from lockstep.launch.ctl import stats_lines
 from lockstep.launch.replay.report import read_report
 from lockstep.ranks.group.control.port import ControlPort
 from tests.kit.launch.in_process import Run, refusal

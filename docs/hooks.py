@@ -34,7 +34,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for file in list(files)
         if file.is_documentation_page()
         for _, path, _, _ in _LINK.findall(file.content_string)
-        if (target := _of_the_repository(path, file.src_uri)) is not None
+        if (target := _from_the_root(path, file.src_uri)) is not None
+        and _page_of(target) is None
+        and (ROOT / target).exists()
     }
     for target in sorted(linked):
         shown = File.generated(config, _source_page(target), content=_shown(target))
@@ -50,12 +52,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def follow(link: re.Match[str]) -> str:
         before, path, anchor, after = link.groups()
-        target = _of_the_repository(path, page.file.src_uri)
-        if target is None:
-            here = _from_the_root(path, page.file.src_uri)
-            target = None if here is None else _page_of(here)
-        else:
-            target = _source_page(target)
+        here = _from_the_root(path, page.file.src_uri)
+        target = None if here is None else _page_of(here)
+        if here is not None and target is None and (ROOT / here).exists():
+            target = _source_page(here)
         if target is None:
             return link[0]
         relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
@@ -74,15 +74,8 @@ def _from_the_root(path: str, source: str) -> str | None:
     return posixpath.normpath(posixpath.join(folder, path))
 
 
-def _of_the_repository(path: str, source: str) -> str | None:
-    """The same, if it is there and has no page among the docs."""
-    target = _from_the_root(path, source)
-    if target is None or _page_of(target) is not None or not (ROOT / target).exists():
-        return None
-    return target
-
-
 def _page_of(target: str) -> str | None:
+    """The page among the docs that a path from the root is; None for another file."""
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
     return AS_PAGES.get(target)

@@ -12,9 +12,10 @@ from ...simulation.planning.oracles import Path, belady, fifo, ideal, paths
 from ...simulation.planning.prompts import PagedPrompt, paged, require_page_tokens
 from ...small_engine.request import WorkloadRequest
 from ...small_engine.workload import requests_of
+from ..replay.report import HitTokens
 from .pools import GIB, ModelPools
 from .published import find_model
-from .settings import FIFO, ByTier, MovedGib, PlanSettings, Point, Size
+from .settings import FIFO, MovedGib, PlanSettings, Point, Size
 
 
 class Evaluation:
@@ -97,7 +98,7 @@ class Evaluation:
             ideal_ratio=sum(most) * unit / self.tokens,
             belady_ratio=sum(best) * unit / self.tokens,
             compute_saved=sum(map(self.model.work.operations, hits)) / self._operations,
-            hit_tokens=ByTier(
+            hit_tokens=HitTokens(
                 device=by_tier[0] * unit, host=by_tier[1] * unit, storage=by_tier[2] * unit
             ),
             moved_gib=self._moved(moved, pools),

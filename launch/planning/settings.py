@@ -13,6 +13,7 @@ from ...errors import ConfigError
 from ...ranks.protocol.eviction_policies import known_policies
 from ..cli.options import AT_LEAST_1
 from ..cli.settings import Requests
+from ..replay.report import HitTokens
 from .published import PUBLISHED
 
 FIFO: Final = "fifo"
@@ -174,14 +175,6 @@ class SizeSettings(ModelChoice):
     """What the store keeps (L3), of all ranks together."""
 
 
-class ByTier(TypedDict):
-    """Prompt tokens by the tier that they came from."""
-
-    device: int
-    host: int
-    storage: int
-
-
 class MovedGib(TypedDict):
     """What all ranks together moved between tiers."""
 
@@ -208,7 +201,7 @@ class Point(TypedDict):
     """The same of the best cache that has as many pages on all tiers together."""
     compute_saved: float
     """The share of the prompts' floating-point operations that need not be done."""
-    hit_tokens: ByTier
+    hit_tokens: HitTokens
     moved_gib: MovedGib
     device_pages: int
     host_pages: int

@@ -1,4 +1,4 @@
-"""A group of two ranks over each kind of store: what one run has persisted, the next finds."""
+"""A group of two ranks over a store with a server or an index: the next run finds what one has left."""
 
 from pathlib import Path
 
@@ -17,12 +17,10 @@ SLOTS = "slot_bytes=139264&file_slots=2048"
 """Small enough for a test's disk, large enough for pages and for the manifest."""
 
 
-@pytest.fixture(params=["file", "3fs", "mooncake", "s3"])
+@pytest.fixture(params=["3fs", "mooncake", "s3"])
 def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URI of an empty store of each kind, with the real server where it has one."""
+    """The URI of an empty store of each of these kinds, with the real server where it has one."""
     match request.param:
-        case "file":
-            return f"file://{tmp_path}/store"
         case "3fs":
             return f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db&{SLOTS}"
         case "mooncake":

@@ -160,9 +160,7 @@ def test_the_page_of_a_benchmark_has_its_table_and_its_figures(tmp_path: Path) -
     ("content", "complaint"),
     [
         ("{}", "is not a report of `lockstep replay`"),
-        ("[1]", "is not a report of `lockstep replay`"),
         ("{", "is not a report of `lockstep replay`"),
-        ("\x00\xff", "is not a report of `lockstep replay`"),
         ("[" * 100_000, "is not a report of `lockstep replay`"),
         ('{"round_us": 1, "hit_tokens": 2, "digests": 3}', "is not whole, or of another version"),
         ('{"cold": {}, "warm": {}}', "is not whole, or of another version"),

@@ -15,8 +15,7 @@ Everything here is pure. All lengths come from the layout; an object only says w
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from ..errors import InternalError
@@ -228,4 +227,4 @@ def _cut(
 
 
 def _bits(parts: Iterable[Part]) -> int:
-    return reduce(or_, (1 << part.bit for part in parts if part.bit != ALWAYS), 0)
+    return sum({1 << part.bit for part in parts if part.bit != ALWAYS})

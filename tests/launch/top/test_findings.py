@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,11 @@ Watch = Callable[..., WatchedGroup]
 def watched() -> Iterator[Watch]:
     """Opens groups with some settings changed, and closes them at the end."""
     with ExitStack() as stack:
-        yield lambda **changes: stack.enter_context(watched_group(replace(SETTINGS, **changes)))
+
+        def opened(**changes: Any) -> WatchedGroup:
+            return stack.enter_context(watched_group(replace(SETTINGS, **changes)))
+
+        yield opened
 
 
 async def lose_half(uri: str) -> None:

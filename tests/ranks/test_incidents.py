@@ -11,8 +11,6 @@ from msgspec import structs
 
 from lockstep.ranks.protocol.orders import (
     CopyToDevice,
-    CopyToHost,
-    Put,
 )
 from lockstep.ranks.replica.operations.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
@@ -55,21 +53,6 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
     windows = [list(each.pages(HOST, 1) or ()) for each in node.path_down()]
     assert list(window.sources) in windows
     assert {*map(type, structs.astuple(window))} == {str, tuple, bool}
-
-
-def test_no_order_has_an_array_of_pages_that_the_tree_or_an_operation_owns() -> None:
-    """Incident A, in the other directions: a backup, and a write to storage."""
-    ranks = windowed_ranks()
-    ranks.every(lambda cache: cache.load_back("a", END, reserve_tokens=len(END)))
-    ranks.every(lambda cache: cache.insert("a", END))
-    (backup,) = ranks.executors[0].given(CopyToHost)
-    ranks.obey()
-    (persist,) = ranks.executors[0].given(Put)
-
-    runs = [each for copy in backup.transfers for each in (copy.sources, copy.destinations)]
-    runs += [each.pages for each in persist.transfers]
-
-    assert {type(run) for run in runs} == {tuple}
 
 
 def test_a_load_back_that_is_under_way_locks_what_it_fills_and_a_split_changes_nothing() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed, Quiesced
+from lockstep.coordinator.ballot import Answered, Capped, Ended, Quiesced
 from lockstep.coordinator.proposal import Change, Proposal, Readiness
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.page_layout import ShardPlace
@@ -288,11 +288,6 @@ def _is_staged(rank: Rank, uri: str) -> bool:
     return not isinstance(rank.readiness(uri), str)
 
 
-def test_a_store_that_makes_no_sense_is_not_staged(rank: Rank) -> None:
-    with pytest.raises(ConfigError, match="there is none"):
-        rank.executor.stage(to_attach("unknown"))
-
-
 def test_to_refuse_a_uri_asks_no_store_and_imports_no_client() -> None:
     """`attach_store` may be called in the thread of an engine that must go on stepping."""
     lines = (
@@ -325,14 +320,3 @@ def test_an_executor_that_knows_of_no_stores_attaches_none() -> None:
     executor.stage(Proposal(Change.DETACH))
     assert executor.readiness(Proposal(Change.DETACH)) is Readiness.READY
     executor.close()
-
-
-def test_a_landed_fetch_of_the_store_before_says_nothing_of_the_next(rank: Rank) -> None:
-    rank.attach("a", HeldStore())
-    fill_host(rank.executor.host_pool, 1)
-    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
-    happened(rank.executor, [Fetch(2, objects(2), LONG_S)], includes(Landed(2, 2)))
-    rank.executor.carry_out([DetachStore()])
-    rank.attach("b", HeldStore())
-
-    happened(rank.executor, [Fetch(3, objects(2), LONG_S)], includes(Capped(3, 0)))

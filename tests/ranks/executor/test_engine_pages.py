@@ -12,7 +12,6 @@ from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout
 from lockstep.ranks.executor import population
 from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
 from lockstep.ranks.protocol.orders import (
@@ -22,7 +21,6 @@ from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
     PATIENCE_S,
     happened,
-    host_rows,
     includes,
     to_device,
     to_host,
@@ -138,26 +136,6 @@ def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
     for layer, was in zip(expected, before, strict=True):
         layer[[1, 5, 0]] = was[[3, 5, 0]]
     assert [torch.equal(*each) for each in zip(layers, expected, strict=True)] == [True] * 3
-
-
-@pytest.mark.parametrize("device", DEVICES, indirect=True)
-@pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
-def test_staging_gathers_and_scatters_an_engine_s_layers(
-    layers: list[torch.Tensor], device: str
-) -> None:
-    pools = TierPools(EnginePages(shard(), {"kv": layers}), HostPool(shard(), 1, pinned=False))
-    chosen = torch.tensor([4, 1], device=device)
-    staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8, device=device)
-    expected = torch.stack([layer[[4, 1]] for layer in layers])
-
-    gather(slab_pairs(pools), chosen, staging)
-
-    [column] = shard().columns
-    rows = host_rows(staging, column).view(torch.float32)
-    assert torch.equal(rows.reshape(expected.shape), expected)
-    scatter(slab_pairs(pools), torch.tensor([2, 3], device=device), staging)
-    assert all(torch.equal(layer[2], layer[4]) for layer in layers)
-    assert all(torch.equal(layer[3], layer[1]) for layer in layers)
 
 
 @pytest.mark.parametrize(

@@ -155,15 +155,6 @@ def test_calls_to_the_store_never_mix_pools_and_are_bounded_by_each_pool_s_own_p
     assert sorted(calls) == [[0], [1], [*range(100, last)], [200, 201], [last]]
 
 
-def test_a_persist_of_several_pools_has_failed_if_one_page_of_one_pool_has(start: Start) -> None:
-    executor = start(HeldStore())
-    transfers = (objects(KV_POOL, 2), objects("state", 1, first_page=HOST_PAGES))
-
-    progress = happened(executor, [Put(1, transfers, LONG_S)], bool)
-
-    assert progress == [Ended(1, ok=False)]
-
-
 def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_can_restore(
     start: Start,
 ) -> None:
@@ -199,17 +190,6 @@ def test_a_lookup_asks_other_pools_only_for_what_a_restorable_length_could_need(
     assert asked(store, KV_POOL) == list(range(20))
     assert asked(store, "window") == [2, 3, 5, 7]
     assert asked(store, "state") == [4, 5, 6, 7]
-
-
-def test_a_lookup_whose_attention_ends_at_the_floor_asks_no_other_pool(start: Start) -> None:
-    store = HeldStore()
-    executor = start(store)
-    others = (need("window", 9, span=4), need("state", 9, span=1))
-    order = LookUp(1, 3, (need(KV_POOL, 9, first=3), *others), LONG_S)
-
-    assert happened(executor, [order], bool) == [Answered(1, 0, ())]
-
-    assert {name.pool for name in store.asked} == {KV_POOL}
 
 
 def test_a_key_that_could_not_be_read_before_is_not_asked_for_and_nothing_behind_it(

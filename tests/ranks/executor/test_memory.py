@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.errors import ConfigError, InternalError
+from lockstep.errors import ConfigError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
@@ -130,16 +130,6 @@ def test_host_pages_follow_each_other_from_an_aligned_address(layout: str) -> No
     assert [int(page.max()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
 
 
-def test_a_store_is_told_of_the_memory_that_all_pages_lie_in() -> None:
-    shard = mixed_layout()
-    pool = HostPool(shard, 3, pinned=False)
-    pool.page(1)[:] = bytes([7]) * shard.page_bytes
-
-    page_bytes = shard.page_bytes
-    assert pool.memory.nbytes == 3 * page_bytes
-    assert bytes(pool.memory[page_bytes : 2 * page_bytes]) == bytes(pool.page(1))
-
-
 def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
     pool = HostPool(mixed_layout(), 2, pinned=False)
     page = pool.page(1)
@@ -148,12 +138,6 @@ def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
 
     page[0] = 7
     assert page[0] == 7
-
-
-@pytest.mark.parametrize("slot", [-1, 2])
-def test_a_page_that_does_not_exist_is_refused(slot: int) -> None:
-    with pytest.raises(InternalError, match="no host page"):
-        HostPool(mixed_layout(), 2, pinned=False).page(slot)
 
 
 def test_a_large_pool_costs_nothing_until_it_is_used() -> None:

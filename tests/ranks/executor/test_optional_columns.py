@@ -8,26 +8,18 @@ import numpy as np
 import pytest
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, StopRule
-from lockstep.coordinator.ballot import Capped, Ended, Landed
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
 from lockstep.ranks.protocol.agreed_pools import shard_layouts
 from lockstep.ranks.protocol.config import SlidingWindow
 from lockstep.ranks.protocol.model_description import KeptState, ModelDescription
-from lockstep.ranks.protocol.orders import KV_POOL, Fetch, ObjectTransfer, Put
+from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import StoredObject
-from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
 from lockstep.storage_backends.wrappers.base import Call
 from tests.kit.ranks.executor_parts import (
-    LONG_S,
-    fill_host,
-    happened,
-    includes,
     key_outcomes,
-    keys,
-    make_executor,
 )
 from tests.kit.ranks.served_group import ServedGroup, served
 
@@ -96,31 +88,6 @@ def test_engines_with_and_without_a_draft_model_share_one_store(
     assert not any(each.counts().pages_corrupt for each in executors)
     # Only the mark that a group of this size has left is there already.
     assert all(key_outcomes(each, Call.WRITE)["present"] <= 1 for each in executors)
-
-
-def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
-    shelf = Shelf()
-    lean, full = (
-        make_executor(shard_layouts(config, 0, RANKS)[KV_POOL], backend=MemoryBackend(shelf))
-        for config in (LEAN, FULL)
-    )
-    contents = fill_host(full.host_pool, 5)
-    fill_host(lean.host_pool, 6)
-
-    for executor, operation, first, count in ((full, 1, 0, 3), (lean, 2, 3, 2), (full, 3, 5, 1)):
-        pages = tuple(range(first, first + count))
-        order = Put(operation, (ObjectTransfer(KV_POOL, keys(count, first), pages),), LONG_S)
-        happened(executor, [order], includes(Ended(operation, ok=True)))
-    full.host_pool.bytes_tensor.zero_()
-    everything = (ObjectTransfer(KV_POOL, keys(6), tuple(range(6))),)
-    happened(full, [Fetch(4, everything, LONG_S)], includes(Landed(4, 3), Capped(4, 3)))
-    happened(lean, [Fetch(4, everything, LONG_S)], includes(Landed(4, 6)))
-
-    seen = key_outcomes(full, Call.READ)
-    for executor in (lean, full):
-        executor.close()
-    assert [bytes(full.host_pool.page(page)) for page in range(3)] == contents[:3]
-    assert (seen["lacking"], seen["missing"], seen["corrupt"]) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["k", "drafts"])

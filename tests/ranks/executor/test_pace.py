@@ -16,10 +16,6 @@ def after(calls: int, nbytes: int, seconds: float) -> int:
     return pace.call_bytes
 
 
-def test_calls_are_small_before_anything_is_known() -> None:
-    assert Pace().call_bytes == CALL_BYTES_MIN
-
-
 @pytest.mark.parametrize(
     ("mib_a_second", "expected_mib"), [(100, 4), (200, 4), (500, 10), (1000, 20), (10_000, 32)]
 )

@@ -275,17 +275,6 @@ def test_batches_beyond_the_cap_are_not_read(start: Start) -> None:
     assert store.entered.qsize() == 1
 
 
-def test_a_fetch_whose_store_hangs_expires_all_the_same(start: Start) -> None:
-    store = HeldStore(stubborn=True)
-    store.hold(*keys(1))
-    executor = start(mixed_layout(), store)
-
-    progress = happened(executor, [Fetch(1, objects(1), SOON_S)], includes(Expired(1)))
-
-    # Where its time was up before the loop came to it, it is capped as well.
-    assert set(progress) <= {Capped(1, 0), Expired(1)}
-
-
 def test_an_operation_is_quiet_only_when_its_last_call_has_returned(start: Start) -> None:
     store = HeldStore(stubborn=True)
     store.hold(*keys(1))
@@ -502,19 +491,6 @@ def test_close_ends_in_time_although_the_store_hangs() -> None:
         executor.carry_out([Cancel(1, LONG_S)])
     store.let_go()
     assert waited(executor, includes(Capped(1, 0)))
-
-
-def test_close_cancels_what_runs_and_closes_the_store() -> None:
-    store = HeldStore()
-    store.hold(*keys(2))
-    executor = make_executor(mixed_layout(), backend=store)
-    executor.carry_out([Fetch(1, objects(2), LONG_S), look_up(2, keys(2), LONG_S)])
-    store.next_entered()
-
-    executor.close()
-
-    assert store.closed.is_set()
-    assert store.bytes_running == 0
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What a rank keeps for readers whose transfer engines read it, and until when."""
 
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from queue import Empty
@@ -26,8 +25,7 @@ from lockstep.storage_backends.peer.wire import (
     Told,
     encode,
 )
-from tests.kit.programs import program
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys, plain_pages
+from tests.kit.ranks.executor_parts import PATIENCE_S, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import (
     LONG_BOUNDS,
     Connect,
@@ -38,7 +36,6 @@ from tests.kit.ranks.page_servers import (
 )
 from tests.kit.servers.mooncake_master import needs_mooncake
 from tests.kit.servers.ports import free_port
-from tests.kit.servers.processes import until
 from tests.ranks.page_server.test_page_server import ask, ended
 
 LAYOUT = plain_pages(1 << 20)
@@ -188,31 +185,6 @@ def test_a_rank_without_an_engine_locates_nothing(
 
     assert reader.is_hung_up_on()
     assert "a Locate out of place" in caplog.text
-
-
-def test_a_reader_of_other_parts_is_told_of_the_header_alone(
-    serve: Serve, connect: Connect
-) -> None:
-    group = serve()
-
-    answer, headers = located(
-        connect(group), structs.replace(locate(1), table=b"\0" * 5, held=b"\0")
-    )
-
-    assert answer.states == bytes([State.BARE])
-    assert len(headers) == HEADER_BYTES
-
-
-def test_a_reader_that_is_killed_while_it_reads_holds_nothing_any_more(serve: Serve) -> None:
-    group = serve()
-    name = (NAMESPACE, KV_POOL, LAYOUT.shard(0, 1).name, KEYS[0].hex())
-    command = program(
-        "tests.kit.servers.engine_process", "read", group.servers[0].address, 1 << 20, *name
-    )
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as reader:
-        until(lambda: group.servers[0].sent().by_engine > 3)
-        reader.kill()
-    assert ended(group.withdrawn()) == [1]
 
 
 def test_a_server_that_has_closed_lets_no_engine_read_its_memory(

@@ -2,10 +2,9 @@
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -136,20 +135,6 @@ class TestOffers:
         assert ended(group.withdrawn()) == [1]
         assert told(reader, ask(group, 3)) == b"\0\0\0"
 
-    def test_an_object_under_two_operations_can_be_read_until_both_are_withdrawn(
-        self, serve: Serve, connect: Connect
-    ) -> None:
-        group = serve(SMALL)
-        reader = connect(group)
-        group.serve(KEYS[:1], operation=1)
-        group.serve(KEYS[:1], operation=2)
-
-        assert ended(group.withdrawn(1)) == [1]
-        between = told(reader, ask(group, 1))
-        assert ended(group.withdrawn(2)) == [2]
-
-        assert (between, told(reader, ask(group, 1))) == (b"\1", b"\0")
-
     def test_the_same_key_in_two_pages_is_read_from_the_one_that_is_still_offered(
         self, serve: Serve, connect: Connect
     ) -> None:
@@ -217,23 +202,6 @@ class TestOffers:
 
 
 class TestWithdrawing:
-    def test_a_page_that_is_being_read_is_quiet_only_when_its_send_has_ended(
-        self, serve: Serve, connect: Connect
-    ) -> None:
-        group = serve(LARGE, offers=3)
-        reader = connect(group)
-        first = begin(reader, group, 3)
-
-        quiet = group.withdrawn()
-        # This is answered after the order to withdraw, and behind the page that is on its way.
-        reader.send(ask(group, 1))
-        with pytest.raises(Empty):
-            quiet.get_nowait()
-        reader.receive_attached()
-
-        assert first.states == bytes([State.WHOLE])
-        assert ended(quiet) == [1]
-
     def test_after_withdrawal_the_rest_of_what_a_reader_asked_for_is_absent(
         self, serve: Serve, connect: Connect
     ) -> None:
@@ -243,6 +211,7 @@ class TestWithdrawing:
 
         quiet = group.withdrawn()
         assert told(connect(group), ask(group, 1)) == b"\0"
+        assert quiet.empty(), "a page is quiet while it is being sent"
         reader.receive_attached()
 
         assert reader.receive_states(2) == [State.ABSENT] * 2
@@ -323,13 +292,6 @@ class TestWithdrawing:
 
         assert "nobody could be told that operation 5 is quiet" in messages(caplog)[0]
         assert group.servers[0].trouble() is None
-
-    def test_it_is_told_from_the_server_s_thread(self, serve: Serve) -> None:
-        names = SimpleQueue[str]()
-
-        serve(SMALL).servers[0].withdraw(1, lambda _: names.put(threading.current_thread().name))
-
-        assert names.get(timeout=PATIENCE_S) == "lockstep-pages"
 
 
 def pages_between_answers(

@@ -60,11 +60,6 @@ def found(cache: Cache, source: str, request: str = "read") -> int:
     return cache.match(PROMPT).host_tokens
 
 
-def test_a_group_that_knows_the_secret_is_read_from() -> None:
-    with served(Peers(secret=SECRET)) as uri, closing(opened(Peers(secret=SECRET))) as reader:
-        assert found(reader, uri) == len(PROMPT)
-
-
 @pytest.mark.parametrize(("left_alone_s", "connections"), [(UNPROVEN_S, 1), (0.0, 4)])
 def test_a_relay_is_a_miss_and_is_left_alone_for_a_while(
     left_alone_s: float,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.page_layout import PageLayout
 from lockstep.ranks.protocol.allowed_sources import AllowedSources
 from lockstep.ranks.protocol.orders import KV_POOL
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
@@ -27,6 +28,7 @@ from lockstep.storage_backends.peer.wire import (
 )
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys, plain_pages
 from tests.kit.ranks.page_servers import ServedGroup, pages_of, reads_of, serving, serving_keys
+from tests.kit.ranks.reference_pages import LATENT
 from tests.kit.storage.calls import (
     KIB,
     eventually,
@@ -155,6 +157,21 @@ class TestMixedReads:
         assert outcomes == [[ReadOutcome.OK] * 2] * 32
         assert there == [[True]] * 8
         assert buffers == pages_of(group, 64)
+
+    async def test_what_all_ranks_hold_alike_is_read_from_all_of_them(self) -> None:
+        layout = PageLayout(page_tokens=2, columns=(LATENT,))
+        keys = hashed_keys(16)
+        with serving(layout, 2, pages=len(keys)) as group:
+            group.serve(keys)
+            shard = group.objects[0].pools[KV_POOL].layout
+            names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, shard.name) for key in keys]
+            async with opened_at(group.uri) as backend:
+                seen = [(await get(backend, name, shard.shape))[0] for name in names]
+            sent = [server.sent().objects for server in group.servers]
+
+        assert seen == [ReadOutcome.OK] * len(keys)
+        assert sum(sent) == len(keys)
+        assert min(sent) > 0
 
 
 class TestGivingUp:

@@ -222,7 +222,7 @@ def header_of(number: int) -> bytes:
 
 @contextmanager
 def keeping(pages: int = 3) -> Generator[Keeper]:
-    command = program("tests.kit.servers.engine_process", "keep", pages)
+    command = program("tests.kit.servers.engine_process", pages)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
         yield Keeper(process, pages)

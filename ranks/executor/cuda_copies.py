@@ -106,13 +106,7 @@ class CudaCopies:
     wrote its source pages and what still read its destination pages.
     """
 
-    def __init__(
-        self,
-        pools: Mapping[str, TierPools],
-        report: ReportCopy,
-        *,
-        staging_bytes: int = STAGING_BYTES,
-    ) -> None:
+    def __init__(self, pools: Mapping[str, TierPools], report: ReportCopy) -> None:
         self._pools = dict(pools)
         self._device = next(iter(pools.values())).device.device
         self.pairs = {name: slab_pairs(pair) for name, pair in pools.items()}
@@ -122,8 +116,7 @@ class CudaCopies:
         self.stopped = False
         self._trouble: str | None = None
         self._ways = {
-            direction: _Way(self, direction, pools, self._device, staging_bytes // len(Direction))
-            for direction in Direction
+            direction: _Way(self, direction, pools, self._device) for direction in Direction
         }
 
     def begin(
@@ -188,10 +181,9 @@ class _Way:
         direction: Direction,
         pools: Mapping[str, TierPools],
         device: torch.device,
-        staging_bytes: int,
     ) -> None:
         largest = max(pair.layout.page_bytes for pair in pools.values())
-        lane_bytes = max(largest, staging_bytes // _LANES)
+        lane_bytes = max(largest, STAGING_BYTES // (_LANES * len(Direction)))
         self._owner = owner
         self._pools = pools
         self._device = device

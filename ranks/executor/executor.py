@@ -44,7 +44,7 @@ from .flights import Flights, Report
 from .pools import DevicePool, HostPool, TierPools, make_pools
 from .population import Population
 from .storage_loop import StorageOrder, StorageQuiet, TimedOrder, refusal
-from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
+from .stores import Connect, StoreAccess, Stores
 
 _log = logging.getLogger(__name__)
 
@@ -143,9 +143,9 @@ class RankExecutor:
             executor._population = Population(lazy, executor._stores.is_moving)
         return executor
 
-    def open_store(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+    def open_store(self, access: StoreAccess) -> None:
         """Open a store, wait for it, and use it; raises what keeps it from opening."""
-        self._stores.open(access, timeout_s)
+        self._stores.open(access)
 
     def serve_with(self, server: PageServer) -> None:
         """Let a server answer readers of other groups; it is the executor's from now on."""
@@ -206,7 +206,10 @@ class RankExecutor:
                     # What was ordered before was meant for the store before.
                     self._submit(for_storage)
                     for_storage = []
-                    self._change_store(order)
+                    if isinstance(order, AttachStore):
+                        self._stores.attach(order.proposal)
+                    else:
+                        self._stores.detach()
         self._submit(for_storage)
 
     def begin_copies(self, direction: Direction) -> None:
@@ -214,7 +217,6 @@ class RankExecutor:
             self._copy(order)
 
     def progress(self) -> list[Progress]:
-        """Return what has happened since the last call, in the order in which it happened."""
         self._hear(time.monotonic())
         return self._flights.collect()
 
@@ -245,20 +247,16 @@ class RankExecutor:
         self._flights.pass_until(now)
 
     def trouble(self) -> str | None:
-        """Say why this rank cannot go on, or None."""
         served = None if self._server is None else self._server.trouble()
         return self._copies.trouble() or self._stores.trouble() or self._flights.stuck or served
 
     def stage(self, proposal: Proposal) -> None:
-        """Begin to open the store of a proposal; see `Executor`."""
         self._stores.stage(proposal)
 
     def readiness(self, proposal: Proposal) -> Readiness | str:
-        """Say how far the store of a staged proposal is, or why it cannot be used."""
         return self._stores.readiness(proposal)
 
     def unstage(self, proposal: Proposal) -> None:
-        """Close the store of a staged proposal again."""
         self._stores.unstage(proposal)
 
     def serving_address(self) -> str:
@@ -346,12 +344,6 @@ class RankExecutor:
                 # It may still read pages that are being overwritten, so what it copies is worth
                 # nothing, also where it ends well after all.
                 self._flights.fail(number)
-
-    def _change_store(self, order: AttachStore | DetachStore) -> None:
-        if isinstance(order, AttachStore):
-            self._stores.attach(order.proposal)
-        else:
-            self._stores.detach()
 
     def _submit(self, orders: Sequence[TimedOrder], source: str = "") -> None:
         if not orders or self._stores.submit(orders, source):

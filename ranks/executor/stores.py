@@ -80,11 +80,11 @@ class Stores:
         """The store of a staged proposal, or why there is none, by the proposal; at most one."""
         self._closing: list[StorageLoop] = []
 
-    def open(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+    def open(self, access: StoreAccess) -> None:
         """Open a store and use it; raises what keeps it from opening."""
         loop = self._loop(access)
         try:
-            loop.open(timeout_s)
+            loop.open(OPEN_TIMEOUT_S)
         except BaseException:
             self._let_go(loop)
             raise

@@ -56,10 +56,6 @@ class ServerBounds:
     """How long each of them may take to show it."""
 
 
-def _no_engine(_: str) -> None:
-    """Make none: pages are sent over connections."""
-
-
 class PageServer:
     """Serves host pages of one rank while they are offered. Its methods are for one thread."""
 
@@ -71,7 +67,7 @@ class PageServer:
         secret: str = "",
         reached_at: str = "",
         bounds: ServerBounds | None = None,
-        make_engine: Callable[[str], TransferEngine | None] = _no_engine,
+        make_engine: Callable[[str], TransferEngine | None] = lambda _: None,
     ) -> None:
         """Bind `address`, a host:port whose port may be 0; readers wait until `open`.
 
@@ -94,7 +90,9 @@ class PageServer:
         self._sock, port = _bind(address, secret, reached_at)
         host, told_port = split_host(reached_at or address)
         try:
-            self._engine = _registered(make_engine(host), objects.memory())
+            self._engine = make_engine(host)
+            if self._engine is not None:
+                self._engine.register(objects.memory())
         except BaseException:
             self._sock.close()
             raise
@@ -296,14 +294,6 @@ def _bind(address: str, secret: str, reached_at: str) -> tuple[socket.socket, in
             f"pages cannot be served at {address!r}: {error.strerror or error}; give another"
             " address, or port 0 for any that is free"
         ) from None
-
-
-def _registered(
-    engine: TransferEngine | None, memory: Sequence[memoryview]
-) -> TransferEngine | None:
-    if engine is not None:
-        engine.register(memory)
-    return engine
 
 
 def _tell(on_quiet: OnQuiet, operation: int) -> None:

@@ -172,7 +172,7 @@ class MooncakeClient:
 
     def _fetch_slowly(self, key: str, pieces: Sequence[Piece], stop: Stop) -> int:
         """Read pieces of an object on a disk, which the library gives only whole."""
-        whole = self.whole(key, stop)
+        whole = self._whole_in_time(key, stop)
         if isinstance(whole, int):
             return whole
         if any(piece.offset + piece.nbytes > len(whole) for piece in pieces):
@@ -182,7 +182,7 @@ class MooncakeClient:
             ctypes.memmove(piece.address, address + piece.offset, piece.nbytes)
         return sum(piece.nbytes for piece in pieces)
 
-    def whole(self, key: str, stop: Stop) -> mmap.mmap | int:
+    def _whole_in_time(self, key: str, stop: Stop) -> mmap.mmap | int:
         """Return a copy of all bytes of an object, or a negative code.
 
         Asks again, as often as `fetch`, when they come too late for the lease on the object.
@@ -201,44 +201,18 @@ class MooncakeClient:
         if nbytes > _WHOLE_BYTES_MAX:
             return Code.NOT_TRANSFERRED
         whole = mmap.mmap(-1, nbytes)
-        with self._lent(whole) as address:
-            if address is None:
-                return Code.NOT_TRANSFERRED
+        address = address_of(whole)
+        if self._store.register_buffer(address, nbytes):
+            return Code.NOT_TRANSFERRED
+        try:
             (code,) = complete(
                 self._store.batch_get_into_multi_buffers([key], [[address]], [[nbytes]]), [key]
             )
+        finally:
+            self._store.unregister_buffer(address)
         if code < 0:
             return Code.NOT_TRANSFERRED if code == Code.INVALID else code
         return whole
-
-    def overwrite(self, key: str, content: bytes) -> int:
-        """Put other bytes, at least one, in the place of an object, whoever reads it; return a code.
-
-        For tests of what a store may do to objects: the contract lets nobody do this.
-        """
-        room = mmap.mmap(-1, len(content))
-        room[:] = content
-        with self.reading([key]), self._lock:
-            on_disk = key in self._on_disk
-        if on_disk:
-            # In its place, and without room in memory, the name would be taken and nothing there.
-            self.remove([key])
-        with self._lent(room) as address:
-            if address is None:
-                return Code.NOT_TRANSFERRED
-            return self._store.upsert_from(key, address, len(content), self._config)
-
-    @contextmanager
-    def _lent(self, memory: mmap.mmap) -> Generator[int | None]:
-        """Let the library use this memory while in here; gives its address, None if it cannot."""
-        address = address_of(memory)
-        if self._store.register_buffer(address, len(memory)):
-            yield None
-            return
-        try:
-            yield address
-        finally:
-            self._store.unregister_buffer(address)
 
     def size(self, key: str) -> int:
         """Return how long an object is, as the master knows it, or a negative code."""

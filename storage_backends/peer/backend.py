@@ -24,6 +24,7 @@ memory of our own (`one_sided`), so that a call of it that hangs costs no more e
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
@@ -66,12 +67,16 @@ class PeerBackend:
     ) -> None:
         """`address` is host:port, and `text` what messages call the store."""
         self._text = text or f"peer://{address}"
-        self._address = address
-        self._secret = secret
-        self._connect_s = connect_s
-        self._inflight_bytes = inflight_bytes
-        self._engine = engine
-        self._allowed = allowed or AllowedSources()
+        self._make_group = partial(
+            PeerGroup,
+            address,
+            secret,
+            self._text,
+            connect_s=connect_s,
+            inflight_bytes=inflight_bytes,
+            engine=engine,
+            allowed=allowed or AllowedSources(),
+        )
         self._group: PeerGroup | None = None
 
     @property
@@ -80,15 +85,7 @@ class PeerBackend:
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""
-        group = PeerGroup(
-            self._address,
-            self._secret,
-            self._text,
-            connect_s=self._connect_s,
-            inflight_bytes=self._inflight_bytes,
-            engine=self._engine,
-            allowed=self._allowed,
-        )
+        group = self._make_group()
         try:
             await group.enter()
         except BaseException:
@@ -105,17 +102,10 @@ class PeerBackend:
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers."""
         if self._group is None or not reads:
-            outcomes = [ReadOutcome.FAILED] * len(reads)
-        else:
-            outcomes = await read_objects(self._group, reads, deadline)
-        return outcomes
+            return [ReadOutcome.FAILED] * len(reads)
+        return await read_objects(self._group, reads, deadline)
 
-    async def write(
-        self,
-        writes: Sequence[Write],
-        *,
-        deadline: float,
-    ) -> list[WriteOutcome]:
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write nothing: these pages are another group's."""
         late = self._group is not None and time.monotonic() >= deadline
         outcome = WriteOutcome.TIMED_OUT if late else WriteOutcome.FAILED

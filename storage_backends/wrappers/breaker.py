@@ -53,17 +53,6 @@ class BreakerState(StrEnum):
     """One at a time does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerStatus:
-    """The state of a breaker, and what it did since it was made."""
-
-    state: BreakerState
-    opened: int
-    """How often it opened, or stayed open after a trial."""
-    refused: int
-    """Calls that it answered in the store's place."""
-
-
 class BreakerBackend(AroundWrapper):
     """Answers in the place of a store that has failed `calls` times in a row."""
 
@@ -84,13 +73,9 @@ class BreakerBackend(AroundWrapper):
         self._trying = False
         # A call that began before the breaker opened last changes nothing: its era is over.
         self._era = 0
-        self._refused = 0
 
-    def status(self) -> BreakerStatus:
-        """Return whether calls get through, and what was done so far."""
-        return BreakerStatus(state=self._state(), opened=self._era, refused=self._refused)
-
-    def _state(self) -> BreakerState:
+    def state(self) -> BreakerState:
+        """Return whether calls get through now."""
         if self._opened_at is None:
             return BreakerState.CLOSED
         if self._clock() < self._opened_at + self._cool_down_s:
@@ -100,9 +85,8 @@ class BreakerBackend(AroundWrapper):
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
         if not call.keys or self._clock() >= call.deadline:
             return await call.ask()
-        state = self._state()
+        state = self.state()
         if state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and self._trying):
-            self._refused += 1
             return [call.failed] * len(call.keys)
         era, self._trying = self._era, state is BreakerState.HALF_OPEN
         answered: bool | None = None

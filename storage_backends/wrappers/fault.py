@@ -11,7 +11,7 @@ each call. No fault makes a read OK whose bytes are wrong.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -92,27 +92,6 @@ class FaultPlan:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injected:
-    """The faults that were injected since the wrapper was made, by the calls that had them."""
-
-    reads: Mapping[Fault, int]
-    writes: Mapping[Fault, int]
-    existence: Mapping[Fault, int]
-    removals: Mapping[Fault, int]
-
-    def total(self) -> int:
-        """Return how many there were."""
-        return sum(self.by_kind().values())
-
-    def by_kind(self) -> Mapping[Fault, int]:
-        """Return how many there were of each kind, in all calls."""
-        both: Counter[Fault] = Counter()
-        for counts in (self.reads, self.writes, self.existence, self.removals):
-            both.update(counts)
-        return both
-
-
 class FaultBackend(Wrapper):
     """Injects the faults of a plan. Keeps S1 to S3; what it breaks of the rest is what `Fault` says.
 
@@ -127,30 +106,25 @@ class FaultBackend(Wrapper):
         plan: FaultPlan,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         super().__init__(backend)
         self._plan = plan
         self._clock = clock
-        self._sleep = sleep
         self._random = Random(plan.seed)  # noqa: S311 - the faults are to be repeatable.
         self._closed = False
-        self._reads: Counter[Fault] = Counter()
-        self._writes: Counter[Fault] = Counter()
-        self._existence: Counter[Fault] = Counter()
-        self._removals: Counter[Fault] = Counter()
+        self.injected: Counter[Fault] = Counter()
+        """How many faults there were of each kind."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if self._spares(deadline):
             return await self._behind.exists(names, deadline=deadline)
-        counts = self._existence
         faults = [self._draw(_OF_EXISTENCE) for _ in names]
-        await self._delay(counts, deadline)
+        await self._delay(deadline)
         found = list(await self._behind.exists(names, deadline=deadline))
         await self._hang(faults, deadline)
         for at, fault in enumerate(faults):
             if fault is not None:
-                counts[fault] += 1
+                self.injected[fault] += 1
                 found[at] = fault is Fault.LIE and not found[at]
         return found
 
@@ -158,7 +132,7 @@ class FaultBackend(Wrapper):
         if self._spares(deadline):
             return await self._behind.read(reads, deadline=deadline)
         faults = [self._draw(_OF_READS) for _ in reads]
-        await self._delay(self._reads, deadline)
+        await self._delay(deadline)
         outcomes = [
             ReadOutcome.TIMED_OUT if fault is Fault.TIMEOUT else ReadOutcome.FAILED
             for fault in faults
@@ -177,9 +151,9 @@ class FaultBackend(Wrapper):
             outcomes[at] = ReadOutcome.CORRUPT
         if flipped:
             await self._behind.remove([reads[at].name for at in flipped], deadline=deadline)
-            self._reads[Fault.FLIP] += len(flipped)
+            self.injected[Fault.FLIP] += len(flipped)
         await self._hang(faults, deadline)
-        self._count(self._reads, faults, (Fault.ERROR, Fault.TIMEOUT))
+        self._count(faults, (Fault.ERROR, Fault.TIMEOUT))
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
@@ -187,7 +161,7 @@ class FaultBackend(Wrapper):
             return await self._behind.write(writes, deadline=deadline)
         faults = [self._draw(_OF_WRITES) for _ in writes]
         asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
-        await self._delay(self._writes, deadline)
+        await self._delay(deadline)
         answers = await self._behind.write([writes[at] for at in asked], deadline=deadline)
         outcomes = [WriteOutcome.FAILED] * len(writes)
         for at, answer in zip(asked, answers, strict=True):
@@ -198,7 +172,7 @@ class FaultBackend(Wrapper):
             elif fault is Fault.LOST:
                 outcomes[at] = WriteOutcome.OK
         await self._hang(faults, deadline)
-        self._count(self._writes, faults, _OF_WRITES)
+        self._count(faults, _OF_WRITES)
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -206,23 +180,14 @@ class FaultBackend(Wrapper):
             return await self._behind.remove(names, deadline=deadline)
         faults = [self._draw(_OF_REMOVALS) for _ in names]
         asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
-        await self._delay(self._removals, deadline)
+        await self._delay(deadline)
         answers = await self._behind.remove([names[at] for at in asked], deadline=deadline)
         freed = [False] * len(names)
         for at, answer in zip(asked, answers, strict=True):
             freed[at] = answer and faults[at] is None
         await self._hang(faults, deadline)
-        self._count(self._removals, faults, _OF_REMOVALS)
+        self._count(faults, _OF_REMOVALS)
         return freed
-
-    def injected(self) -> Injected:
-        """Return the faults so far."""
-        return Injected(
-            reads=dict(self._reads),
-            writes=dict(self._writes),
-            existence=dict(self._existence),
-            removals=dict(self._removals),
-        )
 
     async def close(self) -> None:
         self._closed = True
@@ -242,22 +207,19 @@ class FaultBackend(Wrapper):
     def _is_carried_out(self, fault: Fault | None) -> bool:
         return fault is None or (fault is Fault.TIMEOUT and self._random.random() < 0.5)
 
-    async def _delay(self, counts: Counter[Fault], deadline: float) -> None:
+    async def _delay(self, deadline: float) -> None:
         if self._random.random() < self._plan.rates.get(Fault.DELAY, 0.0):
-            counts[Fault.DELAY] += 1
+            self.injected[Fault.DELAY] += 1
             delay_s = self._random.uniform(0, self._plan.delay_s)
-            await self._sleep(max(0.0, min(delay_s, deadline - self._clock())))
+            await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
         """Wait for the deadline if a key has no answer before it: S2 lets no call say so sooner."""
         if Fault.TIMEOUT in faults:
-            await self._sleep(max(0.0, deadline - self._clock()))
+            await asyncio.sleep(max(0.0, deadline - self._clock()))
 
-    @staticmethod
-    def _count(
-        counts: Counter[Fault], faults: Sequence[Fault | None], kinds: Sequence[Fault]
-    ) -> None:
-        counts.update(fault for fault in faults if fault is not None and fault in kinds)
+    def _count(self, faults: Sequence[Fault | None], kinds: Sequence[Fault]) -> None:
+        self.injected.update(fault for fault in faults if fault is not None and fault in kinds)
 
 
 def _flip(buffers: Sequence[memoryview]) -> None:

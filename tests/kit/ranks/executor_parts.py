@@ -143,7 +143,7 @@ def make_executor(
             writer=writer,
             shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
         )
-        executor.open_store(access, PATIENCE_S)
+        executor.open_store(access)
     return executor
 
 

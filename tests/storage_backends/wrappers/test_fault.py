@@ -36,7 +36,7 @@ async def test_a_plan_without_rates_changes_nothing() -> None:
         ReadOutcome.OK,
         ReadOutcome.MISSING,
     ]
-    assert backend.injected().total() == 0
+    assert backend.injected.total() == 0
 
 
 async def test_an_error_fails_a_key_and_the_store_is_not_asked_for_it() -> None:
@@ -46,7 +46,7 @@ async def test_an_error_fails_a_key_and_the_store_is_not_asked_for_it() -> None:
     assert await backend.exists([object_name(0)], deadline=a_while()) == [False]
     assert await backend.remove([object_name(0)], deadline=a_while()) == [False]
     assert [len(names) for names in watched.asked] == [0, 0, 1, 0]
-    assert backend.injected().by_kind() == {Fault.ERROR: 5}
+    assert backend.injected == {Fault.ERROR: 5}
     assert await watched.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
 
 
@@ -63,7 +63,7 @@ async def test_a_timeout_has_no_answer_before_the_deadline_and_its_write_may_be_
     assert now() == begun + 9.0
     names = [write.name for write in writes]
     assert 10 < sum(await watched.exists(names, deadline=a_while())) < 30
-    assert backend.injected().by_kind() == {Fault.TIMEOUT: 41}
+    assert backend.injected == {Fault.TIMEOUT: 41}
 
 
 async def test_a_delay_is_no_longer_than_said_and_never_goes_past_the_deadline() -> None:
@@ -81,21 +81,21 @@ async def test_a_delay_is_no_longer_than_said_and_never_goes_past_the_deadline()
     for _ in range(50):
         await backend.write(writes_of(0), deadline=now() + 0.5)
     assert now() - begun <= 25.0
-    assert backend.injected().by_kind() == {Fault.DELAY: 100}
+    assert backend.injected == {Fault.DELAY: 100}
 
 
 async def test_a_lost_write_is_said_to_be_ok_and_nothing_is_stored() -> None:
     watched, backend = await a_store({Fault.LOST: 1.0})
     assert await backend.write(writes_of(7, 8), deadline=a_while()) == [WriteOutcome.OK] * 2
     assert await watched.read(reads_of(7, 8), deadline=a_while()) == [ReadOutcome.MISSING] * 2
-    assert backend.injected().writes == {Fault.LOST: 2}
+    assert backend.injected == {Fault.LOST: 2}
 
 
 async def test_a_lie_turns_existence_round() -> None:
     _, backend = await a_store({Fault.LIE: 1.0})
     names = [object_name(0), object_name(9)]
     assert await backend.exists(names, deadline=a_while()) == [False, True]
-    assert backend.injected().existence == {Fault.LIE: 2}
+    assert backend.injected == {Fault.LIE: 2}
 
 
 async def test_a_flip_is_corrupt_once_and_then_missing_and_can_be_written_again() -> None:
@@ -107,13 +107,13 @@ async def test_a_flip_is_corrupt_once_and_then_missing_and_can_be_written_again(
     assert await backend.read(reads_of(1), deadline=a_while()) == [ReadOutcome.MISSING]
     assert await backend.write(writes_of(1), deadline=a_while()) == [WriteOutcome.OK]
     assert await watched.read(reads_of(0, 1), deadline=a_while()) == [ReadOutcome.OK] * 2
-    assert backend.injected().reads == {Fault.FLIP: 1}
+    assert backend.injected == {Fault.FLIP: 1}
 
 
 async def test_where_there_is_no_object_nothing_is_flipped() -> None:
     _, backend = await a_store({Fault.FLIP: 1.0})
     assert await backend.read(reads_of(99), deadline=a_while()) == [ReadOutcome.MISSING]
-    assert backend.injected().total() == 0
+    assert backend.injected.total() == 0
 
 
 async def test_a_call_that_comes_too_late_or_after_the_close_has_no_faults() -> None:
@@ -121,7 +121,7 @@ async def test_a_call_that_comes_too_late_or_after_the_close_has_no_faults() -> 
     assert await backend.write(writes_of(7) * 9, deadline=now()) == [WriteOutcome.TIMED_OUT] * 9
     await backend.close()
     assert await backend.write(writes_of(7) * 9, deadline=a_while()) == [WriteOutcome.FAILED] * 9
-    assert backend.injected().total() == 0
+    assert backend.injected.total() == 0
 
 
 def test_equal_seeds_inject_the_same_faults_and_other_seeds_other_ones() -> None:
@@ -135,7 +135,7 @@ def test_equal_seeds_inject_the_same_faults_and_other_seeds_other_ones() -> None
             seen.append(await backend.read([a_read(number % 7)], deadline=now() + 9.0))
             seen.append(await backend.exists([object_name(number)], deadline=now() + 9.0))
             seen.append(now())
-        return [*seen, backend.injected()]
+        return [*seen, backend.injected]
 
     once, again, other = [run_virtually(outcomes(seed)) for seed in (5, 5, 6)]
     assert once == again
@@ -151,7 +151,7 @@ async def kinds_that_come(backend: StorageBackend) -> set[Fault]:
         await backend.write([a_write(number)], deadline=soon)
         await backend.read([a_read(number)], deadline=soon)
         await backend.exists([object_name(number)], deadline=soon)
-    return set(backend.injected().by_kind())
+    return set(backend.injected)
 
 
 def test_without_any_rate_each_kind_comes_now_and_then() -> None:

@@ -14,7 +14,6 @@ from lockstep.coordinator.ballot import Progress
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import (
     Column,
-    ColumnShard,
     PageLayout,
     ShardLayout,
     ShardPlace,
@@ -228,15 +227,6 @@ def fill_device(pool: DevicePool, seed: int) -> None:
     for number, shard in enumerate(pool.layout.columns):
         content = pool.column_bytes(shard)
         content.copy_(random_bytes(content.shape, seed * 1000 + number))
-
-
-def host_rows(pages: torch.Tensor, shard: ColumnShard) -> torch.Tensor:
-    """Return a column in host pages as a view [layers, pages, units, bytes]."""
-    return pages.as_strided(
-        (shard.layers, len(pages), shard.units, shard.unit_layer_bytes),
-        (shard.unit_layer_bytes, pages.stride(0), shard.stride_bytes, 1),
-        pages.storage_offset() + shard.offset_bytes,
-    )
 
 
 def fill_host(pool: HostPool, seed: int) -> list[bytes]:

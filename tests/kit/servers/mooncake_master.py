@@ -333,12 +333,6 @@ def line_of(child: "subprocess.Popen[str]") -> str:
     return child.stdout.readline().strip()
 
 
-def tell(child: "subprocess.Popen[str]") -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
-
-
 def pool(nbytes: int) -> memoryview:
     """Page-aligned memory, as the host pool's is."""
     return memoryview(mmap.mmap(-1, nbytes))

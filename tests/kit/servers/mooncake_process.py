@@ -1,4 +1,4 @@
-"""A process of its own in a Mooncake Store, for tests that share with it, kill it or let it end.
+"""A process of its own in a Mooncake Store, for tests that share with it or kill it.
 
 Its arguments, one of these:
 
@@ -6,9 +6,6 @@ own <master>      gives memory to the store, writes pages 0 to 3, waits
 disk <master> <directory>
                                as own, with memory that is kept on disk: pages 0 and 1,
                                but both hold page 1; waits until that is on the disk
-race <master>     says "ready"; on a line of input writes pages 0 to 49
-                               and says how often it won
-end <master>      says "ready"; on a line of input closes, says so, ends
 
 It ends when its standard input does.
 """
@@ -25,9 +22,8 @@ from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeSettings
 from lockstep.storage_backends.mooncake.names import key_of
 from tests.kit.servers.processes import until
-from tests.kit.storage.calls import KIB, digest_of, object_name, page, put, soon, writing
+from tests.kit.storage.calls import KIB, digest_of, object_name, page, put
 
-NAMES = 50
 WHOLE = ObjectShape.whole(16 * KIB)
 
 
@@ -36,32 +32,14 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def use(what: str, master: str) -> None:
-    owned = 64 << 20 if what == "own" else 0
-    backend = MooncakeBackend(MooncakeSettings(master=master, segment_bytes=owned))
+async def own(master: str) -> None:
+    backend = MooncakeBackend(MooncakeSettings(master=master, segment_bytes=64 << 20))
     await backend.open()
-    match what:
-        case "own":
-            for number in range(4):
-                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
-            say("ready")
-            await asyncio.to_thread(sys.stdin.read)
-        case "race":
-            content = page(os.getpid())
-            say("ready")
-            await asyncio.to_thread(sys.stdin.readline)
-            won = 0
-            for start in range(0, NAMES, 5):
-                writes = [writing(object_name(n), content) for n in range(start, start + 5)]
-                won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
-            say(f"{os.getpid()} {won}")
-            # Leaving the store takes seconds, and nobody waits for it.
-            os._exit(0)
-        case _:
-            say("ready")
-            await asyncio.to_thread(sys.stdin.readline)
+    for number in range(4):
+        assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+    say("ready")
+    await asyncio.to_thread(sys.stdin.read)
     await backend.close()
-    say("closed")
 
 
 def keep_on_disk(master: str, directory: str) -> None:
@@ -87,4 +65,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "disk":
         keep_on_disk(*sys.argv[2:])
     else:
-        asyncio.run(use(*sys.argv[1:]))
+        asyncio.run(own(sys.argv[2]))

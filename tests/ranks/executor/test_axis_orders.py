@@ -1,36 +1,26 @@
 """Engines that order the axes of their tensors differently share pages: a page has one form."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 
 import pytest
 import torch
 
-from lockstep.coordinator.ballot import Ended, Landed
-from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.coordinator.ballot import Ended
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
-from lockstep.ranks.executor.stores import StoreAccess
-from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.protocol.orders import (
     KV_POOL,
-    CopyToDevice,
-    CopyToHost,
-    CopyTransfer,
-    Fetch,
-    ObjectTransfer,
-    Put,
 )
-from lockstep.storage_backends.memory import MemoryBackend, Shelf
-from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.devices import DEVICES
 from tests.kit.ranks.executor_parts import (
-    LONG_S,
-    NAMESPACE,
     PATIENCE_S,
     happened,
     includes,
-    keys,
+    to_device,
+    to_host,
 )
 
 BLOCKS, TOKENS = 9, 4
@@ -75,60 +65,33 @@ def arranged(tensors: Tensors, order: str) -> Tensors:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Tensors, str, Shelf], RankExecutor]]:
-    """Make executors over an engine's tensors and a store; they are closed at the end."""
-    started: list[RankExecutor] = []
+def start() -> Iterator[Callable[[Tensors, str], RankExecutor]]:
+    """Make executors over an engine's tensors; they are closed at the end."""
+    with ExitStack() as end:
 
-    def make(tensors: Tensors, order: str, shelf: Shelf) -> RankExecutor:
-        pages = EnginePages(LAYOUT, tensors, ORDERS[order][0])
-        pinned = pages.device.type == "cuda"
-        pools = {KV_POOL: TierPools(pages, HostPool(LAYOUT, BLOCKS, pinned=pinned))}
-        executor = RankExecutor(pools, close_timeout_s=PATIENCE_S)
-        started.append(executor)
-        executor.open_store(
-            StoreAccess(
-                kind="memory",
-                make_backend=lambda: MemoryBackend(shelf),
-                namespace=NAMESPACE,
-                writer=EVERYTHING,
-                shardings=Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
-            )
-        )
-        return executor
+        def make(tensors: Tensors, order: str) -> RankExecutor:
+            pages = EnginePages(LAYOUT, tensors, ORDERS[order][0])
+            host = HostPool(LAYOUT, BLOCKS, pinned=pages.device.type == "cuda")
+            pools = {KV_POOL: TierPools(pages, host)}
+            return end.enter_context(closing(RankExecutor(pools, close_timeout_s=PATIENCE_S)))
 
-    yield make
-    for executor in started:
-        executor.close()
-
-
-def objects(pages: tuple[int, ...]) -> tuple[ObjectTransfer]:
-    return (ObjectTransfer(KV_POOL, keys(len(pages)), pages),)
-
-
-def write(executor: RankExecutor, blocks: tuple[int, ...], pages: tuple[int, ...]) -> None:
-    copy = CopyToHost(1, (CopyTransfer(KV_POOL, blocks, pages),), LONG_S)
-    happened(executor, [copy], includes(Ended(1, ok=True)))
-    happened(executor, [Put(2, objects(pages), LONG_S)], includes(Ended(2, ok=True)))
-
-
-def read(executor: RankExecutor, pages: tuple[int, ...], blocks: tuple[int, ...]) -> None:
-    happened(executor, [Fetch(1, objects(pages), LONG_S)], includes(Landed(1, len(pages))))
-    copy = CopyToDevice(2, (CopyTransfer(KV_POOL, pages, blocks),), LONG_S)
-    happened(executor, [copy], includes(Ended(2, ok=True)))
+        yield make
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("written", ORDERS)
 @pytest.mark.parametrize("wanted", ORDERS)
 def test_what_one_engine_writes_another_reads_whatever_order_their_axes_have(
-    start: Callable[[Tensors, str, Shelf], RankExecutor], written: str, wanted: str, device: str
+    start: Callable[[Tensors, str], RankExecutor], written: str, wanted: str, device: str
 ) -> None:
-    kv, shelf = content(1, device), Shelf()
+    kv = content(1, device)
     nothing = {name: [torch.zeros_like(each) for each in layers] for name, layers in kv.items()}
     reads = arranged(nothing, wanted)
 
-    write(start(arranged(kv, written), written, shelf), (1, 2, 3, 8, 0), (4, 5, 6, 0, 8))
-    read(start(reads, wanted, shelf), (2, 3, 4, 1, 7), (5, 6, 7, 1, 3))
+    writer, reader = start(arranged(kv, written), written), start(reads, wanted)
+    happened(writer, [to_host(1, [1, 2, 3, 8, 0], [4, 5, 6, 0, 8])], includes(Ended(1, ok=True)))
+    reader.host_pool.bytes_tensor.copy_(writer.host_pool.bytes_tensor)
+    happened(reader, [to_device(1, [4, 5, 6, 0, 8], [5, 6, 7, 1, 3])], includes(Ended(1, ok=True)))
 
     expected = arranged(kv, wanted)
     found = [

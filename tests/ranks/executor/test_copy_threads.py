@@ -12,19 +12,6 @@ def refuse(job: object = None) -> None:
     raise SystemExit("no device")
 
 
-def test_jobs_are_done_in_order_and_the_thread_ends_after_them_without_trouble() -> None:
-    done: SimpleQueue[int] = SimpleQueue()
-    thread: CopyThread[int] = CopyThread("copies", done.put)
-
-    thread.put(1)
-    thread.put(2)
-    thread.end()
-
-    assert thread.join(PATIENCE_S)
-    assert [done.get_nowait(), done.get_nowait()] == [1, 2]
-    assert thread.trouble() is None
-
-
 def test_a_thread_that_cannot_even_begin_says_so_too() -> None:
     done: SimpleQueue[int] = SimpleQueue()
     thread: CopyThread[int] = CopyThread("copies", done.put, at_start=refuse)

@@ -21,7 +21,6 @@ from lockstep.ranks.protocol.orders import (
     Cancel,
     CopyToDevice,
     CopyToHost,
-    CopyTransfer,
     Direction,
     Fence,
 )
@@ -36,26 +35,16 @@ from tests.kit.ranks.executor_parts import (
     waited,
 )
 
-STATE_POOL = "state"
-
-
-def lent(device: str, *, pages: int, tokens: int, elements: int) -> TierPools:
-    """A pool of an engine's pages, which hold ones, beside as many on the host, which hold zeros."""
-    column = Column(name="kv", layers=1, heads=2, elements=elements, dtype="float32")
-    layout = PageLayout(page_tokens=tokens, columns=(column,)).shard(0, 1)
-    on_device = EnginePages(layout, {"kv": [torch.ones(pages, 2, tokens, elements, device=device)]})
-    return TierPools(on_device, HostPool(layout, pages, pinned=device == "cuda"))
-
 
 @pytest.fixture(params=DEVICES)
 def executor(request: pytest.FixtureRequest) -> Iterator[RankExecutor]:
-    """One that is lent pages of two pools."""
+    """One that is lent an engine's pages, which hold ones, and whose host pages hold zeros."""
     device: str = request.param
-    pools = {
-        KV_POOL: lent(device, pages=6, tokens=4, elements=5),
-        STATE_POOL: lent(device, pages=2, tokens=1, elements=300),
-    }
-    executor = RankExecutor(pools, close_timeout_s=PATIENCE_S)
+    column = Column(name="kv", layers=1, heads=2, elements=5, dtype="float32")
+    layout = PageLayout(page_tokens=4, columns=(column,)).shard(0, 1)
+    pages = EnginePages(layout, {"kv": [torch.ones(6, 2, 4, 5, device=device)]})
+    pools = TierPools(pages, HostPool(layout, 6, pinned=device == "cuda"))
+    executor = RankExecutor({KV_POOL: pools}, close_timeout_s=PATIENCE_S)
     yield executor
     executor.close()
 
@@ -196,21 +185,3 @@ def test_what_has_not_begun_when_the_executor_closes_never_begins(executor: Rank
 
     assert executor.progress() == []
     assert executor.counts().bytes_moved.l1_to_l2 == 0
-
-
-def test_a_copy_of_several_pools_begins_and_ends_as_one(executor: RankExecutor) -> None:
-    kv, state = (executor.host_pools[name].bytes_tensor for name in (KV_POOL, STATE_POOL))
-    transfers = (
-        CopyTransfer(KV_POOL, (5, 0), (1, 2)),
-        CopyTransfer(STATE_POOL, (1,), (0,)),
-    )
-
-    executor.carry_out([CopyToHost(1, transfers, LONG_S)])
-    assert not kv.any()
-    executor.begin_copies(Direction.TO_HOST)
-
-    assert waited(executor, bool) == [Ended(1, ok=True)]
-    assert bool((kv[[1, 2]].view(torch.float32) == 1).all())
-    assert bool((state[0].view(torch.float32) == 1).all())
-    assert not kv[[0, 3, 4, 5]].any()
-    assert not state[1].any()

@@ -70,10 +70,6 @@ def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> Non
     assert pace.call_bytes == CALL_BYTES_MIN
 
 
-def test_a_clock_that_stands_still_does_no_harm() -> None:
-    assert after(50, 8 * MIB, 0.0) == CALL_BYTES_MIN
-
-
 def test_a_store_that_never_rests_is_looked_at_all_the_same() -> None:
     pace = Pace()
     pace.begin(0.0)

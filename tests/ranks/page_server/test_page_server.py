@@ -185,21 +185,6 @@ class TestOffers:
         with pytest.raises(InternalError, match="there are no host pages 9 to 9"):
             serve(SMALL).servers[0].serve(1, transfer(KEYS[:1], (9,)))
 
-    def test_the_mark_of_the_group_is_there_and_no_other(
-        self, serve: Serve, connect: Connect
-    ) -> None:
-        group = serve(SMALL)
-        reader = connect(group)
-        mark = group.objects[0].shardings.mark
-
-        asked = [mark.shard, "stage0of1.tp7", mark.shard]
-        keys = [mark.key, mark.key, "00" * 32]
-
-        assert [
-            told(reader, Ask(1, MARK_POOL, shard, (key,)))
-            for shard, key in zip(asked, keys, strict=True)
-        ] == [b"\1", b"\0", b"\0"]
-
 
 class TestWithdrawing:
     def test_after_withdrawal_the_rest_of_what_a_reader_asked_for_is_absent(
@@ -451,13 +436,6 @@ class TestBinding:
 
         with pytest.raises(ConfigError, match="Address already in use; give another address"):
             PageServer(group.objects[0], group.servers[0].address)
-
-    def test_readers_may_be_told_another_host_than_the_one_that_is_bound(self) -> None:
-        objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
-        server = PageServer(objects, "0.0.0.0:0", secret=SHARED, reached_at="10.0.0.7")
-
-        assert server.address.startswith("10.0.0.7:")
-        assert server.close()
 
     def test_a_rank_that_is_not_among_those_that_serve_is_refused(self) -> None:
         server = PageServer(objects_of(SMALL, ShardPlace.of(0, 1), pages=1))

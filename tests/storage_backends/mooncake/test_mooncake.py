@@ -10,8 +10,8 @@ from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.buffers import address_of
-from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
-from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
+from lockstep.storage_backends.mooncake.backend import from_uri
+from lockstep.storage_backends.mooncake.client import MooncakeClient
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.threaded_backend import Stop
@@ -33,7 +33,6 @@ from tests.kit.storage.calls import (
     run,
     soon,
     soon_off_loop,
-    using,
     writing,
 )
 from tests.kit.storage.contract import StorageContract
@@ -233,23 +232,6 @@ class TestOpening:
             run(backend.open())
         run(backend.close())
 
-    def test_every_option_has_its_place(self) -> None:
-        uri = (
-            "mooncake://h:1?segment_bytes=7&buffer_bytes=8&protocol=rdma&device=mlx5_0"
-            "&metadata=http://m:2/metadata&host=10.0.0.1&replicas=2"
-        )
-        assert settings_of(parse_uri(uri)) == MooncakeSettings(
-            master="h:1",
-            segment_bytes=7,
-            buffer_bytes=8,
-            protocol="rdma",
-            device="mlx5_0",
-            metadata="http://m:2/metadata",
-            host="10.0.0.1",
-            replicas=2,
-        )
-        assert settings_of(parse_uri("mooncake://h:1")) == MooncakeSettings(master="h:1")
-
     @pytest.mark.parametrize(
         ("uri", "complaint"),
         [
@@ -268,7 +250,3 @@ class TestOpening:
     def test_a_uri_that_makes_no_sense_is_refused(self, uri: str, complaint: str) -> None:
         with pytest.raises(ConfigError, match=complaint):
             from_uri(parse_uri(uri))
-
-    async def test_a_store_is_opened_through_its_own_client(self, shared: MooncakeStore) -> None:
-        async with using(MooncakeBackend(shared.settings())) as backend:
-            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK

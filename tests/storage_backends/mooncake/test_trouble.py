@@ -24,13 +24,10 @@ from tests.kit.servers.mooncake_master import (
     MooncakeStore,
     a_store,
     brought_back,
-    line_of,
     pool,
     process,
-    tell,
     usable,
 )
-from tests.kit.servers.mooncake_process import NAMES
 from tests.kit.servers.processes import stopped_process, until
 from tests.kit.storage.calls import (
     KIB,
@@ -86,19 +83,6 @@ class TestManyProcesses:
             assert await put(second, object_name(1), page(9)) is WriteOutcome.PRESENT
             assert await get_many(second, range(4)) == found(range(4))
             assert await put(second, object_name(9), page(9)) is WriteOutcome.OK
-
-    async def test_of_processes_that_write_the_same_keys_each_key_has_one_winner(
-        self, shared: MooncakeStore
-    ) -> None:
-        with process("race", shared) as one, process("race", shared) as two:
-            tell(one)
-            tell(two)
-            said = [line_of(child).split() for child in (one, two)]
-        won = {int(writer): int(count) for writer, count in said}
-        assert sum(won.values()) == NAMES
-        async with opened(shared) as backend:
-            read = await get_many(backend, range(NAMES))
-        assert {writer: read.count((ReadOutcome.OK, page(writer))) for writer in won} == won
 
     async def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
         self, lonely: Lonely

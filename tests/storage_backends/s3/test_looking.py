@@ -1,7 +1,5 @@
 """`s3://` with `read_only=1`: what is there is read, and nothing in the bucket changes."""
 
-import logging
-
 import pytest
 
 from tests.kit.launch.in_process import Run
@@ -61,16 +59,6 @@ async def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: B
     async with using(bucket.backend(options=LOOKING)) as backend:
         assert await listed(backend) == []
     assert bucket.paths() == []
-
-
-async def test_what_is_bad_is_said_and_stays(
-    kept: BucketStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with kept.behind_proxy(LOOKING) as (backend, _):
-        with caplog.at_level(logging.WARNING):
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-    (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
-    assert "removed" not in said
 
 
 @pytest.mark.parametrize("command", ["ls", "stat", "verify"])

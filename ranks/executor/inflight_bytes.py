@@ -33,13 +33,9 @@ class InflightBytes:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._taken = 0
-        self._waiting: deque[_Turn] = deque()
-
-    @property
-    def taken(self) -> int:
+        self.taken = 0
         """The bytes that are taken now."""
-        return self._taken
+        self._waiting: deque[_Turn] = deque()
 
     async def take(self, nbytes: int) -> int:
         """Wait for room and return how much was taken, to be given back.
@@ -49,8 +45,8 @@ class InflightBytes:
         """
         share = min(nbytes, self.bytes_max)
         with self._lock:
-            if not self._waiting and self._taken + share <= self.bytes_max:
-                self._taken += share
+            if not self._waiting and self.taken + share <= self.bytes_max:
+                self.taken += share
                 return share
             turn = _Turn(share)
             self._waiting.append(turn)
@@ -60,7 +56,7 @@ class InflightBytes:
             with self._lock:
                 turn.given_up = True
                 if turn.granted:
-                    self._taken -= share
+                    self.taken -= share
                 # Those behind may fit into the room that this one was too large for.
                 self._grant()
             raise
@@ -69,16 +65,16 @@ class InflightBytes:
     def give_back(self, share: int) -> None:
         """Give back what `take` returned."""
         with self._lock:
-            self._taken -= share
+            self.taken -= share
             self._grant()
 
     def _grant(self) -> None:
         while self._waiting:
             turn = self._waiting[0]
             if not turn.given_up:
-                if self._taken + turn.share > self.bytes_max:
+                if self.taken + turn.share > self.bytes_max:
                     return
-                self._taken += turn.share
+                self.taken += turn.share
                 turn.granted = True
                 # A loop ends only after whoever waits in it was cancelled, and so has given up.
                 turn.loop.call_soon_threadsafe(turn.wake)

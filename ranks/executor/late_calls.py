@@ -36,13 +36,9 @@ class LateCallsLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen = LateCalls()
-        self._say_at = 0.0
-
-    @property
-    def seen(self) -> LateCalls:
+        self.seen = LateCalls()
         """What has been counted so far."""
-        return self._seen
+        self._say_at = 0.0
 
     def note(self, began: float, deadline: float) -> None:
         """Take notice of a call that has come back."""
@@ -50,8 +46,8 @@ class LateCallsLog:
         if now + _TICK_S < deadline:
             return
         with self._lock:
-            seen = LateCalls(self._seen.calls + 1, self._seen.waited_s + now - began)
-            self._seen = seen
+            seen = LateCalls(self.seen.calls + 1, self.seen.waited_s + now - began)
+            self.seen = seen
             if now < self._say_at:
                 return
             self._say_at = now + SAID_AGAIN_S

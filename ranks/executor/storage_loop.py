@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -261,7 +261,7 @@ class StorageLoop:
                 continue
             match order:
                 case LookUp():
-                    lookup = self._start(self._look_up(order, timed.deadline))
+                    lookup = self._loop.create_task(self._look_up(order, timed.deadline))
                     self._running[order.operation] = lookup
                     lookup.add_done_callback(partial(self._looked_up, order.operation))
                 case Fetch():
@@ -270,9 +270,6 @@ class StorageLoop:
                     self._begin(PersistTransfer(order, answer_by(timed.deadline), self._objects))
                 case Cancel():
                     self._cancel(order.operation)
-
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._loop.create_task(coroutine)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
         OPERATION.set(order.operation)
@@ -297,7 +294,7 @@ class StorageLoop:
 
     def _begin(self, transfer: Transfer) -> None:
         self._running[transfer.operation] = transfer
-        transfer.driver = self._start(self._drive(transfer))
+        transfer.driver = self._loop.create_task(self._drive(transfer))
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
     async def _drive(self, transfer: Transfer) -> None:

@@ -57,7 +57,10 @@ class ServerBounds:
 
 
 class PageServer:
-    """Serves host pages of one rank while they are offered. Its methods are for one thread."""
+    """Serves host pages of one rank while they are offered; see `executor.base.PageServer`.
+
+    Its methods are for one thread.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,6 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Where readers reach this rank, as host:port."""
         return self.rank.address
 
     def open(self, ranks: Sequence[PeerRank]) -> None:
@@ -127,10 +129,7 @@ class PageServer:
         self._thread.start()
 
     def serve(self, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
-        """Let readers have these pages until the operation is withdrawn; does not wait.
-
-        May come several times for one operation, and one object may be under several.
-        """
+        """May come several times for one operation, and one object may be under several."""
         offered = [
             OfferedPage((transfer.pool, key.hex()), lease)
             for transfer in transfers
@@ -141,10 +140,9 @@ class PageServer:
         self._hand_in(partial(self.offers.serve, operation, offered))
 
     def withdraw(self, operation: int, on_quiet: Callable[[int], None]) -> None:
-        """Let nobody begin to read these pages under this operation any more; does not wait.
+        """Call `on_quiet` from the server's thread, after `bounds.quiet_s` at the latest.
 
-        `on_quiet` is called once with the operation when no send touches them on its behalf: from the
-        server's thread, after `bounds.quiet_s` at the latest, and at once if the server has ended.
+        At once if the server has ended.
         """
         if not self._hand_in(partial(self._withdraw, operation, on_quiet)):
             on_quiet(operation)
@@ -154,7 +152,6 @@ class PageServer:
         return self._pages.sent
 
     def trouble(self) -> str | None:
-        """Say why the server has ended by itself, or None."""
         return self._trouble
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:

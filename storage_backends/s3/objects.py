@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ...page_format.object_header import (
     HEADER_BYTES,
@@ -34,6 +34,8 @@ _READ_TRIES: Final = 6
 _WRITE_TRIES: Final = 8
 
 _log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class _Standing(NamedTuple):
@@ -59,29 +61,18 @@ class S3Objects:
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Say for each name whether there is something under it."""
 
-        async def one(number: int) -> None:
+        async def one(number: int) -> bool:
             path = path_of(names[number])
-            try:
-                found[number] = path is not None and await self._requests.size(path) is not None
-            except RequestFailed as error:
-                _log.debug("%s", error)
+            return path is not None and await self._requests.size(path) is not None
 
-        await _each(one, len(names), self._concurrency)
+        await self._fill_in(found, one, failed=False)
 
     async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
         """Read the objects into their buffers and verify them.
 
         What is bad is removed, unless the store is `read_only`.
         """
-
-        async def one(number: int) -> None:
-            try:
-                outcomes[number] = await self._read(reads[number])
-            except RequestFailed as error:
-                _log.debug("%s", error)
-                outcomes[number] = ReadOutcome.FAILED
-
-        await _each(one, len(reads), self._concurrency)
+        await self._fill_in(outcomes, lambda at: self._read(reads[at]), failed=ReadOutcome.FAILED)
 
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
@@ -90,33 +81,39 @@ class S3Objects:
 
         An object that lacks a column of the one to be written is replaced by one with both.
         """
-
-        async def one(number: int) -> None:
-            try:
-                outcomes[number] = await self._write(writes[number], likely=seen[number])
-            except RequestFailed as error:
-                _log.debug("%s", error)
-                outcomes[number] = WriteOutcome.FAILED
-
-        await _each(one, len(writes), self._concurrency)
+        await self._fill_in(
+            outcomes,
+            lambda at: self._write(writes[at], likely=seen[at]),
+            failed=WriteOutcome.FAILED,
+        )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
         """Remove the objects, unless the store is `read_only`; True where the name is free then."""
 
-        async def one(number: int) -> None:
+        async def one(number: int) -> bool:
             path = path_of(names[number])
             if path is None:
-                return
+                return False
+            if self._read_only:
+                return await self._requests.size(path) is None
+            await self._requests.delete(path)
+            return True
+
+        await self._fill_in(removed, one, failed=False)
+
+    async def _fill_in(
+        self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
+    ) -> None:
+        """Do the work for each of the results, which is `failed` where a request fails."""
+
+        async def one(number: int) -> None:
             try:
-                if self._read_only:
-                    removed[number] = await self._requests.size(path) is None
-                else:
-                    await self._requests.delete(path)
-                    removed[number] = True
+                results[number] = await work(number)
             except RequestFailed as error:
                 _log.debug("%s", error)
+                results[number] = failed
 
-        await _each(one, len(names), self._concurrency)
+        await _each(one, len(results), self._concurrency)
 
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, as far as its header is sound.

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Generic, TypeVar
 
 from ...page_format.object_name import ObjectName
@@ -84,8 +85,6 @@ class PendingCall(Generic[Answer]):
     """The answer for a key that the store was not asked for, or could not do."""
     late: Answer
     """The answer for a key whose deadline passed first."""
-    sizes: Sequence[int] = ()
-    """The bytes that each key reads or writes; nothing where names are all that a call has."""
 
 
 class AroundWrapper(Wrapper, ABC):
@@ -96,54 +95,24 @@ class AroundWrapper(Wrapper, ABC):
         """Return one answer for each key of the call."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._around(
-            PendingCall(
-                Call.EXISTS,
-                names,
-                deadline,
-                lambda: self._behind.exists(names, deadline=deadline),
-                failed=False,
-                late=False,
-            )
-        )
+        ask = partial(self._behind.exists, names, deadline=deadline)
+        call = PendingCall(Call.EXISTS, names, deadline, ask, failed=False, late=False)
+        return await self._around(call)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        return await self._around(
-            PendingCall(
-                Call.READ,
-                reads,
-                deadline,
-                lambda: self._behind.read(reads, deadline=deadline),
-                failed=ReadOutcome.FAILED,
-                late=ReadOutcome.TIMED_OUT,
-                sizes=[read.shape.nbytes for read in reads],
-            )
-        )
+        ask = partial(self._behind.read, reads, deadline=deadline)
+        failed, late = ReadOutcome.FAILED, ReadOutcome.TIMED_OUT
+        return await self._around(PendingCall(Call.READ, reads, deadline, ask, failed, late))
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        return await self._around(
-            PendingCall(
-                Call.WRITE,
-                writes,
-                deadline,
-                lambda: self._behind.write(writes, deadline=deadline),
-                failed=WriteOutcome.FAILED,
-                late=WriteOutcome.TIMED_OUT,
-                sizes=[write.shape.nbytes for write in writes],
-            )
-        )
+        ask = partial(self._behind.write, writes, deadline=deadline)
+        failed, late = WriteOutcome.FAILED, WriteOutcome.TIMED_OUT
+        return await self._around(PendingCall(Call.WRITE, writes, deadline, ask, failed, late))
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._around(
-            PendingCall(
-                Call.REMOVE,
-                names,
-                deadline,
-                lambda: self._behind.remove(names, deadline=deadline),
-                failed=False,
-                late=False,
-            )
-        )
+        ask = partial(self._behind.remove, names, deadline=deadline)
+        call = PendingCall(Call.REMOVE, names, deadline, ask, failed=False, late=False)
+        return await self._around(call)
 
 
 def layers(backend: StorageBackend) -> list[StorageBackend]:

@@ -115,8 +115,9 @@ class MetricsBackend(AroundWrapper):
         try:
             answers = await call.ask()
             outcomes = {_word(call.kind, each): count for each, count in Counter(answers).items()}
-            each = zip(call.sizes, answers, strict=bool(call.sizes))
-            nbytes = sum(nbytes for nbytes, answer in each if answer in _OK)
+            for key, answer in zip(call.keys, answers, strict=True):
+                if answer in _OK and not isinstance(key, ObjectName):
+                    nbytes += key.shape.nbytes
             return answers
         finally:
             ended_s = self._clock()

@@ -38,9 +38,7 @@ class Begun(NamedTuple):
 class Sent(NamedTuple):
     """How much was sent of a rank's pages, or begun to be."""
 
-    objects: int
-    nbytes: int
-    """With headers."""
+    objects: int = 0
     by_engine: int = 0
     """How many of the objects were left to readers' engines to read."""
 
@@ -65,7 +63,7 @@ class ServedPages:
         self._shapes = {name: layout.shape for name, layout in layouts.items()}
         self._tables = {name: part_table(shape.parts) for name, shape in self._shapes.items()}
         self._plans: dict[tuple[str, bytes], Plan | None] = {}
-        self.sent = Sent(0, 0)
+        self.sent = Sent()
 
     @property
     def shards(self) -> tuple[tuple[str, str], ...]:
@@ -97,13 +95,9 @@ class ServedPages:
         wanted = [view[run.offset : run.offset + run.nbytes] for run in runs]
         state = State.BARE if plan is None else State.WHOLE
         header = partial(self._header_of, fetch.pool, key, page)
-        begun = Begun(state, header, view, wanted, operation)
-        self.sent = Sent(
-            self.sent.objects + 1,
-            self.sent.nbytes + begun.nbytes,
-            self.sent.by_engine + isinstance(fetch, Locate),
-        )
-        return begun
+        by_engine = self.sent.by_engine + isinstance(fetch, Locate)
+        self.sent = Sent(self.sent.objects + 1, by_engine)
+        return Begun(state, header, view, wanted, operation)
 
     def end(self, operation: Operation) -> None:
         """Note that the send of an object has ended that this operation holds."""

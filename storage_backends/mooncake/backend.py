@@ -217,12 +217,7 @@ def _wanted(asked: Read | Write, *, writable: bool) -> WantedObject | None:
 
 
 def from_uri(uri: StoreUri) -> MooncakeBackend:
-    """Return the backend of a `mooncake://` URI."""
-    return MooncakeBackend(settings_of(uri))
-
-
-def settings_of(uri: StoreUri) -> MooncakeSettings:
-    """Return what a `mooncake://` URI says, or raise `ConfigError` saying what is wrong with it."""
+    """Return the backend of a `mooncake://` URI. Raises `ConfigError` saying what is wrong with it."""
     uri.refuse_half_characters()
     host, _, port = uri.host.rpartition(":")
     numeric = port.isascii() and port.isdigit() and len(port) < 6
@@ -230,4 +225,4 @@ def settings_of(uri: StoreUri) -> MooncakeSettings:
         raise ConfigError(f"store {uri.text!r} must name the master as mooncake://host:port")
     if uri.path.strip("/"):
         raise ConfigError(f"store {uri.text!r} has a path; write mooncake://host:port?option=value")
-    return uri.read(MooncakeSettings, master=uri.host)
+    return MooncakeBackend(uri.read(MooncakeSettings, master=uri.host))

@@ -27,37 +27,33 @@ class Wrapper:
     """
 
     def __init__(self, backend: StorageBackend) -> None:
-        self._behind = backend
-
-    @property
-    def behind(self) -> StorageBackend:
+        self.behind = backend
         """The backend that calls are handed on to."""
-        return self._behind
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._behind.capabilities
+        return self.behind.capabilities
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        await self._behind.open(memory)
+        await self.behind.open(memory)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._behind.exists(names, deadline=deadline)
+        return await self.behind.exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        return await self._behind.read(reads, deadline=deadline)
+        return await self.behind.read(reads, deadline=deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        return await self._behind.write(writes, deadline=deadline)
+        return await self.behind.write(writes, deadline=deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._behind.remove(names, deadline=deadline)
+        return await self.behind.remove(names, deadline=deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        return self._behind.objects()
+        return self.behind.objects()
 
     async def close(self) -> None:
-        await self._behind.close()
+        await self.behind.close()
 
 
 Answer = TypeVar("Answer", ReadOutcome, WriteOutcome, bool)
@@ -95,30 +91,21 @@ class AroundWrapper(Wrapper, ABC):
         """Return one answer for each key of the call."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        ask = partial(self._behind.exists, names, deadline=deadline)
+        ask = partial(self.behind.exists, names, deadline=deadline)
         call = PendingCall(Call.EXISTS, names, deadline, ask, failed=False, late=False)
         return await self._around(call)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        ask = partial(self._behind.read, reads, deadline=deadline)
+        ask = partial(self.behind.read, reads, deadline=deadline)
         failed, late = ReadOutcome.FAILED, ReadOutcome.TIMED_OUT
         return await self._around(PendingCall(Call.READ, reads, deadline, ask, failed, late))
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        ask = partial(self._behind.write, writes, deadline=deadline)
+        ask = partial(self.behind.write, writes, deadline=deadline)
         failed, late = WriteOutcome.FAILED, WriteOutcome.TIMED_OUT
         return await self._around(PendingCall(Call.WRITE, writes, deadline, ask, failed, late))
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        ask = partial(self._behind.remove, names, deadline=deadline)
+        ask = partial(self.behind.remove, names, deadline=deadline)
         call = PendingCall(Call.REMOVE, names, deadline, ask, failed=False, late=False)
         return await self._around(call)
-
-
-def layers(backend: StorageBackend) -> list[StorageBackend]:
-    """Return a backend and all that stand behind it; the last one is the store itself."""
-    found = [backend]
-    while isinstance(backend, Wrapper):
-        backend = backend.behind
-        found.append(backend)
-    return found

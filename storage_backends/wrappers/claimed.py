@@ -37,11 +37,11 @@ class ClaimedBackend(Wrapper):
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Open the store; refuse it by name if it has this model in other layouts."""
         with telling_no_secrets(self._uri):
-            await self._behind.open(memory)
+            await self.behind.open(memory)
         try:
             deadline = time.monotonic() + CLAIM_TIMEOUT_S
             await claim_model(
-                self._behind,
+                self.behind,
                 self._model,
                 self._weights_version,
                 self._layouts,
@@ -49,5 +49,5 @@ class ClaimedBackend(Wrapper):
                 store=without_secrets(self._uri),
             )
         except BaseException:
-            await self._behind.close()
+            await self.behind.close()
             raise

@@ -117,10 +117,10 @@ class FaultBackend(Wrapper):
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if self._spares(deadline):
-            return await self._behind.exists(names, deadline=deadline)
+            return await self.behind.exists(names, deadline=deadline)
         faults = [self._draw(_OF_EXISTENCE) for _ in names]
         await self._delay(deadline)
-        found = list(await self._behind.exists(names, deadline=deadline))
+        found = list(await self.behind.exists(names, deadline=deadline))
         await self._hang(faults, deadline)
         for at, fault in enumerate(faults):
             if fault is not None:
@@ -130,7 +130,7 @@ class FaultBackend(Wrapper):
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         if self._spares(deadline):
-            return await self._behind.read(reads, deadline=deadline)
+            return await self.behind.read(reads, deadline=deadline)
         faults = [self._draw(_OF_READS) for _ in reads]
         await self._delay(deadline)
         outcomes = [
@@ -138,7 +138,7 @@ class FaultBackend(Wrapper):
             for fault in faults
         ]
         asked = [at for at, fault in enumerate(faults) if fault not in (Fault.ERROR, Fault.TIMEOUT)]
-        answers = await self._behind.read([reads[at] for at in asked], deadline=deadline)
+        answers = await self.behind.read([reads[at] for at in asked], deadline=deadline)
         for at, answer in zip(asked, answers, strict=True):
             outcomes[at] = answer
         flipped = [
@@ -150,7 +150,7 @@ class FaultBackend(Wrapper):
             _flip(reads[at].buffers)
             outcomes[at] = ReadOutcome.CORRUPT
         if flipped:
-            await self._behind.remove([reads[at].name for at in flipped], deadline=deadline)
+            await self.behind.remove([reads[at].name for at in flipped], deadline=deadline)
             self.injected[Fault.FLIP] += len(flipped)
         await self._hang(faults, deadline)
         self._count(faults, (Fault.ERROR, Fault.TIMEOUT))
@@ -158,11 +158,11 @@ class FaultBackend(Wrapper):
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         if self._spares(deadline):
-            return await self._behind.write(writes, deadline=deadline)
+            return await self.behind.write(writes, deadline=deadline)
         faults = [self._draw(_OF_WRITES) for _ in writes]
         asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
         await self._delay(deadline)
-        answers = await self._behind.write([writes[at] for at in asked], deadline=deadline)
+        answers = await self.behind.write([writes[at] for at in asked], deadline=deadline)
         outcomes = [WriteOutcome.FAILED] * len(writes)
         for at, answer in zip(asked, answers, strict=True):
             outcomes[at] = answer
@@ -177,11 +177,11 @@ class FaultBackend(Wrapper):
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if self._spares(deadline):
-            return await self._behind.remove(names, deadline=deadline)
+            return await self.behind.remove(names, deadline=deadline)
         faults = [self._draw(_OF_REMOVALS) for _ in names]
         asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
         await self._delay(deadline)
-        answers = await self._behind.remove([names[at] for at in asked], deadline=deadline)
+        answers = await self.behind.remove([names[at] for at in asked], deadline=deadline)
         freed = [False] * len(names)
         for at, answer in zip(asked, answers, strict=True):
             freed[at] = answer and faults[at] is None
@@ -191,7 +191,7 @@ class FaultBackend(Wrapper):
 
     async def close(self) -> None:
         self._closed = True
-        await self._behind.close()
+        await self.behind.close()
 
     def _spares(self, deadline: float) -> bool:
         return self._closed or self._clock() >= deadline

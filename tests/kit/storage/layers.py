@@ -102,19 +102,19 @@ class Watched(Wrapper):
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         await self._watch(names)
-        return await self._behind.exists(names, deadline=deadline)
+        return await self.behind.exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         await self._watch([read.name for read in reads])
-        return await self._behind.read(reads, deadline=deadline)
+        return await self.behind.read(reads, deadline=deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         await self._watch([write.name for write in writes])
-        return await self._behind.write(writes, deadline=deadline)
+        return await self.behind.write(writes, deadline=deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         await self._watch(names)
-        return await self._behind.remove(names, deadline=deadline)
+        return await self.behind.remove(names, deadline=deadline)
 
 
 class Failing(Wrapper):
@@ -135,24 +135,24 @@ class Failing(Wrapper):
         return [
             not self._fails(name) and found
             for name, found in zip(
-                names, await self._behind.exists(names, deadline=deadline), strict=True
+                names, await self.behind.exists(names, deadline=deadline), strict=True
             )
         ]
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         failing = [self._fails(read.name) for read in reads]
         asked = [read for read, fails in zip(reads, failing, strict=True) if not fails]
-        answers = iter(await self._behind.read(asked, deadline=deadline))
+        answers = iter(await self.behind.read(asked, deadline=deadline))
         return [ReadOutcome.FAILED if fails else next(answers) for fails in failing]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         failing = [self._fails(write.name) for write in writes]
         asked = [write for write, fails in zip(writes, failing, strict=True) if not fails]
-        answers = iter(await self._behind.write(asked, deadline=deadline))
+        answers = iter(await self.behind.write(asked, deadline=deadline))
         return [WriteOutcome.FAILED if fails else next(answers) for fails in failing]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         failing = [self._fails(name) for name in names]
         asked = [name for name, fails in zip(names, failing, strict=True) if not fails]
-        answers = iter(await self._behind.remove(asked, deadline=deadline))
+        answers = iter(await self.behind.remove(asked, deadline=deadline))
         return [not fails and next(answers) for fails in failing]

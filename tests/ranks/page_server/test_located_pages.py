@@ -92,7 +92,7 @@ def test_an_answer_says_of_each_page_where_it_lies_and_has_its_header(
     assert answer.states == bytes([State.WHOLE] * 3 + [State.ABSENT])
     assert answer.pages == (*map(address_of, pages), 0)
     assert len(headers) == 3 * HEADER_BYTES
-    assert group.servers[0].sent() == (3, 3 * (HEADER_BYTES + (1 << 20)), 3)
+    assert group.servers[0].sent() == (3, 3)
 
 
 def test_what_is_withdrawn_is_quiet_only_when_its_reader_is_done(

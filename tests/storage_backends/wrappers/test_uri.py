@@ -7,14 +7,20 @@ from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.wrappers.base import layers
+from lockstep.storage_backends.wrappers.base import Wrapper
 from lockstep.storage_backends.wrappers.breaker import BreakerBackend
 from lockstep.storage_backends.wrappers.fault import FaultBackend
 from lockstep.storage_backends.wrappers.metrics import MetricsBackend
 
 
 def kinds(uri: str) -> list[type[StorageBackend]]:
-    return [type(layer) for layer in layers(make_backend(uri))]
+    """The types of a store's wrappers, the outermost first, and of the store itself."""
+    backend = make_backend(uri)
+    found = [type(backend)]
+    while isinstance(backend, Wrapper):
+        backend = backend.behind
+        found.append(type(backend))
+    return found
 
 
 def test_wrappers_stand_before_the_store_in_the_order_of_their_names() -> None:

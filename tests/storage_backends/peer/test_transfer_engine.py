@@ -88,14 +88,6 @@ class TestWhatMovesPages:
                 assert buffers == pages_of(group, COUNT)
             assert group.servers[0].sent().by_engine == COUNT
 
-    async def test_who_does_not_ask_for_it_is_sent_pages(self) -> None:
-        with served() as group:
-            async with opened_at(group.uri) as backend:
-                assert (
-                    await backend.read(reads_of(group, COUNT)[0], deadline=soon()) == [OK] * COUNT
-                )
-            assert group.servers[0].sent().by_engine == 0
-
     async def test_many_calls_at_once_have_room_of_their_own(self) -> None:
         with served() as group:
             async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:

@@ -33,7 +33,7 @@ allocated by what it claims, and ends its connection.
 
 import struct
 from enum import IntEnum
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
@@ -177,24 +177,15 @@ RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
 """A rank as bytes, for the ranks of its group to tell each other."""
 
 
-class Prefix(NamedTuple):
-    """What stands before a control."""
-
-    control_bytes: int
-    attached_bytes: int
-
-
 def encode(message: Message, attached_bytes: int = 0) -> bytes:
     """Return a frame but for what is attached. Raises `StorageError` for one that is too long."""
     control = MESSAGES.encode(message)
     return _PREFIX.pack(len(control), attached_bytes) + control
 
 
-def decode_prefix(raw: memoryview) -> Prefix:
-    """Return the lengths that `PREFIX_BYTES` bytes speak of."""
-    prefix = Prefix(*_PREFIX.unpack(raw))
-    if not 0 < prefix.control_bytes <= CONTROL_BYTES_MAX:
-        raise StorageError(
-            f"a message of {prefix.control_bytes} bytes; 1 to {CONTROL_BYTES_MAX} can be"
-        )
-    return prefix
+def decode_prefix(raw: memoryview) -> tuple[int, int]:
+    """Return how long the control is, and what is attached, as `PREFIX_BYTES` bytes say."""
+    control_bytes, attached_bytes = _PREFIX.unpack(raw)
+    if not 0 < control_bytes <= CONTROL_BYTES_MAX:
+        raise StorageError(f"a message of {control_bytes} bytes; 1 to {CONTROL_BYTES_MAX} can be")
+    return control_bytes, attached_bytes

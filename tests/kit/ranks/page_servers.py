@@ -207,9 +207,9 @@ class RawReader:
     def receive_control(self) -> Message:
         """The next frame without what is attached."""
         raw = self._exactly(PREFIX_BYTES)
-        prefix = decode_prefix(memoryview(raw))
-        self._attached_bytes = prefix.attached_bytes
-        control = self._exactly(prefix.control_bytes)
+        control_bytes, attached_bytes = decode_prefix(memoryview(raw))
+        self._attached_bytes = attached_bytes
+        control = self._exactly(control_bytes)
         self.tags.received.require(raw + control, self._exactly(self.tags.received.nbytes))
         return MESSAGES.decode(memoryview(control))
 

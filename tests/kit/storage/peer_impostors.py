@@ -44,8 +44,8 @@ class Impostor:
 
     async def hear(self) -> Message:
         """The next message of the reader."""
-        prefix = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
-        return MESSAGES.decode(memoryview(await self._exactly(prefix.control_bytes)))
+        control_bytes, _ = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
+        return MESSAGES.decode(memoryview(await self._exactly(control_bytes)))
 
     async def hung_up(self) -> None:
         """Wait until the reader has hung up."""

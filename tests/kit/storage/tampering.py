@@ -94,10 +94,10 @@ class Tampering:
             await loop.sock_sendall(target, await take(1 + _PROOF_BYTES))
         while True:
             raw = await take(PREFIX_BYTES)
-            prefix = decode_prefix(memoryview(raw))
-            control = await take(prefix.control_bytes)
+            control_bytes, attached_bytes = decode_prefix(memoryview(raw))
+            control = await take(control_bytes)
             head = raw + control + await take(TAG_BYTES)
-            attached_bytes = prefix.attached_bytes + TAG_BYTES * bool(prefix.attached_bytes)
+            attached_bytes += TAG_BYTES * bool(attached_bytes)
             passed = Passed(
                 way, MESSAGES.decode(memoryview(control)), head, await take(attached_bytes)
             )

@@ -30,8 +30,7 @@ def test_to_import_the_package_loads_no_torch() -> None:
     assert said.stdout == "False False\n"
 
 
-def test_a_cache_shows_its_configuration_and_an_inspection_and_none_of_its_parts() -> None:
+def test_a_cache_shows_its_configuration_and_none_of_its_parts() -> None:
     (cache,) = RanksInTurn(1).caches
 
     assert {name for name in vars(cache) if not name.startswith("_")} == {"config"}
-    assert [name for name in vars(cache.inspection) if not name.startswith("_")] == []

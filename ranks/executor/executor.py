@@ -346,7 +346,8 @@ class RankExecutor:
                 self._flights.fail(number)
 
     def _submit(self, orders: Sequence[TimedOrder], source: str = "") -> None:
-        if not orders or self._stores.submit(orders, source):
+        loop = self._stores.loop(source) if orders else None
+        if not orders or (loop is not None and loop.submit(orders)):
             return
         for timed in orders:
             self._refuse(timed.order)

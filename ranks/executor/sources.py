@@ -8,12 +8,12 @@ asked of it is missing. All is called from the engine's thread.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...errors import ConfigError
 from ...storage_backends.complaints import Trouble
 from ...storage_backends.handshake import UNPROVEN_S, UnprovenError
-from .storage_loop import StorageLoop, TimedOrder
+from .storage_loop import StorageLoop
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +40,6 @@ class Sources:
         self._closing: list[StorageLoop] = []
         self._troubles = Trouble()
 
-    def submit(self, source: str, orders: Sequence[TimedOrder]) -> bool:
-        """Hand orders to a source; False if it cannot carry them out."""
-        loop = self._connected(source)
-        return loop is not None and loop.submit(orders)
-
     def stop(self) -> None:
         """Cancel everything; does not wait."""
         for source in list(self._loops):
@@ -56,7 +51,8 @@ class Sources:
         ended = [loop.join(max(0.0, until - time.monotonic())) for loop in self._closing]
         return all(ended)
 
-    def _connected(self, source: str) -> StorageLoop | None:
+    def loop(self, source: str) -> StorageLoop | None:
+        """Return what carries out orders for a source, which is connected; None if it cannot be."""
         loop = self._loops.get(source)
         if loop is not None and loop.trouble() is not None:
             self._complain(source, loop.trouble())

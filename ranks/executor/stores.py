@@ -5,7 +5,7 @@ last call has returned. All but `stage` is called from the engine's thread.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...coordinator.proposal import Change, Proposal, Readiness
@@ -19,7 +19,7 @@ from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
 from .sources import Sources
-from .storage_loop import OPERATION, StorageLoop, StorageReport, TimedOrder
+from .storage_loop import OPERATION, StorageLoop, StorageReport
 from .storage_transfers import RankObjects
 from .writers import WriterShare
 
@@ -143,11 +143,9 @@ class Stores:
             self._let_go(self._used)
             self._used = None
 
-    def submit(self, orders: Sequence[TimedOrder], source: str = "") -> bool:
-        """Hand orders to the store in use, or to a source; False if there is none for them."""
-        if source:
-            return self._sources.submit(source, orders)
-        return self._used is not None and self._used.submit(orders)
+    def loop(self, source: str = "") -> StorageLoop | None:
+        """Return what carries out orders for the store in use, or for a source; None without one."""
+        return self._sources.loop(source) if source else self._used
 
     def trouble(self) -> str | None:
         """Say why the store in use has ended, or None."""

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,15 +120,15 @@ def test_a_scheme_of_another_package_is_loaded_in_the_background(
         threads.append(threading.current_thread().name)
         raise ConfigError(f"store {uri.text!r}: no such tape")
 
-    def loaded(uri: StoreUri, entry: EntryPoint) -> Callable[[StoreUri], MemoryBackend]:
-        threads.append(threading.current_thread().name)
-        return make
+    class Tapes(EntryPoint):
+        def load(self) -> Any:
+            threads.append(threading.current_thread().name)
+            return make
 
     def installed(*, group: str) -> EntryPoints:
-        return EntryPoints([EntryPoint("tape", "tapes:make", group)])
+        return EntryPoints([Tapes("tape", "tapes:make", group)])
 
     monkeypatch.setattr(registry, "entry_points", installed)
-    monkeypatch.setattr(registry, "_loaded", loaded)
     running = engine()
     outcomes = told(running.caches, "tape://x")
     running.until(lambda cache: outcomes[cache.rank].done())

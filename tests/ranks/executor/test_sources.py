@@ -37,7 +37,7 @@ class IdleLoop:
 
 def test_more_groups_than_may_be_connected_are_read_from_one_after_another() -> None:
     sources = Sources(lambda _: cast("StorageLoop", IdleLoop()), 1.0)
-    assert all(sources.submit(f"peer://there:{number}", ()) for number in range(2 * SOURCES_MAX))
+    assert all(sources.loop(f"peer://there:{number}") for number in range(2 * SOURCES_MAX))
     sources.stop()
     assert sources.join(1.0)
 

@@ -83,7 +83,7 @@ def read_settings(
     try:
         return _read(kind, cast("Mapping[str, object]", given), "", strict=strict)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _read(
     try:
         return kind(**values)
     except ConfigError as error:
-        raise ConfigError(f"{place}{error}") from error
+        raise ConfigError(f"{place}{error}") from None
 
 
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:

@@ -50,13 +50,16 @@ class Plan:
     """One process schedules for a worker on each rank, in place of a scheduler on every rank."""
 
 
+NO_LOGPROB = -1e30
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What came of one request."""
 
     tokens: list[int]
     logprobs: list[float]
-    """Of the tokens that were chosen."""
+    """Of the tokens that were chosen; `NO_LOGPROB` for NaN."""
     cached_tokens: int
 
 

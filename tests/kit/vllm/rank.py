@@ -5,6 +5,7 @@ import sys
 import zlib
 from dataclasses import asdict
 from importlib import import_module
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.kit.vllm import afflicted
 from tests.kit.vllm.faults import afflict
 from tests.kit.vllm.plan import (
     BLOCK_TOKENS,
+    NO_LOGPROB,
     Output,
     Phase,
     PhaseResult,
@@ -191,6 +193,8 @@ def output_of(request: Any) -> Output:
     tokens = list(request.outputs[0].token_ids)
     logprobs = request.outputs[0].logprobs
     chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]
+    # JSON has no NaN, which garbage on a page may come to.
+    chosen = [NO_LOGPROB if isnan(each) else each for each in chosen]
     return Output(tokens, chosen, request.num_cached_tokens)
 
 

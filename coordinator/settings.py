@@ -6,9 +6,10 @@ path, the value, and what it must be.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
+from operator import index
 from types import UnionType
 from typing import (
     Annotated,
@@ -16,6 +17,7 @@ from typing import (
     ClassVar,
     Final,
     Literal,
+    SupportsIndex,
     TypeVar,
     Union,
     cast,
@@ -67,8 +69,12 @@ class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():
             if name not in self.UNCHECKED:
-                value = getattr(self, name)
-                msgspec.structs.force_setattr(self, name, _converted(type(self), name, value, kind))
+                value = _converted(type(self), name, getattr(self, name), kind, self._whose())
+                msgspec.structs.force_setattr(self, name, value)
+
+    def _whose(self) -> str:
+        """See `Settings`."""
+        return ""
 
 
 def read_settings(
@@ -79,7 +85,7 @@ def read_settings(
     With `strict=False` numbers and flags may be written as text, as in a URI.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {given!r}, must hold keys and values")
+        raise ConfigError(f"{where} is {_shown(given)}, must hold keys and values")
     try:
         return _read(kind, cast("Mapping[str, object]", given), "", strict=strict)
     except ConfigError as error:
@@ -149,14 +155,42 @@ def _converted(
     strict: bool = True,
 ) -> object:
     """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
+    if hasattr(value, "__index__") and not isinstance(value, bool | Enum):
+        # Engines compute sizes with numpy.
+        value = index(cast("SupportsIndex", value))
+    for each in _choices(kind):
+        inner, many = each, False
+        if get_origin(each) is tuple:
+            inner, many = get_args(each)[0], True
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            parts = cast("Sequence[object]", value if isinstance(value, list | tuple) else (value,))
+            if any(isinstance(part, Mapping) for part in parts) and many == (parts is value):
+                read = tuple(
+                    _read(
+                        inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict
+                    )
+                    if isinstance(part, Mapping)
+                    else part
+                    for part in parts
+                )
+                return read if many else read[0]
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )
-        shown = "" if hidden else f" is {value!r},"
+        shown = "" if hidden else f" is {_shown(value)},"
         raise ConfigError(f"{path}{name}{shown} {_remedy(str(error), kind)}") from None
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message: no lists and maps, and no URIs, which may have secrets in them."""
+    if isinstance(value, str) and "://" in value:
+        return "a URI"
+    if value is None or isinstance(value, str | int | float | bool):
+        return f"{value!r:.100}"
+    return f"a {type(value).__name__}"
 
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -74,4 +74,6 @@ def _with_secret(peers: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(
             f"{WHERE}: peers.{SECRET_FILE} is {path!r}, which cannot be read: {error}"
         ) from error
+    if not secret:
+        raise ConfigError(f"{WHERE}: peers.{SECRET_FILE} is {path!r}, which is empty")
     return {key: each for key, each in peers.items() if key != SECRET_FILE} | {"secret": secret}

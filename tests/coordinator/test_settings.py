@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 from msgspec import Meta
 
@@ -90,8 +91,8 @@ def test_text_stands_for_numbers_and_flags_where_nothing_else_can_be_written() -
         ({"inner": 5}, "here: inner is 5, must be keys and values"),
         ({"secret": 5}, "here: secret must be text"),
         ({"parts": "abc"}, "here: parts is 'abc', must be a list"),
-        ({"parts": ["a", 1]}, "here: parts is ['a', 1], must be text, each part of it"),
-        ({"texts": {"a": 1}}, "here: texts is {'a': 1}, must be text, each part of it"),
+        ({"parts": ["a", 1]}, "here: parts is a list, must be text, each part of it"),
+        ({"texts": {"a": 1}}, "here: texts is a dict, must be text, each part of it"),
         ({"wait_s": 0}, "here: wait_s is 0, must be more than 0"),
         ({"wait_s": float("nan")}, "here: wait_s is nan, must be more than 0"),
         ({"wait_s": float("inf")}, "here: wait_s is inf, must be at most 1000000"),
@@ -129,3 +130,34 @@ def test_a_part_of_settings_is_what_a_base_has() -> None:
         more: int = 1
 
     assert Inner(**part_of(More(pages=7), Inner)) == Inner(pages=7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many(Settings):
+    inners: tuple[Inner, ...] = ()
+    one: Inner = field(default_factory=Inner)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"one": {"page": 1}}, "one: there is no key 'page'; known: colour, depth, pages"),
+        ({"inners": [{"page": 1}]}, "inners: there is no key 'page'; known: colour, depth, pages"),
+        ({"inners": [{"pages": 0}]}, "inners.pages is 0, must be at least 1"),
+    ],
+)
+def test_maps_are_read_as_settings_wherever_they_stand(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Many(**given)
+    assert str(refused.value) == said
+
+
+def test_sizes_of_numpy_are_whole_numbers() -> None:
+    assert type(Inner(pages=np.int64(5)).pages) is int  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [[{"secret": "hunter2"}], "s3://key:hunter2@x"])
+def test_messages_show_no_secret(value: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Outer(wait_s=value)
+    assert "hunter2" not in str(refused.value)

@@ -61,21 +61,22 @@ class Answering:
         content, answer = self._control.waited_for(request)
         opens = isinstance(request, Attach | Detach)
         longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
-        before = self._steps()
+        ends = time.monotonic() + self._agreed_s + longer_s
         try:
             self._submit(content)
-            with suppress(TimeoutError):
-                return answer.result(self._idle_s)
-            if self._steps() == before:
-                raise LockstepError(
-                    "queued: the engine computes nothing now, and carries it out with its next request"
-                )
-            return answer.result(self._agreed_s + longer_s)
-        except TimeoutError:
+            while time.monotonic() < ends:
+                before = self._steps()
+                with suppress(TimeoutError):
+                    return answer.result(self._idle_s)
+                if self._steps() == before and not len(self._control.cache.inspection.requests):
+                    raise LockstepError(
+                        "queued: the engine computes nothing now, and carries it out with its next"
+                        " request"
+                    )
             raise LockstepError(
                 "the ranks have not agreed on it yet; they carry it out with their next step, unless"
                 " one of them hangs"
-            ) from None
+            )
         finally:
             # Where nobody has begun it, nobody is told any more.
             answer.cancel()

@@ -59,6 +59,9 @@ class GroupControl:
         except (UsageError, ConfigError) as error:
             waiting.set_exception(error)
             return
+        except BaseException:
+            waiting.set_exception(LockstepError("the group has ended before it was done"))
+            raise
         if isinstance(became, Future):
             became.add_done_callback(lambda ended: _pass_on(ended, waiting))
         else:

@@ -54,10 +54,11 @@ def _begin(
     """Let a cache carry out what is asked, and on rank 0 answer it, until it closes."""
     cache.take_requests(log)
     control = GroupControl(cache)
-    cache.at_close(control.close)
     if port is not None:
         port.serve(Answering(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
+    # After the port, by which no more can be asked.
+    cache.at_close(control.close)
 
 
 def _opened(

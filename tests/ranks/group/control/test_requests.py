@@ -115,6 +115,19 @@ def test_nothing_is_done_before_the_step_in_which_all_ranks_have_the_request(ask
     assert asked.ranks.every(lambda cache: cache.inspection.prefixes.tree.node_count) == 0
 
 
+def test_a_group_that_computes_is_not_taken_for_idle_however_long_its_step_lasts() -> None:
+    asked = Asked(idle_s=0.001)
+    asked.ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=4))
+    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+
+    with pytest.raises(TimeoutError):
+        answer.result(0.05)
+    asked.ranks.step()
+    asked.ranks.step()
+    assert answer.result(60) == {"is_known": False}
+    asked.threads.shutdown()
+
+
 def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
     asked = Asked(idle_s=0.05)
     answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)

@@ -199,5 +199,5 @@ def _parsed(where: str, given: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is {values!r}, must hold keys and values")
+        raise ConfigError(f"{where} is a {type(values).__name__}, must hold keys and values")
     return cast("Mapping[str, Any]", values)

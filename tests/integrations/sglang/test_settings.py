@@ -131,7 +131,7 @@ def test_a_flag_that_is_wrong_is_refused_by_its_name(flags: dict[str, Any], name
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ([], "is [], must hold keys and values"),
+        ([], "is a list, must hold keys and values"),
         ({"stor": "file:///kv"}, "no key 'stor'; known: adapter_versions, bounds,"),
         ({"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
         ({"prefetch_threshold": -1}, "prefetch_threshold is -1, must be at least 0"),

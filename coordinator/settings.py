@@ -155,6 +155,7 @@ def _converted(
     strict: bool = True,
 ) -> object:
     """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
+    given = value
     if hasattr(value, "__index__") and not isinstance(value, bool | Enum):
         # Engines compute sizes with numpy.
         value = index(cast("SupportsIndex", value))
@@ -180,7 +181,7 @@ def _converted(
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )
-        shown = "" if hidden else f" is {_shown(value)},"
+        shown = "" if hidden else f" is {_shown(given)},"
         raise ConfigError(f"{path}{name}{shown} {_remedy(str(error), kind)}") from None
 
 

@@ -6,9 +6,10 @@ path, the value, and what it must be.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
+from functools import cache
 from operator import index
 from types import UnionType
 from typing import (
@@ -50,10 +51,8 @@ class Settings:
     """Fields of types that have been checked by themselves, or that no annotation can check."""
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
-            if name not in self.UNCHECKED:
-                value = _converted(type(self), name, getattr(self, name), kind, self._whose())
-                object.__setattr__(self, name, value)
+        for name, value in _checked(self, self._whose()):
+            object.__setattr__(self, name, value)
 
     def _whose(self) -> str:
         """Return what a message begins with, where settings of this kind have a name of their own."""
@@ -67,10 +66,8 @@ class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """See `Settings`."""
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
-            if name not in self.UNCHECKED:
-                value = _converted(type(self), name, getattr(self, name), kind, self._whose())
-                msgspec.structs.force_setattr(self, name, value)
+        for name, value in _checked(self, self._whose()):
+            msgspec.structs.force_setattr(self, name, value)
 
     def _whose(self) -> str:
         """See `Settings`."""
@@ -109,22 +106,31 @@ def _read(
     for each in fields(kind):
         if each.default is each.default_factory is MISSING and each.name not in given:
             raise ConfigError(f"{path}{each.name} is missing; give it")
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        inner = _choices(known[name])[0]
-        if isinstance(inner, type) and issubclass(inner, Settings) and isinstance(value, Mapping):
-            nested = cast("Mapping[str, object]", value)
-            values[name] = _read(inner, nested, f"{path}{name}.", strict=strict)
-        else:
-            values[name] = _converted(kind, name, value, known[name], path, strict=strict)
+    values: dict[str, Any] = {
+        name: _converted(kind, name, value, known[name], path, strict=strict)
+        for name, value in given.items()
+    }
     try:
         return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{place}{error}") from None
 
 
+def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[str, object]]:
+    """Yield the fields that annotations check, as they are to be; `whose` begins a message."""
+    kind = type(settings)
+    for name, hint in _kinds(kind).items():
+        if name not in kind.UNCHECKED:
+            yield name, _converted(kind, name, getattr(settings, name), hint, whose)
+
+
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
     """Return what each field may hold, by name."""
+    return _hints(cast("Any", kind))
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, TaggedSettings):
         return {name: hints[name] for name in kind.__struct_fields__}
@@ -136,6 +142,16 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, UnionType):
         return tuple(each for one in get_args(kind) for each in _choices(one))
     return (get_args(kind)[0] if get_origin(kind) is Annotated else kind,)
+
+
+def _settings_of(kind: Any) -> tuple[type[Settings], bool] | None:
+    """Return the settings that a field holds, and whether it holds many; None for other fields."""
+    for each in _choices(kind):
+        many = get_origin(each) is tuple
+        inner = get_args(each)[0] if many else each
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            return inner, many
+    return None
 
 
 def _values(kind: Any) -> tuple[object, ...]:
@@ -159,22 +175,17 @@ def _converted(
     if hasattr(value, "__index__") and not isinstance(value, bool | Enum):
         # Engines compute sizes with numpy.
         value = index(cast("SupportsIndex", value))
-    for each in _choices(kind):
-        inner, many = each, False
-        if get_origin(each) is tuple:
-            inner, many = get_args(each)[0], True
-        if isinstance(inner, type) and issubclass(inner, Settings):
-            parts = cast("Sequence[object]", value if isinstance(value, list | tuple) else (value,))
-            if any(isinstance(part, Mapping) for part in parts) and many == (parts is value):
-                read = tuple(
-                    _read(
-                        inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict
-                    )
-                    if isinstance(part, Mapping)
-                    else part
-                    for part in parts
-                )
-                return read if many else read[0]
+    inner, many = _settings_of(kind) or (None, False)
+
+    def read(part: object) -> object:
+        if inner is None or not isinstance(part, Mapping):
+            return part
+        return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
+
+    if not many:
+        value = read(value)
+    elif isinstance(value, list | tuple):
+        value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:

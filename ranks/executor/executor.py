@@ -330,7 +330,8 @@ class RankExecutor:
         return self._server
 
     def _fence(self, order: Fence, deadline: float) -> None:
-        operations = order.operations or self._flights.copying()
+        named = order.operations
+        operations = self._flights.copying() if named is None else named
         for number in operations:
             self._flights.drop_held(number)
         reading = [number for number in operations if number in self._flights]

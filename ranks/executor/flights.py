@@ -189,8 +189,8 @@ class Flights:
             case Answered():
                 pass
             case Landed():
-                self._tell(report, flight)
-                if report.pages < min(flight.pages, flight.seen.ceiling):
+                is_new = self._tell(report, flight)
+                if is_new and report.pages < min(flight.pages, flight.seen.ceiling):
                     self._on_its_way += 1
                 if report.pages >= flight.pages and not flight.cancelled:
                     flight.deadline = None
@@ -218,10 +218,12 @@ class Flights:
         flight.deadline = deadline
         heappush(self._due, (deadline, flight.order.operation))
 
-    def _tell(self, progress: Progress, flight: _Flight) -> None:
-        """Report what was not reported yet."""
-        if flight.seen.raise_to(progress):
+    def _tell(self, progress: Progress, flight: _Flight) -> bool:
+        """Report what was not reported yet; say whether it was not."""
+        is_new = flight.seen.raise_to(progress)
+        if is_new:
             self._progress.append(progress)
+        return is_new
 
     def _end(self, flight: _Flight, *, ok: bool) -> None:
         self._tell(Ended(flight.order.operation, ok), flight)

@@ -173,8 +173,8 @@ class Fence(Record, frozen=True):
     has not begun does so at once, and never begins.
     """
 
-    operations: tuple[int, ...]
-    """Empty for all copies of this rank."""
+    operations: tuple[int, ...] | None
+    """None for all copies of this rank."""
     timeout_s: float
 
 

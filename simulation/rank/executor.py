@@ -99,7 +99,7 @@ class SimulatedExecutor:
                 case Fork():
                     self._fork(order)
                 case Fence():
-                    self.copies.fence(order.operations, _us(order.timeout_s))
+                    self.copies.fence(order.operations or (), _us(order.timeout_s))
                 case Cancel():
                     self._cancel(order)
                 case AttachStore():

@@ -143,7 +143,7 @@ class _Unfenced(SimulatedExecutor):
     def carry_out(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if isinstance(order, Fence):
-                for operation in order.operations:
+                for operation in order.operations or ():
                     self.conditions.say(Ended(operation, ok=True))
         super().carry_out(orders)
 

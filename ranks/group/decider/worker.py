@@ -87,7 +87,7 @@ class WorkerRank:
 
         A copy that has not ended after `timeout_s` fails.
         """
-        self.executor.carry_out([Fence((), timeout_s)])
+        self.executor.carry_out([Fence(None, timeout_s)])
 
     def close(self) -> None:
         """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""

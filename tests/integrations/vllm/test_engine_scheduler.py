@@ -138,7 +138,7 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
     worker.wait_for_copies()
 
     [executor] = ranks.executors
-    assert executor.given(Fence) == [Fence((), 1.0)]
+    assert executor.given(Fence) == [Fence(None, 1.0)]
 
 
 def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:

@@ -67,7 +67,7 @@ def abort(side: SchedulerSide, request: Sent) -> None:
 
 def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
     """Return what a rank's executor was told to wait for since it was last asked."""
-    return [order.operations for order in ranks.executors[rank].take(Fence)]
+    return [order.operations or () for order in ranks.executors[rank].take(Fence)]
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:

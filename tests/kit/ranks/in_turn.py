@@ -172,7 +172,7 @@ class ToldExecutor:
                 case Put() | CopyToHost() | CopyToDevice():
                     self.said.append(Ended(order.operation, ok=True))
                 case Fence(operations=operations):
-                    self.said += [Ended(operation, ok=True) for operation in operations]
+                    self.said += [Ended(operation, ok=True) for operation in operations or ()]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
                 case Fork() | Serve() | AttachStore() | DetachStore():

@@ -170,7 +170,7 @@ def test_a_worker_waits_for_all_copies_before_its_memory_is_unmapped() -> None:
 
     worker.wait_for_copies(7.0)
 
-    assert executor.take(Fence) == [Fence((), 7.0)]
+    assert executor.take(Fence) == [Fence(None, 7.0)]
 
 
 def test_a_ballot_that_leaves_before_backups_begin_tells_of_them_in_the_next_round() -> None:

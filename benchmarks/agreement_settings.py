@@ -23,7 +23,7 @@ class AgreementSettings:
     operations: Annotated[int, Parameter(validator=Number(gte=0, lte=1 << 16))] = 32
     """Prefetches in flight, each with a place in the ballot."""
     transport: Transport = Transport.AUTO
-    """What carries the rounds; auto picks by the hosts."""
+    """The transport of the rounds; auto picks one by the hosts."""
     work_us: Annotated[int, Parameter(validator=Number(gte=0, lte=10_000_000))] = 5000
     """Microseconds that the caller computes between pipelined steps."""
     hosts: Annotated[int, Parameter(validator=Number(gte=1))] = 1

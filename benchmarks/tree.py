@@ -94,7 +94,7 @@ class Sizes:
     components: Annotated[
         tuple[str, ...], Parameter(choices=COMPONENTS, show_default="all there are")
     ] = COMPONENTS
-    """What the model keeps; may be repeated."""
+    """The components of the model; may be repeated."""
     repetitions: Annotated[int, Parameter(validator=Number(gte=1))] = 500
     """How often each call is timed; the median counts."""
 

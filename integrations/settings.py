@@ -21,7 +21,7 @@ it writes, weights that it loads. A rank that has died is noticed at once, whate
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSettings(GroupSettings):
-    """What every plug-in can be told; equal on every rank."""
+    """The settings of every plug-in; equal on every rank."""
 
     where: ClassVar[str]
     """The place of these values, as users know it."""
@@ -91,10 +91,10 @@ class PluginSettings(GroupSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings(PluginSettings):
-    """What the plug-in of an engine that serves requests can be told beside."""
+    """The further settings of the plug-ins of serving engines."""
 
     adapter_versions: Mapping[str, Text] = field(default_factory=dict[str, str])
-    """What stands in keys for an adapter's weights, by its name, in the place of its files."""
+    """The version that keys have for an adapter, by its name, instead of a digest of its files."""
     share: Share = Share.ALL
     """With whom pages are shared: `all` engines that compute the same, or those of one `engine`."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE

@@ -27,7 +27,7 @@ class HandoffSettings:
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
     """How often everything is measured in turns."""
     transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
-    """What moves pages from host memory to host memory: tcp, or mooncake for Mooncake's transfer
+    """The transfer from host memory to host memory: tcp, or mooncake for Mooncake's transfer
     engine, over TCP as well."""
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ _LINE = 8
 _MAGIC = 0x6C6F636B73746570
 _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
 _CHECK_AT = 1
-"""Where a cell has its checksum; it begins with the number of its round."""
+"""The word of a cell that has its checksum; the first word has the number of its round."""
 
 _CLOSED = (LookupError, ValueError, OSError)
 """Raised by memory that a handler of signals has closed while it was used."""
@@ -241,7 +241,7 @@ class Cells:
         """
         with suppress(ValueError):  # It was closed before.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
-        # Whoever was interrupted with a reference to it finds out.
+        # A caller that was interrupted with a reference to it gets a `ValueError`.
         self._mapped.release()
         self._addresses.clear()
         self._wakes.clear()
@@ -484,7 +484,7 @@ def _new_memory(size: int) -> int:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
-        # Nobody who opens it can take memory away from under the others.
+        # Sealed, so that no process that opens it can shrink it under the others.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError:
         os.close(fd)

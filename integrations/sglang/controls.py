@@ -15,7 +15,7 @@ from .engine.settings import store_to_attach
 log = logging.getLogger("sglang.lockstep")
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
-"""What a batch is: equal on every rank."""
+"""The facts of a batch, which are equal on every rank."""
 
 COMPARE_S = 5.0
 """How long a rank whose batch has failed waits for the others, which may wait for it elsewhere."""

@@ -152,7 +152,7 @@ class ReplaySettings:
     depth: Annotated[int, Parameter(validator=Number(gte=0, lte=1))] = 1
     """1: a step applies the round before. 0: it waits for its own."""
     transport: Annotated[str, Parameter(choices=_values(Transport))] = Transport.AUTO.value
-    """What carries the rounds; auto picks by the hosts of the ranks."""
+    """The transport of the rounds; auto picks one by the hosts of the ranks."""
     output_tokens_max: Annotated[int, AT_LEAST_0] = 16
     """Most output tokens of a request, since decode steps only repeat rounds; 0: as many as the trace
     says."""

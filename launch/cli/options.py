@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 from rich.console import Console
 
@@ -56,7 +56,7 @@ def command_line(name: str, **settings: Any) -> App:
     return App(
         name=name,
         version=f"lockstep {VERSION}",
-        help_flags="--help",
+        help_flags=("--help", "-h"),
         # Docstrings are folded, and as plain text they would stay so.
         help_format="markdown",
         group_parameters="Options",
@@ -82,8 +82,11 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         path = " ".join((*app.name, *(error.command_chain or ())))
-        raise ConfigError(f"{error} (see `{path} --help`)") from error
-    if command == app.help_print and "--help" not in arguments:
+        why = str(error)
+        if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+            why = f"unknown argument {' '.join(error.unused_tokens)}"
+        raise ConfigError(f"{why} (see `{path} --help`)") from error
+    if command == app.help_print and not {"--help", "-h"} & set(arguments):
         app.help_print(arguments, console=Console(stderr=True))
         return 2
     return command(*bound.args, **bound.kwargs) or 0

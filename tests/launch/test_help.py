@@ -62,6 +62,7 @@ def test_every_command_says_what_it_does_and_which_options_it_has(
     status, told, said = lockstep(*path, "--help")
 
     assert (status, said, list(tmp_path.iterdir())) == (0, "", [])
+    assert lockstep(*path, "-h") == (status, told, said)
     assert told.startswith(f"Usage: {' '.join(['lockstep', *path])} ")
     assert "─ Options ─" in told or "─ Commands ─" in told or "─ Arguments ─" in told
 

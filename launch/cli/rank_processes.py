@@ -1,13 +1,15 @@
 """Rank processes under torch's elastic launcher, and the error of the first of them that failed."""
 
+import fcntl
 import json
 import logging
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,7 @@ from .environment import LOOPBACK
 from .exits import EXIT_GROUP, in_options, say
 from .interruption import EXIT_INTERRUPTED, ignore_signals
 
+_FOLDER = "lockstep-ranks-"
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
 """How much later than its cause a rank may notice that it has lost its peers."""
@@ -79,7 +82,7 @@ def run_ranks(
     # torch tells of each signal that it sends; what a user has to know is in what is returned.
     log = logging.getLogger("torch.distributed.elastic")
     log.handlers, log.propagate = [logging.NullHandler()], False
-    with tempfile.TemporaryDirectory(prefix="lockstep-ranks-") as folder:
+    with rank_folder() as folder:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -102,6 +105,21 @@ def run_ranks(
         except ChildFailedError as error:
             return _told(*min(error.failures.items(), key=lambda each: _order(each[1])))
     return 0, ""
+
+
+@contextmanager
+def rank_folder() -> Generator[str]:
+    """Yield a folder for what ranks write, and remove those of launchers that were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/lock"):
+        with suppress(OSError), left.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
+    with (
+        tempfile.TemporaryDirectory(prefix=_FOLDER) as folder,
+        Path(folder, "lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, float]:

@@ -65,6 +65,10 @@ def test_every_key_arrives_where_it_belongs_and_what_a_cache_has_too_in_its_sett
         ({"peers": {"adress": "a:1"}}, "peers: there is no key 'adress'; known: address, allow_"),
         ({"peers": {"secret": "short"}}, "peers: the secret of peers has 5 bytes"),
         ({"peers": {"secret": "a", "secret_file": "b"}}, "peers: give secret or secret_file"),
+        (
+            {"peers": {"secret_file": "/dev/null"}},
+            "peers.secret_file is '/dev/null', which is empty",
+        ),
         ({"peers": {"secret_file": "/nowhere/at/all"}}, "'/nowhere/at/all', which cannot be read"),
     ],
 )

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -209,12 +209,12 @@ def weights(
 @ctl.command(name="log-level")
 def log_level(
     socket: Socket,
-    level: Annotated[str, Parameter(help="debug, info, warning or error.")],
+    level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(help="The lowest.")],
     /,
     *,
     as_json: Json = False,
 ) -> None:
-    """Log from this level on, on every rank."""
+    """Log from this level on, in every process of the group."""
     _tell(_asked(socket, "log-level", level=level), as_json, f"logs from {level} on")
 
 

@@ -33,11 +33,12 @@ def _nothing_left_behind() -> Generator[None]:
 
     The level of the log, which `lockstep ctl` sets, is as before for the next test.
     """
-    log = logging.getLogger("lockstep")
-    level = log.level
+    logs = [logging.getLogger(each) for each in ("lockstep", "vllm.lockstep", "sglang.lockstep")]
+    levels = [each.level for each in logs]
     with nothing_left_behind():
         yield
-    log.setLevel(level)
+    for log, level in zip(logs, levels, strict=True):
+        log.setLevel(level)
 
 
 @pytest.fixture

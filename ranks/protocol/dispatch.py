@@ -44,6 +44,12 @@ class Rest(Record, frozen=True):
     at_most_s: float
 
 
+class Log(Record, frozen=True):
+    """For the worker's process: log from this level on."""
+
+    level: str
+
+
 class Vote(Record, frozen=True):
     """Vote in this round: the header that the ballots of all ranks have alike."""
 
@@ -53,7 +59,7 @@ class Vote(Record, frozen=True):
     layout_digest: int
 
 
-Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Rest | Vote
+Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Log | Rest | Vote
 
 
 class Dispatch(Record, frozen=True):

@@ -218,6 +218,8 @@ def test_what_a_group_cannot_do_is_one_line_with_its_reason(
         (["list", "{socket}.no"], "there is no socket at"),
         (["drop", "{socket}"], "name the namespace to drop, or say --all"),
         (["drop", "{socket}", "t", "--all"], "name the namespace to drop, or say --all"),
+        (["log-level", "{socket}", "loud"], 'Choose from: "debug", "info", "warning", "error"'),
+        (["unpin", "{socket}", "p", "b"], "unknown argument b (see `lockstep ctl unpin --help`)"),
         (["attach", "{socket}", "nowhere"], "store is 'nowhere', which is not a URI"),
         (["pin", "{socket}", "p", "--tokens", "a,b"], "--tokens must be token ids with commas"),
     ],

@@ -3,7 +3,6 @@
 A request is a map with `ask`, its kind, and the fields of that kind.
 """
 
-import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -159,17 +158,12 @@ class List(ControlRequest, frozen=True):
 
 
 class LogLevel(ControlRequest, frozen=True, tag="log-level"):
-    """Log from this level on, on every rank."""
+    """Log from this level on, in every process of the group."""
 
     level: Literal["debug", "info", "warning", "error"]
 
     def carry_out(self, cache: RankCache) -> Answer:
-        del cache
-        log = logging.getLogger("lockstep")
-        if not log.hasHandlers():
-            # Python's own handler of last resort leaves out what is less than a warning.
-            log.addHandler(logging.StreamHandler())
-        log.setLevel(self.level.upper())
+        cache.log_from(self.level)
         return {}
 
 

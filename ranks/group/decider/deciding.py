@@ -27,6 +27,7 @@ from ...protocol.dispatch import (
     Dispatch,
     Expect,
     GiveUp,
+    Log,
     Opened,
     Prepare,
     Rest,
@@ -177,6 +178,10 @@ class DecidingCache(HostCache):
         elif self._channel.asks_again and self._outgoing.asked is not None:
             self._channel.asks_again = False
             self._outgoing.told.append(self._outgoing.asked)
+
+    def log_from(self, level: str) -> None:
+        super().log_from(level)
+        self._outgoing.told.append(Log(level))
 
     def dispatch(self) -> bytes:
         """Return what every worker is to be told with this step; once in each, after `end_step`."""

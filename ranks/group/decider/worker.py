@@ -15,8 +15,9 @@ from ....coordinator.lanes import BallotShape, LaneLayout
 from ....coordinator.proposal import Proposal
 from ....coordinator.seats import SeatTable
 from ...executor.base import Executor
-from ...protocol.dispatch import DISPATCHES, CarryOut, Expect, GiveUp, Prepare, Rest, Told, Vote
+from ...protocol.dispatch import DISPATCHES, CarryOut, Expect, GiveUp, Log, Prepare, Rest, Vote
 from ...protocol.orders import AttachStore, DetachStore, Direction, Fence
+from ..member.log_level import log_from
 from ..member.voting import Voting
 
 _NO_ROWS = np.empty((0, 3), dtype=np.int64)
@@ -54,8 +55,24 @@ class WorkerRank:
             self._trouble = f"dispatch {step.number} of the decider came after {self._heard}"
         self._heard = step.number
         self._rest_s, self._vote = 0.0, None
-        for each in step.told:
-            self._follow(each)
+        for told in step.told:
+            match told:
+                case Expect(expectations=expectations):
+                    self._ballot.follow(expectations)
+                case CarryOut(orders=orders):
+                    if any(isinstance(order, AttachStore | DetachStore) for order in orders):
+                        self._voting.staging.end(unstages=False)
+                    self.executor.carry_out(orders)
+                case Prepare(change=change, store=store):
+                    self._voting.staging.stage(Proposal(change, store))
+                case GiveUp():
+                    self._voting.staging.end(unstages=True)
+                case Log(level=level):
+                    log_from(level)
+                case Rest(at_most_s=at_most_s):
+                    self._rest_s = at_most_s
+                case Vote():
+                    self._vote = told
 
     def begin_loads(self) -> None:
         """Begin the copies to the device: before the forward pass of this step is launched."""
@@ -92,20 +109,3 @@ class WorkerRank:
     def close(self) -> None:
         """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""
         self.executor.close()
-
-    def _follow(self, told: Told) -> None:
-        match told:
-            case Expect(expectations=expectations):
-                self._ballot.follow(expectations)
-            case CarryOut(orders=orders):
-                if any(isinstance(order, AttachStore | DetachStore) for order in orders):
-                    self._voting.staging.end(unstages=False)
-                self.executor.carry_out(orders)
-            case Prepare(change=change, store=store):
-                self._voting.staging.stage(Proposal(change, store))
-            case GiveUp():
-                self._voting.staging.end(unstages=True)
-            case Rest(at_most_s=at_most_s):
-                self._rest_s = at_most_s
-            case Vote():
-                self._vote = told

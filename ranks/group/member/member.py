@@ -26,6 +26,7 @@ from ...replica.replica import Replica
 from ...replica.tree.backlog import Undone
 from .cache_stats import CacheStats, pools_in_use
 from .inspection import Inspection
+from .log_level import log_from
 from .observer import Observer
 from .request_log import AgreedRequests, CarryOut, RequestLog
 from .voting import Voting
@@ -151,6 +152,10 @@ class Member:
         rank has it, and its bytes are in the digest.
         """
         self._requests.obeyed_by = carry_out
+
+    def log_from(self, level: str) -> None:
+        """Log from a level on, in every process that carries this member's orders out."""
+        log_from(level)
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.

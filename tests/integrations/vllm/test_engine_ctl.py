@@ -73,6 +73,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_queues_it_while_it_is_idl
             asked("attach", store=store.as_uri())
             flushed = asked("flush")
             listed = asked("list")
+            asked("log-level", level="info")
             asked("detach")
             detached = asked("list")["store"]
             steps = asked("stats")["steps"]
@@ -83,7 +84,10 @@ def test_a_server_does_what_it_is_asked_under_load_and_queues_it_while_it_is_idl
         with users.asking():
             unpinned = asked("list")["pins"]
 
+    said = (tmp_path / "log").read_text(encoding="utf-8")
     assert again == alone
+    # The scheduler and both workers.
+    assert said.count("logs from info on") == 3
     assert (limited, flushed["unwritten"], idle) == ({"is_known": True}, {}, {})
     assert pinned["tokens"] > 0
     assert (listed["pins"]["p"]["tokens"], unpinned) == (pinned["tokens"], {})

@@ -4,6 +4,7 @@ The workers' executors do what a test tells them; everything else is real, and a
 the decider and its workers is bytes on the way.
 """
 
+import logging
 import random
 from dataclasses import replace
 from functools import reduce
@@ -18,6 +19,7 @@ from lockstep.coordinator.proposal import Readiness
 from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
 from lockstep.ranks.group.decider.deciding import decide
 from lockstep.ranks.group.decider.opening import open_worker
+from lockstep.ranks.group.member.log_level import LOGGERS
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
 from lockstep.ranks.replica.operations.requests import LoadState
@@ -302,6 +304,31 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
     assert pinned == {"tokens": len(PROMPT)}
     assert listed["pins"] == {"p": {"namespace": "", "tokens": len(PROMPT)}}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_level_reaches_every_logger_of_the_decider_and_of_the_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = [logging.getLogger(each) for each in LOGGERS]
+    # As vLLM has it, which lets nothing through that is less than what it logs itself.
+    engine, handler = logging.getLogger("vllm"), logging.NullHandler(logging.INFO)
+    engine.addHandler(handler)
+    monkeypatch.setattr(engine, "propagate", False)
+    control = socket_in(tmp_path)
+    ranks = DecidedRanksInTurn(2, control=control)
+    asked_of(ranks.step, control, "log-level", level="info")
+    ranks.decider.log_from("debug")
+    decider = [each.level for each in logs]
+    sent = ranks.schedule()
+    for each in logs:
+        each.setLevel(logging.ERROR)
+    ranks.work(sent)
+    ranks.decider.abandon()
+    engine.removeHandler(handler)
+
+    assert caplog.text.count("logs from info on") == 3
+    assert decider == [each.level for each in logs] == [logging.DEBUG] * 3
+    assert handler.level == logging.DEBUG
 
 
 def test_workers_that_are_missing_are_named() -> None:

@@ -20,7 +20,7 @@ OTHERS = {
     "coordinator/collectives/in_process.py given": "ranks",
     "coordinator/collectives/shared_memory.py _rank_by_process": "processes",
     "ranks/executor/stores.py _staged": "digests of proposals",
-    "ranks/group/control/stored_requests.py _waiting_bytes": "requests of an operator",
+    "ranks/group/control/stored_requests.py _sealed": "requests of an operator",
     "ranks/group/member/cache_stats.py lacking": "ranks",
     "ranks/group/member/request_log.py _kept": "requests of an operator",
     "ranks/page_server/reader.py _located": "a reader's requests",

@@ -75,7 +75,7 @@ class Answering:
                     )
             raise LockstepError(
                 "the ranks have not agreed on it yet; they carry it out with their next step, unless"
-                " one of them hangs"
+                " one of them hangs, or cannot read it and says why in its log"
             )
         finally:
             # Where nobody has begun it, nobody is told any more.

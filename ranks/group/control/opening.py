@@ -13,7 +13,7 @@ from ..member.rank_cache import RankCache
 from .answering import Answering
 from .group_control import GroupControl
 from .port import ControlPort
-from .stored_requests import StoredRequests
+from .stored_requests import KEY_BYTES, StoredRequests
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
@@ -44,7 +44,7 @@ def controlled_alone(cache: CacheT) -> CacheT:
         except BaseException:
             cache.abandon()
             raise
-        _begin(cache, StoredRequests(MemoryStore({})), port, control.refused)
+        _begin(cache, StoredRequests(MemoryStore({}), bytes(KEY_BYTES)), port, control.refused)
     return cache
 
 
@@ -57,7 +57,8 @@ def _begin(
     if port is not None:
         port.serve(Answering(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
-    # After the port, by which no more can be asked.
+    # After the port, by which no more can be asked; what has come in by then is told of last.
+    cache.at_close(log.close)
     cache.at_close(control.close)
 
 
@@ -65,8 +66,9 @@ def _opened(
     settings: Control, collective: Collective, timeout_s: float
 ) -> tuple[StoredRequests, ControlPort | None]:
     """Return the log of requests, and on rank 0 the socket at which they come in."""
-    life = collective.gather(secrets.token_bytes(8), timeout_s)[0].hex()
-    log = StoredRequests(collective.common_store(f"requests/{life}"))
+    # Not by way of the store: the ranks' own connections bring it to them alone.
+    drawn = collective.gather(secrets.token_bytes(8 + KEY_BYTES), timeout_s)[0]
+    log = StoredRequests(collective.common_store(f"requests/{drawn[:8].hex()}"), drawn[8:])
     port: ControlPort | None = None
     problem: str | None = None
     if not collective.rank:

@@ -2,12 +2,22 @@
 
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep import Cache, ConfigError, Control, Peers, StorageError, UsageError
+from lockstep import (
+    Cache,
+    ConfigError,
+    Control,
+    LockstepError,
+    Peers,
+    StorageError,
+    UsageError,
+    ask,
+)
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from tests.kit.ranks.asked_group import (
     LAYOUT,
@@ -17,6 +27,7 @@ from tests.kit.ranks.asked_group import (
     config_with,
     socket_in,
 )
+from tests.kit.waiting import wait_for
 
 PROMPT = list(range(16))
 PAGES = len(PROMPT) // LAYOUT.page_tokens
@@ -169,6 +180,26 @@ def test_the_socket_is_for_its_user_alone_and_gone_with_the_group(tmp_path: Path
 
     assert modes == [0o700, 0o600]
     assert list(folder.iterdir()) == []
+
+
+def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path: Path) -> None:
+    """So whoever asks after that finds no group, and nobody waits for one that has ended."""
+    control = socket_in(tmp_path)
+    group = InProcessGroup(1)
+    cache = Cache.open(config_with(control), group.member(0))
+
+    def asks() -> tuple[str, bool]:
+        with pytest.raises(LockstepError) as ended:
+            ask(control.path, "flush")
+        return str(ended.value), Path(control.path).exists()
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(asks)
+        wait_for(lambda: bool(group.values), "the request")
+        cache.abandon()
+
+    assert asking.result() == ("the group has ended before it was done", False)
+    assert group.values == {}
 
 
 def refused_by(config_of: Callable[[Path], Any], folder: Path) -> list[str]:

@@ -1,15 +1,17 @@
 """Requests in the store in which the ranks have met: rank 0 writes, others read what they hear of."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import LockstepError, UsageError
-from lockstep.ranks.group.control.stored_requests import RequestBounds, StoredRequests
+from lockstep.ranks.group.control.stored_requests import KEY_BYTES, RequestBounds, StoredRequests
 from tests.kit.waiting import GIVE_UP_S, wait_for
 
-BOUNDS = RequestBounds(count=2, bytes_each=20, bytes=30)
+KEY = bytes(range(KEY_BYTES))
+BOUNDS = RequestBounds(count=2, bytes_each=20, bytes=58)
 
 
 class Store:
@@ -21,6 +23,7 @@ class Store:
         self.has_failed = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
+        self.deletes = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
         if self.fails:
@@ -34,12 +37,13 @@ class Store:
         return self.values[key]
 
     def delete_key(self, key: str) -> bool:
-        return self.values.pop(key, None) is not None
+        with self.deletes:
+            return self.values.pop(key, None) is not None
 
 
 def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
     store = Store()
-    first, other = StoredRequests(store), StoredRequests(store)
+    first, other = StoredRequests(store, KEY), StoredRequests(store, KEY)
     numbers = [first.submit(content) for content in (b"a", b"b", b"c")]
     before = other.count
     other.learn(2)
@@ -51,7 +55,7 @@ def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
 def test_a_store_that_does_not_answer_holds_nobody() -> None:
     """Rule R10: `learn` is called by the engine's thread."""
     store = Store()
-    first, other = StoredRequests(store), StoredRequests(store)
+    first, other = StoredRequests(store, KEY), StoredRequests(store, KEY)
     store.answers.clear()
     for content in (b"a", b"b"):
         other.learn(first.submit(content))
@@ -63,7 +67,7 @@ def test_a_store_that_does_not_answer_holds_nobody() -> None:
 
 def test_what_could_not_be_read_is_read_later(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
-    first, other = StoredRequests(store), StoredRequests(store, again_s=0.0)
+    first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
     kept = store.values.pop(str(first.submit(b"a")))
     other.learn(1)
     assert store.has_failed.wait(GIVE_UP_S)
@@ -79,7 +83,7 @@ def test_what_could_not_be_read_is_read_later(caplog: pytest.LogCaptureFixture) 
 
 def test_a_request_that_the_store_does_not_take_has_no_number() -> None:
     store = Store()
-    requests = StoredRequests(store)
+    requests = StoredRequests(store, KEY)
     store.fails = True
     with pytest.raises(LockstepError, match="does not take the request: Broken pipe"):
         requests.submit(b"a")
@@ -90,21 +94,80 @@ def test_a_request_that_the_store_does_not_take_has_no_number() -> None:
 
 def test_what_was_carried_out_leaves_the_store_with_the_next_request() -> None:
     store = Store()
-    requests = StoredRequests(store)
+    requests = StoredRequests(store, KEY)
     requests.submit(b"a")
     requests.let_go(1)
     requests.submit(b"b")
 
-    assert store.values == {"2": b"b"}
+    assert list(store.values) == ["2"]
+
+
+def test_what_is_in_the_store_cannot_be_read_and_is_gone_with_the_group() -> None:
+    store = Store()
+    requests = StoredRequests(store, KEY)
+    requests.submit(b"s3://user:password@bucket")
+    there = store.values["1"]
+    requests.close()
+
+    assert b"password" not in there
+    assert store.values == {}
+    with pytest.raises(LockstepError, match="the group has ended before it was done"):
+        requests.submit(b"late")
+    assert store.values == {}
+
+
+def test_a_store_that_does_not_answer_does_not_keep_a_group_from_ending() -> None:
+    """Rule R10: the last request is deleted where that takes no longer than the end may."""
+    store = Store()
+    requests = StoredRequests(store, KEY, again_s=0.0)
+    requests.submit(b"a")
+    with store.deletes:
+        requests.close()
+        left = list(store.values)
+
+    wait_for(lambda: store.values == {}, "the request to be deleted")
+    assert left == ["1"]
+
+
+FORGED: dict[str, Callable[[dict[str, bytes]], bytes]] = {
+    "changed": lambda sent: sent["2"][:-1] + bytes([sent["2"][-1] ^ 1]),
+    "of another number": lambda sent: sent["1"],
+    "cut off": lambda sent: sent["2"][:5],
+    "empty": lambda sent: b"",
+    "in plain text": lambda sent: b"drop everything",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_forged_request_is_one_that_is_not_there_until_rank_0_writes_it_anew(
+    forged: Callable[[dict[str, bytes]], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
+    first.submit(b"a")
+    first.submit(b"b")
+    store.values["2"] = forged(store.values)
+    other.learn(2)
+    wait_for(lambda: "request 2 cannot be read yet: it is not what" in caplog.text, "the warning")
+    before = other.count
+    newest = first.submit(b"c")
+
+    def has_come() -> bool:
+        other.learn(newest)
+        return other.wait(newest, 0.0)
+
+    wait_for(has_come, "all requests")
+    assert before == 1
+    assert [other.read(each) for each in (1, 2, 3)] == [b"a", b"b", b"c"]
 
 
 def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> None:
     """Rule R10: what exceeds a bound is refused, and nothing of what was taken is lost."""
-    requests = StoredRequests(Store(), bounds=BOUNDS)
+    requests = StoredRequests(Store(), KEY, bounds=BOUNDS)
     with pytest.raises(UsageError, match="a request of 21 bytes, must be at most 20"):
         requests.submit(b"a" * 21)
     requests.submit(b"a" * 20)
-    with pytest.raises(UsageError, match="20 bytes of requests wait, and with 11 more"):
+    with pytest.raises(UsageError, match="48 bytes of requests wait, and with 11 more"):
         requests.submit(b"b" * 11)
     requests.submit(b"b")
     with pytest.raises(UsageError, match="2 requests wait, which is as many as may wait"):
@@ -116,7 +179,7 @@ def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> 
 
 def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
     member = InProcessGroup(1).member(0)
-    one, other = (StoredRequests(member.common_store(name)) for name in ("one", "other"))
+    one, other = (StoredRequests(member.common_store(name), KEY) for name in ("one", "other"))
     one.submit(b"a")
     other.submit(b"b")
     one.let_go(1)

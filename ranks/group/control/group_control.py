@@ -3,14 +3,14 @@
 import logging
 import secrets
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import cast
+
+import msgspec
 
 from ....errors import ConfigError, LockstepError, UsageError
 from ....storage_backends.uri import without_secrets
 from ..member.rank_cache import RankCache
-from .requests import REQUESTS, Answer, AnyRequest, asked_by
+from .requests import REQUESTS, Answer, AnyRequest
 
 log = logging.getLogger("lockstep")
 
@@ -52,15 +52,16 @@ class GroupControl:
 
     def _carry_out(self, content: bytes) -> None:
         ticket, request = REQUESTS.decode(content)
-        log.info("an operator asks: %s", _shown(asked_by(request)))
+        log.info("an operator asks: %s", _shown(request))
         waiting = self._begun(ticket)
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
             waiting.set_exception(error)
             return
-        except BaseException:
-            waiting.set_exception(LockstepError("the group has ended before it was done"))
+        except BaseException as error:
+            why = f"the group has ended before it was done: {error!r:.500}"
+            waiting.set_exception(LockstepError(why))
             raise
         if isinstance(became, Future):
             became.add_done_callback(lambda ended: _pass_on(ended, waiting))
@@ -84,12 +85,11 @@ def _pass_on(ended: "Future[None]", waiting: "Future[Answer]") -> None:
         waiting.set_exception(error)
 
 
-def _shown(asked: Mapping[str, object]) -> str:
-    """Return a request for the log: no passwords, and not all tokens of a prompt."""
-    shown = dict(asked)
+def _shown(request: AnyRequest) -> str:
+    """Return a request for the log: no passwords, not all tokens of a prompt, nothing long."""
+    shown = msgspec.structs.asdict(request)
     if "tokens" in shown:
-        shown["tokens"] = f"{len(cast('list[int]', shown['tokens']))} tokens"
+        shown["tokens"] = f"{len(shown['tokens'])} tokens"
     if "store" in shown:
         shown["store"] = without_secrets(str(shown["store"]))
-    ask = shown.pop("ask")
-    return " ".join([str(ask), *(f"{name}={value!r}" for name, value in shown.items())])
+    return " ".join([request.ask, *(f"{name}={value!r:.200}" for name, value in shown.items())])

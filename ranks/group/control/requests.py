@@ -6,7 +6,7 @@ A request is a map with `ask`, its kind, and the fields of that kind.
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, Final, Literal, cast, get_args
+from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -15,6 +15,9 @@ from ....errors import UsageError, WireError
 from ...protocol.config import ANY_NAMESPACE, NamespaceLimit
 from ...replica.tree.tokens import as_token_bytes
 from ..member.rank_cache import RankCache
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+"""A name that an operator gives."""
 
 _NAMED_MAX: Final = 8
 """How many namespaces are named to whoever has asked for one that is not there."""
@@ -46,14 +49,12 @@ class ControlRequest(
 class Pin(ControlRequest, frozen=True):
     """Keep what is cached of a prompt; see `RankCache.pin`."""
 
-    name: str
+    name: Name
     tokens: list[int]
     namespace: str = ""
     ttl_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise UsageError("name is '', must name the pin")
         as_token_bytes(self.tokens)
 
     def carry_out(self, cache: RankCache) -> Answer:
@@ -64,7 +65,7 @@ class Pin(ControlRequest, frozen=True):
 class Unpin(ControlRequest, frozen=True):
     """Let go of what a pin keeps."""
 
-    name: str
+    name: Name
 
     def carry_out(self, cache: RankCache) -> Answer:
         return {"was_pinned": cache.unpin(self.name)}
@@ -119,7 +120,7 @@ class Detach(ControlRequest, frozen=True):
 class Weights(ControlRequest, frozen=True):
     """Serve nothing of other weights any more; see `RankCache.reset`."""
 
-    version: str
+    version: Name
 
     def carry_out(self, cache: RankCache) -> Answer:
         cache.reset(self.version)
@@ -188,11 +189,6 @@ def request_of(asked: object) -> AnyRequest:
     except (msgspec.ValidationError, WireError) as error:
         raise UsageError(f"{ask}: {error}") from None
     return request
-
-
-def asked_by(request: AnyRequest) -> dict[str, object]:
-    """Return a request as JSON has it."""
-    return {"ask": request.ask, **msgspec.structs.asdict(request)}
 
 
 def _known(cache: RankCache) -> set[str]:

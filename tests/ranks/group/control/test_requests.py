@@ -7,9 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from lockstep import LockstepError, UsageError
+from lockstep.coordinator.collectives.in_process import MemoryStore
+from lockstep.coordinator.proposal import Proposal
 from lockstep.ranks.group.control.answering import Answering
 from lockstep.ranks.group.control.group_control import GroupControl
-from lockstep.ranks.group.control.requests import REQUESTS, Attach, Pin, request_of
+from lockstep.ranks.group.control.requests import REQUESTS, Attach, Limit, Pin, request_of
+from lockstep.ranks.group.control.stored_requests import KEY_BYTES, StoredRequests
 from tests.kit.ranks.in_turn import RanksInTurn
 
 WRONG: list[tuple[object, str]] = [
@@ -51,6 +54,16 @@ WRONG: list[tuple[object, str]] = [
         "pin: Expected `int`, got `str` - at `$.tokens[1]`",
     ),
     ({"ask": "pin", "name": "p", "tokens": [1 << 40]}, "tokens must be int32 token ids"),
+    ({"ask": "pin", "name": "", "tokens": []}, "pin: Expected `str` of length >= 1 - at `$.name`"),
+    (
+        {"ask": "pin", "name": "p" * 100_000, "tokens": []},
+        "pin: Expected `str` of length <= 256 - at `$.name`",
+    ),
+    ({"ask": "unpin", "name": "p" * 257}, "unpin: Expected `str` of length <= 256 - at `$.name`"),
+    (
+        {"ask": "weights", "version": ""},
+        "weights: Expected `str` of length >= 1 - at `$.version`",
+    ),
     ({"ask": "weights", "version": None}, "weights: Expected `str`, got `null` - at `$.version`"),
     (
         {"ask": "log-level", "level": "loud"},
@@ -67,6 +80,17 @@ def test_a_request_that_makes_no_sense_is_refused_with_what_is_wrong(
         request_of(asked)
 
     assert why in str(refused.value)
+
+
+class ForgingStore(MemoryStore):
+    """A store into which a stranger writes, too, until it is told not to."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.forges = True
+
+    def set(self, key: str, value: bytes) -> None:
+        super().set(key, value[::-1] if self.forges else value)
 
 
 class Asked:
@@ -151,6 +175,54 @@ def test_whoever_waits_is_told_when_the_group_ends(asked: Asked) -> None:
         answer.result(60)
 
 
+def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Asked) -> None:
+    def fails(proposal: Proposal) -> None:
+        raise MemoryError(proposal.store)
+
+    asked.ranks.executors[0].stage = fails  # type: ignore[method-assign]
+    answer = asked.ask(ask="attach", store="memory://")
+    with pytest.raises(MemoryError):
+        asked.ranks.step()
+
+    with pytest.raises(LockstepError, match=r"has ended before it was done: MemoryError\('memory:"):
+        answer.result(60)
+
+
+def answered(ranks: RanksInTurn, answering: Answering, **asked: object) -> Future[object]:
+    """Ask in a thread, and step until there is an answer."""
+    with ThreadPoolExecutor(1) as threads:
+        answer: Future[object] = threads.submit(answering.answer, asked)
+        while not answer.done():
+            ranks.step()
+    return answer
+
+
+def test_a_forged_request_is_carried_out_by_no_rank_and_whoever_asks_is_told() -> None:
+    ranks, store = RanksInTurn(2), ForgingStore()
+    key = bytes(KEY_BYTES)
+    logs = [StoredRequests(store, key, again_s=0.0) for _ in ranks.caches]
+    for cache, log in zip(ranks.caches, logs, strict=True):
+        cache.take_requests(log)
+    first, _ = [GroupControl(cache) for cache in ranks.caches]
+
+    def limits() -> int:
+        return ranks.every(lambda cache: len(cache.inspection.prefixes.residence.limits.given))
+
+    refused = answered(
+        ranks,
+        Answering(first, logs[0].submit, agreed_s=0.1, idle_s=0.1),
+        ask="limit",
+        namespace="tenant",
+        host_pages=3,
+    ).exception()
+    before = limits()
+    store.forges = False
+    answered(ranks, Answering(first, logs[0].submit, idle_s=60.0), ask="list").result()
+
+    assert isinstance(refused, LockstepError)
+    assert (before, limits()) == (0, 1)
+
+
 def test_what_is_asked_is_logged_without_passwords_and_prompts(
     asked: Asked, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +230,7 @@ def test_what_is_asked_is_logged_without_passwords_and_prompts(
     control, ranks = asked.controls[0], asked.ranks
     asked.submit(REQUESTS.encode((b"12345678", Attach(store="s3://me:hidden@host/bucket"))))
     asked.submit(REQUESTS.encode((b"12345678", Pin(name="p", tokens=[815, 4711]))))
+    asked.submit(REQUESTS.encode((b"12345678", Limit(namespace="n" * 100_000, host_pages=1))))
     ranks.step()
     ranks.step()
 
@@ -165,6 +238,7 @@ def test_what_is_asked_is_logged_without_passwords_and_prompts(
     assert "hidden" not in caplog.text
     assert "4711" not in caplog.text
     assert "asks: pin name='p' tokens='2 tokens' " in caplog.text
+    assert "n" * 201 not in caplog.text
 
 
 def test_the_statistics_of_a_cache_with_something_in_flight_are_json(asked: Asked) -> None:

@@ -77,7 +77,7 @@ class EngineSettings:
     """The package of the engine whose dataclasses are looked into."""
     exclusions: Exclusions
     resolved: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Defaults that the engine replaces with a value of its own, by name, which is a default, too."""
+    """Values by name that the engine itself puts in place of a default, and that count as one, too."""
 
     def digest(self, *beside: Json) -> str:
         """Return a digest of all settings that are not operational, and of what is `beside` them.
@@ -175,11 +175,9 @@ def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Ite
 
 
 def _is_worth(setting: Setting, default: object) -> bool:
-    """Say whether a setting is as an engine has it by default: None is what is off or empty, too."""
-    worth = canonical(setting.value, setting.place)
-    if default is None and worth in (None, False, 0, "", ["list"], ["mapping"], ["set"]):
-        return True
-    return default is not MISSING and worth == canonical(default, "a default")
+    # By digests: for `==`, False would be worth 0, and True 1.
+    worth = digest(canonical(setting.value, setting.place))
+    return default is not MISSING and worth == digest(canonical(default, "a default"))
 
 
 def _declared(kind: Any, name: str) -> object:

@@ -17,7 +17,7 @@ from ..model_weights import LoadedWeights
 from ..sharing import EngineSettings, Setting, Share, kv_name, settings_in
 from ..weights import FileDigests
 from .contract import EngineConfig, LoadConfig, ModelConfig
-from .key_exclusions import EXCLUSIONS, RELEASES
+from .key_exclusions import EXCLUSIONS, RELEASES, RESOLVED
 from .settings import WHERE
 
 log = logging.getLogger("vllm.lockstep")
@@ -82,9 +82,9 @@ def settings_of(
 
 
 def _resolved(config: EngineConfig) -> dict[str, object]:
-    """Return the defaults that vLLM replaces with a value of its own, by name."""
+    """Return what vLLM puts in place of defaults, by name."""
     worker = config.parallel_config.worker_cls
-    found: dict[str, object] = {"LoRAConfig.lora_dtype": config.model_config.dtype}
+    found = {**RESOLVED, "LoRAConfig.lora_dtype": config.model_config.dtype}
     if worker.startswith("vllm.v1.worker."):
         found["ParallelConfig.worker_cls"] = worker
     return found

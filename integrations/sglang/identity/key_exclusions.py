@@ -140,6 +140,14 @@ ROUNDING: Final[Mapping[str, str]] = {
     "mm_attention_backend mm_enable_dp_encoder": "Is of the encoder, and items are not shared.",
 }
 
+RESOLVED: Final[Mapping[str, object]] = {
+    "custom_weight_loader": [],  # No loaders of the user's own.
+    "mm_process_config": {},  # No options for processing images.
+    "_speculative_draft_quantization_explicitly_set": False,  # None of a draft model was given.
+    "enable_lora_overlap_loading": False,  # Put there if there are adapters.
+}
+"""What SGLang puts where the default is None. No other value counts as None."""
+
 EXCLUSIONS: Final = Exclusions(
     names_of(OPERATIONAL, OPERATIONAL_VARIABLES) | names_in_classes(OPERATIONAL_IN_CLASSES),
     names_of(ROUNDING, ROUNDING_VARIABLES),

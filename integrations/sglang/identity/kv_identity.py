@@ -20,7 +20,7 @@ from ...kv_description import KvDescription
 from ...model_weights import LoadedWeights, remedy, unreadable
 from ...sharing import EngineSettings, Setting, Share, kv_name
 from ...weights import FileDigests, weights_digest
-from .key_exclusions import EXCLUSIONS, FILES, RELEASES
+from .key_exclusions import EXCLUSIONS, FILES, RELEASES, RESOLVED
 
 log = logging.getLogger("sglang.lockstep")
 
@@ -113,7 +113,7 @@ def adapter_options(resolved: Resolved) -> str:
 
 def _engine_settings(resolved: Resolved, settings: list[Setting]) -> EngineSettings:
     return EngineSettings(
-        "SGLang", resolved.engine_version, RELEASES, settings, PACKAGE, EXCLUSIONS
+        "SGLang", resolved.engine_version, RELEASES, settings, PACKAGE, EXCLUSIONS, RESOLVED
     )
 
 
@@ -121,7 +121,7 @@ def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
     """Yield the settings of a namespace. Of a file only counts here that there is one."""
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
-        default = resolved.declared.get(name, MISSING)
+        default = False if name in files else resolved.declared.get(name, MISSING)
         counted = value is not None if name in files else value
         yield Setting(name, f"{namespace}.{name}", counted, default)
 

@@ -88,6 +88,23 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("value", [False, 0, "", [], {}, frozenset[str]()])
+def test_where_the_default_is_none_no_other_value_counts_as_none(value: Any) -> None:
+    """None may stand for what is on wherever it can be, so False may be another KV."""
+    assert of_vllm(replace(LLAMA, additional_config=value)) != of_vllm()
+    assert of_sglang(model__quantization=value) != of_sglang()
+
+
+def test_what_engines_put_where_the_default_is_none_is_shared_and_nothing_that_equals_it() -> None:
+    def replicating(value: Any) -> str:
+        config = replace(Parallel(), dcp_q_replicate=value)
+        return of_vllm(replace(LLAMA, parallel_config=config))
+
+    assert replicating(False) == of_sglang(mm__mm_process_config={}) == of_vllm()
+    assert of_vllm() not in (replicating(True), replicating(0))
+    assert of_sglang(mm__mm_process_config={"image": {}}) != of_vllm()
+
+
 UNPROVEN_OF_VLLM: dict[str, Any] = {
     "cache_config.cache_dtype": {"config": replace(LLAMA, cache_config=Kept("fp8"))},
     "cache_config.next_field": {"config": replace(LLAMA, cache_config=Kept(next_field=1))},

@@ -20,6 +20,7 @@ FIELDS: Mapping[str, object] = {
     "exec.kernel.attention_backend": "fa3",
     "exec.moe.kt_weight_path": None,
     "memory.hicache_ratio": 2.0,
+    "mm.mm_process_config": None,
     "model.checkpoint_engine_wait_weights_before_ready": False,
     "model.decrypted_config_file": None,
     "model.decrypted_draft_config_file": None,

@@ -36,6 +36,7 @@ class Parallel:
     rank: int = 0
     master_port: int = 29500
     worker_cls: str = "auto"
+    dcp_q_replicate: bool | None = None
     world_size: int = field(init=False)
 
     def __post_init__(self) -> None:

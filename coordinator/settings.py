@@ -7,7 +7,7 @@ path, the value, and what it must be.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import index
@@ -15,7 +15,6 @@ from types import UnionType
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Final,
     Literal,
     SupportsIndex,
@@ -47,9 +46,6 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 class Settings:
     """The base of settings: frozen, and checked against the annotations when they are made."""
 
-    UNCHECKED: ClassVar[frozenset[str]] = frozenset()
-    """Fields of types that have been checked by themselves, or that no annotation can check."""
-
     def __post_init__(self) -> None:
         for name, value in _checked(self, self._whose()):
             object.__setattr__(self, name, value)
@@ -59,11 +55,8 @@ class Settings:
         return ""
 
 
-class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True):
+class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that stand in a union of kinds, checked as others are; each kind has a tag."""
-
-    UNCHECKED: ClassVar[frozenset[str]] = frozenset()
-    """See `Settings`."""
 
     def __post_init__(self) -> None:
         for name, value in _checked(self, self._whose()):
@@ -120,8 +113,7 @@ def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[
     """Yield the fields that annotations check, as they are to be; `whose` begins a message."""
     kind = type(settings)
     for name, hint in _kinds(kind).items():
-        if name not in kind.UNCHECKED:
-            yield name, _converted(kind, name, getattr(settings, name), hint, whose)
+        yield name, _converted(kind, name, getattr(settings, name), hint, whose)
 
 
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
@@ -159,6 +151,16 @@ def _values(kind: Any) -> tuple[object, ...]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return tuple(each.value for each in kind)
     return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _records(kind: Any) -> Iterator[str]:
+    """Yield the names of the classes whose objects a user makes in Python, and gives to a field."""
+    if is_dataclass(kind) and not issubclass(cast("type", kind), Settings):
+        yield cast("type", kind).__name__
+    elif isinstance(kind, type) and issubclass(kind, TaggedSettings):
+        yield kind.__name__
+    for each in get_args(kind):
+        yield from _records(each)
 
 
 def _converted(
@@ -209,6 +211,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "int": "a whole number",
     "float": "a number",
     "str": "text",
+    "bytes": "bytes",
     "bool": "true or false",
     "array": "a list",
     "object": "keys and values",
@@ -235,7 +238,8 @@ def _remedy(message: str, kind: Any) -> str:
     if sign is not None:
         wanted = f"{_WORDS[sign]} {float(bound):.15g}"
     elif ", got" in said:
-        wanted = " or ".join(_WORDS[each] for each in types.split(" | "))
+        words = {**_WORDS, "object": " or ".join(_records(kind)) or _WORDS["object"]}
+        wanted = " or ".join(words[each] for each in types.split(" | "))
     else:
         wanted = "text that is not empty"
     return f"must be {wanted}{', each part of it' if at else ''}"

@@ -23,10 +23,13 @@ that does not keep it has shorter pages without it. What is in an object is told
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import gcd
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ..errors import ConfigError
 from .object_shape import PARTS_MAX, ObjectShape, Part
@@ -55,13 +58,27 @@ class Column:
     optional: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("layers", "heads", "elements"):
-            value: int = getattr(self, field)
-            if value < 1:
-                raise ConfigError(f"column {self.name!r}: {field} is {value}, must be 1 or more")
+        _check_fields(self, f"column {self.name!r}: ")
         if self.dtype not in DTYPE_BYTES:
             known = ", ".join(sorted(DTYPE_BYTES))
             raise ConfigError(f"column {self.name!r}: unknown dtype {self.dtype!r}; known: {known}")
+
+
+def _check_fields(settings: Any, whose: str = "") -> None:
+    """Convert fields to their types. Raise `ConfigError`, beginning with `whose`, for a wrong one."""
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if each.type is int and hasattr(value, "__index__"):
+            # Engines compute sizes with numpy.
+            value = index(value)
+        wanted = each.type.__name__ if isinstance(each.type, type) else each.type
+        try:
+            object.__setattr__(settings, each.name, msgspec.convert(value, each.type))
+        except msgspec.ValidationError:
+            told = f"{whose}{each.name} is {value!r:.100}, must be of type {wanted}"
+            raise ConfigError(told) from None
+        if each.type is int and value < 1:
+            raise ConfigError(f"{whose}{each.name} is {value}, must be 1 or more")
 
 
 class ShardPlace(NamedTuple):
@@ -120,8 +137,7 @@ class PageLayout:
     columns: tuple[Column, ...]
 
     def __post_init__(self) -> None:
-        if self.page_tokens < 1:
-            raise ConfigError(f"page_tokens is {self.page_tokens}, must be 1 or more")
+        _check_fields(self)
         if not self.columns:
             raise ConfigError("a page layout needs at least one column")
         names = [column.name for column in self.columns]

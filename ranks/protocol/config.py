@@ -127,7 +127,6 @@ class Timeouts(Settings):
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
     """A pool beside full attention's."""
 
-    UNCHECKED: ClassVar[frozenset[str]] = frozenset({"layout"})
     kind: ClassVar[str]
 
     pool: str
@@ -276,8 +275,6 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
 
     All but the pool sizes must be equal on every rank; of those the smallest is used.
     """
-
-    UNCHECKED = frozenset({"layout", "components", "description"})
 
     model: Text
     """The model's name; part of every key."""

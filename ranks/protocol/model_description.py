@@ -8,14 +8,15 @@ model, and a configuration that does not cover all of it is refused when it is m
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...coordinator.settings import Settings
 from ...errors import ConfigError
 
 FULL_ATTENTION = "full_attention"
 """The kind of state that every model has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptState:
+@dataclass(frozen=True, kw_only=True)
+class KeptState(Settings):
     """One kind of state, of some layers: what exists for each token, or at some positions."""
 
     kind: str
@@ -26,8 +27,8 @@ class KeptState:
     """The tensors that make it up: `k` and `v`, `latent`, `index_k`, `conv`, ..."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription(Settings):
     """Everything that a model keeps for a prefix.
 
     Given to `CacheConfig`, which refuses by name what no pool and column of its own holds.

@@ -75,7 +75,7 @@ def read_settings(
     With `strict=False` numbers and flags may be written as text, as in a URI.
     """
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {_shown(given)}, must hold keys and values")
+        raise ConfigError(f"{where} is {shown(given)}, must hold keys and values")
     try:
         return _read(kind, cast("Mapping[str, object]", given), "", strict=strict)
     except ConfigError as error:
@@ -194,11 +194,11 @@ def _converted(
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )
-        shown = "" if hidden else f" is {_shown(given)},"
-        raise ConfigError(f"{path}{name}{shown} {_remedy(str(error), kind)}") from None
+        told = "" if hidden else f" is {shown(given)},"
+        raise ConfigError(f"{path}{name}{told} {_remedy(str(error), kind)}") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value for a message: no lists and maps, and no URIs, which may have secrets in them."""
     if isinstance(value, str) and "://" in value:
         return "a URI"

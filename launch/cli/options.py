@@ -6,12 +6,14 @@ Its type, default, bounds and help stand there and nowhere else; cyclopts reads 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
+import msgspec
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 from rich.console import Console
 
+from ...coordinator.settings import shown
 from ...errors import ConfigError
 from ...ranks.protocol.config import RANKS_MAX
 from ...storage_backends.base import Capabilities
@@ -90,6 +92,25 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
         app.help_print(arguments, console=Console(stderr=True))
         return 2
     return command(*bound.args, **bound.kwargs) or 0
+
+
+def check_fields(settings: object) -> None:
+    """Check settings, however they were made, against what their fields declare of options.
+
+    Raises `ConfigError`, which names the option, for the first value that the command would refuse.
+    """
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        kind, *declared = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        value = getattr(settings, name)
+        try:
+            object.__setattr__(settings, name, msgspec.convert(value, kind))
+            for each in declared:
+                if value not in (each.choices or (value,)):
+                    raise ValueError(f"Must be one of {', '.join(each.choices)}.")
+                for validator in each.validator:
+                    validator(kind, value)
+        except ValueError as error:
+            raise ConfigError(f"{option(name)} is {shown(value)}: {error}") from None
 
 
 def option(name: str) -> str:

@@ -30,7 +30,7 @@ from ...small_engine.profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPO
 from ...small_engine.profiles import PROFILES, find_profile
 from ...small_engine.workload import REQUESTS_DEFAULT
 from ...storage_backends.uri import parse_uri
-from .options import ABSOLUTE, AT_LEAST_0, AT_LEAST_1, OF_A_GROUP, check_store, option
+from .options import ABSOLUTE, AT_LEAST_0, AT_LEAST_1, OF_A_GROUP, check_fields, check_store, option
 
 COMPONENT_POOLS = (
     "window_device_pages",
@@ -166,6 +166,7 @@ class ReplaySettings:
     """Whether rank 0 prints the report as a table."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.store is not None:
             check_store(self.store)
         if self.timeline is not None and self.timeline == self.report:

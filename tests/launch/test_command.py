@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,23 @@ def test_settings_travel_as_json_unchanged() -> None:
 def test_settings_of_another_shape_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         ReplaySettings.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"concurrency": 0}, "--concurrency is 0: Must be >= 1."),
+        ({"round_timeout_s": float("nan")}, "--round-timeout-s is nan: Must be <= 1000000.0."),
+        ({"eviction": "fifo"}, "--eviction is 'fifo': Must be one of lru, lfu, slru, priority."),
+        ({"page_tokens": "64"}, "--page-tokens is '64': Expected `int`, got `str`"),
+        ({"store": ["s3://key:secret@x"]}, "--store is a list: Expected `str | null`, got `array`"),
+    ],
+)
+def test_settings_from_json_are_checked_as_options_are(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ReplaySettings.from_json(json.dumps(given))
+
+    assert str(refused.value) == said
 
 
 def test_what_may_differ_between_ranks_is_not_compared() -> None:

@@ -80,19 +80,11 @@ def digest(canonical_value: Json) -> str:
     return sha256(_text(canonical_value).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def tell_parts(log: logging.Logger, found: Json, name: str, depth: int = 2) -> None:
-    """Log a digest of each part of `found`: where ranks differ, the lines that differ say in what.
-
-    `found` is what `canonical` has returned for what is called `name`. Only in debug logs.
-    """
-    if not log.isEnabledFor(logging.DEBUG):
-        return
-    if depth and isinstance(found, list) and found[0] == "object":
-        for each in found[2:]:
-            assert isinstance(each, list)
-            tell_parts(log, each[1], f"{name}.{each[0]}", depth - 1)
-    else:
-        log.debug("%s counts as %s", name, digest(found))
+def log_parts(log: logging.Logger, parts: Iterable[tuple[str, Json]]) -> None:
+    """Log a digest of each part, by its place, so that ranks that differ see in what."""
+    if log.isEnabledFor(logging.DEBUG):
+        for place, found in parts:
+            log.debug("%s counts as %s", place, digest(found))
 
 
 def _text(value: Json) -> str:

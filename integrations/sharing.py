@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
-from .canonical import Json, canonical, digest
+from .canonical import Json, canonical, digest, log_parts
 from .kv_description import KvDescription
 from .releases import is_release
 
@@ -99,10 +99,8 @@ class EngineSettings:
 
     def log_parts(self, log: logging.Logger) -> None:
         """Log a digest of each setting that counts, so that ranks that differ see in what."""
-        if log.isEnabledFor(logging.DEBUG):
-            for each in self._settings(self.exclusions.operational):
-                found = digest(canonical(each.value, each.place))
-                log.debug("%s counts as %s", each.place, found)
+        counted = self._settings(self.exclusions.operational)
+        log_parts(log, ((each.place, canonical(each.value, each.place)) for each in counted))
 
     def _settings(self, left_out: frozenset[str]) -> Iterator[Setting]:
         return (

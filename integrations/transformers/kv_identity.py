@@ -8,12 +8,12 @@ norms is part of the one, and the types of all parameters of the other.
 
 import logging
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from ...errors import ConfigError
-from ..canonical import DIGEST_CHARACTERS, canonical, digest, tell_parts
+from ..canonical import DIGEST_CHARACTERS, Json, canonical, digest, log_parts
 from ..model_weights import LoadedWeights, remedy
 from ..weights import FileDigests
 from .key_exclusions import LEFT_OUT
@@ -35,7 +35,9 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     configuration that has no canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
-    tell_parts(log, found, "model.config")
+    # Behind the words for an object and its class are its parts, by name.
+    parts = cast("list[tuple[str, Json]]", cast("list[Json]", found)[2:])
+    log_parts(log, ((f"model.config.{name}", part) for name, part in parts))
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
     kind = type(model)
     return digest(

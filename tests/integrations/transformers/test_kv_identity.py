@@ -88,6 +88,21 @@ def test_what_may_change_kv_counts(load: "Load", change: Callable[[Any], None]) 
     assert digest(model) != before
 
 
+def test_debug_logs_of_ranks_that_differ_say_in_which_field(
+    load: "Load", caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "lockstep.transformers")
+    model = load()
+    digest(model)
+    one = {*caplog.messages}
+
+    rope(model)
+    digest(model)
+
+    changed = {line.split()[0] for line in {*caplog.messages} - one}
+    assert changed == {"model.config.rope_parameters"}
+
+
 def moved(model: Any) -> None:
     model.config._name_or_path = "/elsewhere"
 

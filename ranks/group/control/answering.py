@@ -64,11 +64,12 @@ class Answering:
         ends = time.monotonic() + self._agreed_s + longer_s
         try:
             self._submit(content)
+            inspection = self._control.cache.inspection
             while time.monotonic() < ends:
-                before = self._steps()
+                before = inspection.rounds
                 with suppress(TimeoutError):
                     return answer.result(self._idle_s)
-                if self._steps() == before and not len(self._control.cache.inspection.requests):
+                if inspection.rounds == before and not len(inspection.requests):
                     raise LockstepError(
                         "queued: the engine computes nothing now, and carries it out with its next"
                         " request"
@@ -80,9 +81,6 @@ class Answering:
         finally:
             # Where nobody has begun it, nobody is told any more.
             answer.cancel()
-
-    def _steps(self) -> int:
-        return self._control.cache.stats(rounds=0).steps
 
     def _flushed(self, request: Flush) -> Answer:
         """Wait until what is on its way to host memory and to the store is there.

@@ -113,11 +113,6 @@ class Inspection:
         return self._rounds.count
 
     @property
-    def round_pending(self) -> bool:
-        """Whether a round was launched whose verdict is not applied yet."""
-        return self._rounds.pending
-
-    @property
     def ended_by(self) -> GroupError | InternalError | None:
         """The error that has ended the epoch, or None."""
         return self._rounds.ended_by

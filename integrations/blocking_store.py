@@ -49,7 +49,7 @@ class BlockingStore:
         self._is_open = False
         self._close_timeout_s = 0.0
         self._opened: Future[None] = Future()
-        self._late = Trouble()
+        self._late = Trouble(_log)
         self._thread: threading.Thread | None = None
 
     def open(
@@ -94,16 +94,14 @@ class BlockingStore:
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
         if done:
-            self._late.went_well()
             return answer.result()
-        if self._late.is_to_be_said():
-            _log.warning(
-                "a call to the store %s has no answer %g s after its deadline, and %s waits for it;"
-                " look at the store",
-                self.shown,
-                LATE_S,
-                self._engine,
-            )
+        self._late.warn(
+            "a call to the store %s has no answer %g s after its deadline, and %s waits for it;"
+            " look at the store",
+            self.shown,
+            LATE_S,
+            self._engine,
+        )
         if leaves:
             answer.cancel()
             raise StorageError("the store does not answer; look at it")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
-"""Where some writes go well and others fail, as on a disk that is nearly full."""
+"""How long one kind of trouble is only counted after a line about it."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
@@ -32,34 +32,35 @@ _log = logging.getLogger(__name__)
 
 
 class Trouble:
-    """Tells when to say that something fails: the first time, and again after it went well.
+    """Logs one kind of trouble: at once, then once in `SAID_AGAIN_S` with a count of the others.
 
-    Not more often than every `SAID_AGAIN_S`. Thread-safe.
+    Thread-safe.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, log: logging.Logger = _log, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._was_said = False
-        self._said_at: float | None = None
+        self._say_at: float | None = None
+        self._unsaid = 0
 
-    def went_well(self) -> None:
-        """Note that nothing failed. Cheap, since it comes with every key."""
-        self._was_said = False
-
-    def is_to_be_said(self) -> bool:
-        """Say whether to say now that something failed; whoever hears True does it."""
+    def warn(self, message: str, *arguments: object) -> None:
+        """Log a warning, or count it until one is due."""
         with self._lock:
             now = self._clock()
-            recent = self._said_at is not None and now < self._said_at + SAID_AGAIN_S
-            if self._was_said or recent:
-                return False
-            self._was_said, self._said_at = True, now
-            return True
+            if self._say_at is not None and now < self._say_at:
+                self._unsaid += 1
+                return
+            self._say_at, unsaid, self._unsaid = now + SAID_AGAIN_S, self._unsaid, 0
+        if unsaid:
+            message, arguments = f"{message} (%d more like it since the last line)", (*arguments, unsaid)
+        self._log.warning(message, *arguments)
 
 
 class Complaints:
-    """Logs what is wrong with one store, each thing as often as `Trouble` has it. Thread-safe.
+    """Logs what is wrong with one store, each thing as often as `Trouble` does. Thread-safe.
 
     `store` names it, without secrets; `room` is the remedy where it has no room.
     """
@@ -72,16 +73,10 @@ class Complaints:
         self._clock = clock
         self._troubles: dict[str, Trouble] = {}
 
-    def went_well(self) -> None:
-        """Note that nothing failed. Cheap, since it comes with every key."""
-        for trouble in list(self._troubles.values()):
-            trouble.went_well()
-
     def say(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning about `what`, if it is time to."""
-        trouble = self._troubles.setdefault(what, Trouble(self._clock))
-        if trouble.is_to_be_said():
-            _log.warning(f"store %s: {message}", self._store, *arguments)
+        """Log a warning about `what`, or count it."""
+        trouble = self._troubles.setdefault(what, Trouble(clock=self._clock))
+        trouble.warn(f"store %s: {message}", self._store, *arguments)
 
     def say_failed(self, what: str, number: int | None) -> None:
         """Log that something failed with this errno, with the system's reason and a remedy."""

@@ -9,6 +9,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
 
 from ...errors import ConfigError
 from ...storage_backends.complaints import Trouble
@@ -19,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 SOURCES_MAX = 32
 """Groups that may be connected at a time; each has a thread."""
+CLOSING_MAX = 128
+"""Groups that were let go of and whose threads have not ended, as while a host name is looked up."""
 OPEN_TIMEOUT_S = 5.0
 """How long a group may take to answer; what was asked of it is missing then."""
 
@@ -38,7 +42,7 @@ class Sources:
         self._loops: OrderedDict[str, StorageLoop] = OrderedDict()
         """The connected ones by URI, the one that was last used at the end."""
         self._closing: list[StorageLoop] = []
-        self._troubles = Trouble()
+        self._troubles = Trouble(_log)
 
     def stop(self) -> None:
         """Cancel everything; does not wait."""
@@ -62,6 +66,7 @@ class Sources:
             loop = None
         if loop is None:
             if len(self._loops) >= SOURCES_MAX and not self._make_place():
+                self._complain(source, "as many other groups are being read from as may be")
                 return None
             try:
                 loop = self._make_loop(source)
@@ -69,27 +74,50 @@ class Sources:
                 # The URI came from another group; what it promised is missing here.
                 self._complain(source, str(error))
                 return None
-            loop.start(OPEN_TIMEOUT_S)
+            loop.start(OPEN_TIMEOUT_S, partial(self._complain, source))
             self._loops[source] = loop
         self._loops.move_to_end(source)
         return loop
 
     def _make_place(self) -> bool:
-        """Let go of a source that has ended, or else of the idle one that was not used for longest."""
-        ended = [source for source, loop in self._loops.items() if loop.trouble() is not None]
-        idle = [source for source, loop in self._loops.items() if loop.is_idle()]
-        for source in (ended or idle)[:1]:
-            self._let_go(source)
-        return bool(ended or idle)
+        """Let go of the source that is worth least, and of these the one not used for longest.
+
+        Anybody can name an address where nobody answers, so one that is used and has answered stays.
+        """
+        self._closing = [each for each in self._closing if not each.join(0.0)]
+        least = min(self._loops, key=lambda source: _worth(self._loops[source]))
+        if _worth(self._loops[least]) is _Worth.USED or len(self._closing) >= CLOSING_MAX:
+            return False
+        self._let_go(least)
+        return True
 
     def _complain(self, source: str, trouble: str | None) -> None:
-        if self._troubles.is_to_be_said():
-            _log.warning("nothing is read from %s, which counts as missing: %s", source, trouble)
+        self._troubles.warn("nothing is read from %s, which counts as missing: %s", source, trouble)
 
     def _let_go(self, source: str) -> None:
         loop = self._loops.pop(source)
-        loop.stop(self._close_timeout_s)
-        self._closing = [loop, *(each for each in self._closing if not each.join(0.0))]
+        loop.stop(self._close_timeout_s, opening=True)
+        self._closing.append(loop)
+
+
+class _Worth(IntEnum):
+    """What is lost with a source."""
+
+    ENDED = 0
+    UNANSWERED = 1
+    """It has not answered, and nobody waits for it any more."""
+    IDLE = 2
+    AWAITED = 3
+    """It has not answered yet."""
+    USED = 4
+
+
+def _worth(loop: StorageLoop) -> _Worth:
+    if loop.trouble() is not None:
+        return _Worth.ENDED
+    if loop.is_opening():
+        return _Worth.UNANSWERED if loop.is_idle() else _Worth.AWAITED
+    return _Worth.IDLE if loop.is_idle() else _Worth.USED
 
 
 def _is_unproven(loop: StorageLoop) -> bool:

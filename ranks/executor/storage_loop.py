@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...coordinator.ballot import Answered, Capped, Ended, Progress
-from ...errors import ConfigError
+from ...errors import ConfigError, StorageError
 from ...storage_backends.base import StorageBackend
 from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
 from ..protocol.orders import Cancel, Fetch, LookUp, Put
@@ -121,7 +121,10 @@ class StorageLoop:
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self._open_by = self._open_timeout_s = 0.0
         self._is_open = False
-        self._early: list[Sequence[TimedOrder]] | None = []
+        self._failed: Callable[[str], None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._gives_up = False
+        self._early: list[TimedOrder] | None = []
         """What was handed in before the backend was open; None from then on."""
         self._refusal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-storage", daemon=True)
@@ -132,8 +135,12 @@ class StorageLoop:
         self._hear(timeout_s)
         self.is_open()
 
-    def start(self, timeout_s: float) -> None:
-        """Start the thread, which opens the backend, and return; it may take `timeout_s`."""
+    def start(self, timeout_s: float, failed: Callable[[str], None] | None = None) -> None:
+        """Start the thread, which opens the backend, and return; it may take `timeout_s`.
+
+        If it does not open, `failed` is told why, on that thread.
+        """
+        self._failed = failed
         self._open_timeout_s = timeout_s
         self._open_by = time.monotonic() + timeout_s
         self._thread.start()
@@ -181,6 +188,10 @@ class StorageLoop:
         """Say why the loop has ended, or None."""
         return self._trouble
 
+    def is_opening(self) -> bool:
+        """Say whether the backend neither is open nor has failed to open."""
+        return self._early is not None
+
     def is_idle(self) -> bool:
         """Say whether nothing runs, and nothing was handed in that is still to run."""
         if self._accepted != self._handed_in:
@@ -193,13 +204,22 @@ class StorageLoop:
         assert self._made is not None
         return self._made
 
-    def stop(self, timeout_s: float) -> None:
-        """Cancel everything and close the backend, in about `timeout_s`; does not wait."""
+    def stop(self, timeout_s: float, *, opening: bool = False) -> None:
+        """Cancel everything and close the backend, in about `timeout_s`; does not wait.
+
+        `opening` is cancelled as well: only for a backend that then uses the memory no more.
+        """
         self._close_timeout_s = timeout_s
         try:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._loop.call_soon_threadsafe(self._stop, opening)
         except RuntimeError:
             return
+
+    def _stop(self, opening: bool) -> None:
+        self._stopping.set()
+        self._gives_up = opening
+        if opening and self._opening is not None:
+            self._opening.cancel()
 
     def join(self, timeout_s: float) -> bool:
         """After `stop`: wait for the thread to end; say whether it did. Then nothing is touched."""
@@ -217,11 +237,17 @@ class StorageLoop:
     async def _live(self) -> None:
         try:
             self._made = MetricsBackend(self._make_backend(), self._calls)
-            await self._made.open(self._objects.memory())
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
-            self.failure = error, time.monotonic()
-            self._trouble = f"the store did not open: {error}"
-            self._opened.put(error)
+            self._opening = self._loop.create_task(self._made.open(self._objects.memory()))
+            if self._gives_up:
+                self._opening.cancel()
+            await self._opening
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
+            failure = error if isinstance(error, Exception) else StorageError("it was let go of")
+            self.failure = failure, time.monotonic()
+            self._trouble = f"the store did not open: {failure}"
+            self._opened.put(failure)
+            if self._failed is not None and not self._gives_up:
+                self._failed(str(failure))
             self._take_early()
             return
         self._opened.put(None)
@@ -242,19 +268,18 @@ class StorageLoop:
 
     def _take_early(self) -> None:
         early, self._early = self._early or [], None
-        for orders in early:
-            self._accept(orders)
+        self._accept(early)
 
     def _take(self, orders: Sequence[TimedOrder]) -> None:
         self._accept(orders)
         self._accepted += 1
 
     def _accept(self, orders: Sequence[TimedOrder]) -> None:
-        if self._early is not None and self._trouble is None:
-            self._early.append(orders)
-            return
         for timed in orders:
             order = timed.order
+            if self._early is not None:
+                self._put_off(timed)
+                continue
             if self._stopping.is_set() or self._trouble is not None:
                 for report in refusal(order):
                     self._report(report)
@@ -270,6 +295,17 @@ class StorageLoop:
                     self._begin(PersistTransfer(order, answer_by(timed.deadline), self._objects))
                 case Cancel():
                     self._cancel(order.operation)
+
+    def _put_off(self, timed: TimedOrder) -> None:
+        """Keep an order until the backend is open; one that is cancelled before that has ended."""
+        assert self._early is not None
+        if not isinstance(timed.order, Cancel):
+            self._early.append(timed)
+            return
+        for each in [each for each in self._early if each.order.operation == timed.order.operation]:
+            self._early.remove(each)
+            for report in refusal(each.order):
+                self._report(report)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
         OPERATION.set(order.operation)

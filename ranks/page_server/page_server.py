@@ -87,7 +87,7 @@ class PageServer:
         self._readers: set[Reader] = set()
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Of readers who have not shown yet that they know the secret, the oldest first."""
-        self._refusals = Trouble()
+        self._accepts, self._refusals, self._cuts = (Trouble(_log) for _ in range(3))
         self._hello = b""
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
@@ -217,8 +217,7 @@ class PageServer:
             try:
                 sock, place = await self._loop.sock_accept(self._sock)
             except OSError as error:
-                if self._refusals.is_to_be_said():
-                    _log.warning("no reader can connect: %s", error)
+                self._accepts.warn("no reader can connect: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             if len(self._greetings) >= self._bounds.greetings:
@@ -248,12 +247,19 @@ class PageServer:
         except BaseException as error:
             sock.close()
             if isinstance(error, StorageError):
-                _log.warning("a reader at %s is refused: %s", place, error)
+                self._refusals.warn("a reader at %s is refused: %s", place, error)
             elif not isinstance(error, OSError):
                 raise
             return
-        stall_s = self._bounds.stall_s
-        reader = Reader(sock, place, tags, self._pages, self._readers.discard, stall_s=stall_s)
+        reader = Reader(
+            sock,
+            place,
+            tags,
+            self._pages,
+            self._readers.discard,
+            cuts=self._cuts,
+            stall_s=self._bounds.stall_s,
+        )
         self._readers.add(reader)
         reader.start(self._hello)
 

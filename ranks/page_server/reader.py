@@ -7,7 +7,6 @@ held until it says that it is done, or is cut off.
 """
 
 import asyncio
-import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Final
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...storage_backends.buffers import address_of
+from ...storage_backends.complaints import Trouble
 from ...storage_backends.peer.frame_tags import ConnectionTags
 from ...storage_backends.peer.streams import FrameHead, Parser, Receiver, Sender
 from ...storage_backends.peer.wire import (
@@ -36,8 +36,6 @@ from ...storage_backends.peer.wire import (
 )
 from .offers import Operation
 from .served_pages import Begun, ServedPages
-
-_log = logging.getLogger(__name__)
 
 _GROUP_BYTES: Final = 1 << 20
 """So much is hashed, if need be, and then sent, while it is still in a core's cache."""
@@ -65,14 +63,19 @@ class Reader:
         pages: ServedPages,
         ended: Callable[["Reader"], None],
         *,
+        cuts: Trouble,
         stall_s: float,
     ) -> None:
-        """`place` is where the reader is, for messages. It may take nothing for `stall_s`."""
+        """`place` is where the reader is, for messages; `cuts` logs that one is cut off.
+
+        It may take nothing for `stall_s`.
+        """
         self._sock = sock
         self._place = place
         self._tags = tags
         self._pages = pages
         self._ended = ended
+        self._cuts = cuts
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
@@ -106,7 +109,7 @@ class Reader:
             return
         self._is_open = False
         if why:
-            _log.warning("the reader at %s is cut off: %s", self._place, why)
+            self._cuts.warn("the reader at %s is cut off: %s", self._place, why)
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()

@@ -6,7 +6,7 @@ from ...coordinator.settings import Settings, Text
 from ...errors import ConfigError
 from .allowed_sources import AllowedSources
 from .engine_settings import TransferSettings
-from .host_port import require_long_enough, split_address, split_host
+from .host_port import ip_of, is_ip, require_long_enough, split_address, split_host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,12 @@ class Peers(TransferSettings):
         super().__post_init__()
         split_address(self.address)
         if self.reached_at:
-            split_host(self.reached_at)
+            host, _ = split_host(self.reached_at)
+            if is_ip(host) and ip_of(host).is_unspecified:
+                raise ConfigError(
+                    f"reached_at is {self.reached_at!r}, which nobody can connect to; write an address"
+                    " or a name by which other hosts reach this one"
+                )
         AllowedSources(self.allow_sources)
         require_long_enough("peers", self.secret.encode())
 

@@ -200,8 +200,6 @@ class ObjectFiles:
                 return WriteOutcome.TIMED_OUT
             try:
                 outcome = self._try_to_write(new, stop)
-                if outcome is WriteOutcome.OK:
-                    self._complaints.went_well()
                 if outcome is not None:
                     return outcome
             except FileNotFoundError as error:

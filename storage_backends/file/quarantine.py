@@ -12,6 +12,7 @@ import secrets
 from typing import Final
 
 from ...page_format.object_header import HeaderFinding
+from ..complaints import Trouble
 from ..threaded_backend import Stop
 from .trees import remove_tree
 from .turns import Identity, Turns
@@ -32,6 +33,7 @@ class FileQuarantine:
         self._root_fd = root_fd
         self._turns = turns
         self._next = secrets.randbelow(PLACES)
+        self._found = Trouble(_log)
 
     def put_away(
         self, path: str, identity: Identity | None, finding: HeaderFinding, stop: Stop | None = None
@@ -46,10 +48,10 @@ class FileQuarantine:
             with self._turns.on(path, identity, stop) as ours:
                 moved = ours and self._move(path)
         except OSError as error:
-            _log.warning("object %s is bad (%s) and stays: %s", path, finding.name, error)
+            self._found.warn("object %s is bad (%s) and stays: %s", path, finding.name, error)
             return False
         if moved:
-            _log.warning("object %s was bad (%s) and is in quarantine now", path, finding.name)
+            self._found.warn("object %s was bad (%s) and is in quarantine now", path, finding.name)
         return moved
 
     def _move(self, path: str) -> bool:

@@ -159,8 +159,6 @@ class ObjectWriter:
                 codes[at] = code
         finally:
             self._client.give_up(list(begun))
-        if 0 in codes:
-            self._complaints.went_well()
         if Code.NO_ROOM in codes:
             self._complaints.say(
                 "room",

@@ -6,7 +6,6 @@ nowhere.
 """
 
 import asyncio
-import logging
 import socket
 import time
 from collections import deque
@@ -37,8 +36,6 @@ from .wire import (
     Told,
     encode,
 )
-
-_log = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
 """A connection over which nothing has come for so long, although much was asked, is given up when the
@@ -304,7 +301,6 @@ class Connection:
             self._heard_at = time.monotonic()
             del self._staged[number]
             if staged.has_come:
-                one_sided.failures.went_well()
                 if not self._sent[number].is_abandoned():
                     staged.give()
             elif not staged.call.cancelled():
@@ -321,13 +317,12 @@ class Connection:
         """Read over the connection from now on, unless that is not to be."""
         if not one_sided.settings.insists:
             self._one_sided = None
-        if one_sided.failures.is_to_be_said():
-            _log.warning(
-                "pages at %s cannot be read by Mooncake's transfer engine (%s)%s",
-                self._target,
-                why,
-                "" if self._one_sided else "; they come over the connection from now on",
-            )
+        one_sided.failures.warn(
+            "pages at %s cannot be read by Mooncake's transfer engine (%s)%s",
+            self._target,
+            why,
+            "" if self._one_sided else "; they come over the connection from now on",
+        )
 
     def _answered(self, number: int) -> None:
         request = self._sent.pop(number)

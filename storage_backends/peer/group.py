@@ -62,9 +62,9 @@ class PeerGroup:
         self._hello: Hello | None = None
         self._places: Mapping[_Key, tuple[Address, ...]] = {}
         self._one_sided = None if engine is None else OneSidedReads(engine)
-        self._breaks = Trouble()
-        self._engines = Trouble()
-        self._namespaces = Trouble()
+        self._breaks = Trouble(_log)
+        self._engines = Trouble(_log)
+        self._namespaces = Trouble(_log)
         self._closed = False
 
     async def enter(self) -> None:
@@ -137,16 +137,14 @@ class PeerGroup:
         """Say whether the group's objects are those of a namespace; complains where they are not."""
         assert self._hello is not None
         if namespace == self._hello.namespace:
-            self._namespaces.went_well()
             return True
-        if self._namespaces.is_to_be_said():
-            _log.warning(
-                "store %s has pages of the namespace %s and was asked for %s, so nothing is found;"
-                " give both groups the same model, weights, page layout and tenant",
-                self._store,
-                self._hello.namespace[:_SHORT],
-                namespace[:_SHORT],
-            )
+        self._namespaces.warn(
+            "store %s has pages of the namespace %s and was asked for %s, so nothing is found;"
+            " give both groups the same model, weights, page layout and tenant",
+            self._store,
+            self._hello.namespace[:_SHORT],
+            namespace[:_SHORT],
+        )
         return False
 
     async def _connect(self, address: Address) -> Connection:
@@ -182,7 +180,6 @@ class PeerGroup:
             made.close()
             raise StorageError(f"at {address} there is a rank of another group")
         self._connections[address] = made
-        self._breaks.went_well()
         return made
 
     async def _find_engine(self, made: Connection) -> None:
@@ -206,8 +203,7 @@ class PeerGroup:
             said = f"store {self._store!r} cannot be read by Mooncake's transfer engine: {error}"
             if settings.insists:
                 raise ConfigError(said) from None
-            if self._engines.is_to_be_said():
-                _log.warning("%s; pages come over the connection", said)
+            self._engines.warn("%s; pages come over the connection", said)
         else:
             made.read_by(self._one_sided, target)
 
@@ -220,8 +216,8 @@ class PeerGroup:
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
-        if why and self._breaks.is_to_be_said():
-            _log.warning(
+        if why:
+            self._breaks.warn(
                 "store %s: the connection to %s cannot be used (%s); what is read from there fails"
                 " until it can be made again",
                 self._store,

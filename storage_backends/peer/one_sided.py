@@ -42,7 +42,7 @@ class OneSidedReads:
         """Areas that no call has, by their length, which is a power of two."""
         self._engine: TransferEngine | None = None
         self.failures: Final = Trouble()
-        """When to say that reads fail."""
+        """Logs that reads fail."""
         self._closed = False
 
     async def start(self, host: str, timeout_s: float) -> None:

@@ -25,6 +25,7 @@ from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..buffers import fitting
+from ..complaints import Trouble
 from .ranges import Elsewhere, Range, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
@@ -57,6 +58,7 @@ class S3Objects:
         self._requests = requests
         self._concurrency = concurrency
         self._read_only = read_only
+        self._found = Trouble(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Say for each name whether there is something under it."""
@@ -177,7 +179,7 @@ class S3Objects:
             case _ if not self._read_only:
                 await self._drop(path, e_tag, finding)
             case _:
-                _log.warning("object %s is bad (%s)", path, finding.name)
+                self._found.warn("object %s is bad (%s)", path, finding.name)
         return ReadOutcome.CORRUPT
 
     async def _fill(
@@ -221,9 +223,9 @@ class S3Objects:
                 return
             await self._requests.delete(path)
         except RequestFailed as error:
-            _log.warning("object %s is bad (%s) and stays: %s", path, finding.name, error)
+            self._found.warn("object %s is bad (%s) and stays: %s", path, finding.name, error)
         else:
-            _log.warning("object %s was bad (%s) and is removed", path, finding.name)
+            self._found.warn("object %s was bad (%s) and is removed", path, finding.name)
 
     async def _write(self, write: Write, *, likely: bool) -> WriteOutcome:
         digest = name_digest(write.name)

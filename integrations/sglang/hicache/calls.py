@@ -69,7 +69,8 @@ class HiCacheCalls:
             )
         self._store = BlockingStore(self._settings.store, "SGLang")
         self._pools: dict[str, _Pool] = {}
-        self._troubles = {verb: Trouble() for verb in ("looked up", "read", "written", "cleared")}
+        verbs = ("looked up", "read", "written", "cleared")
+        self._troubles = {verb: Trouble(_log) for verb in verbs}
         self._lock = threading.Lock()
         self._read: deque[Moved] = deque(maxlen=_CALLS_KEPT)
         self._written: deque[Moved] = deque(maxlen=_CALLS_KEPT)
@@ -129,7 +130,6 @@ class HiCacheCalls:
         except Exception as error:  # noqa: BLE001 - what cannot be told is missing.
             self._complain("looked up", repr(error))
             return Found(0, {}, [])
-        self._troubles["looked up"].went_well()
         return result
 
     def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
@@ -255,7 +255,6 @@ class HiCacheCalls:
     def _note(self, verb: str, outcomes: Sequence[IntEnum]) -> None:
         bad = [each for each in outcomes if each.name in _AILING]
         if not bad:
-            self._troubles[verb].went_well()
             return
         counts = Counter(each.name for each in bad)
         said = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
@@ -269,11 +268,10 @@ class HiCacheCalls:
             (self._read if verb == "read" else self._written).append(moved)
 
     def _complain(self, verb: str, what: str) -> None:
-        if self._troubles[verb].is_to_be_said():
-            _log.warning(
-                "HiCache's pages cannot be %s in the store %s (%s): they count as missing;"
-                " look at the store",
-                verb,
-                self._store.shown,
-                what,
-            )
+        self._troubles[verb].warn(
+            "HiCache's pages cannot be %s in the store %s (%s): they count as missing;"
+            " look at the store",
+            verb,
+            self._store.shown,
+            what,
+        )

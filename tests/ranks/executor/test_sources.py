@@ -16,10 +16,10 @@ from tests.kit.ranks.page_servers import objects_of
 class IdleLoop:
     """The loop of a source that has nothing to do."""
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, failed: object) -> None:
         """Open at once."""
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float, *, opening: bool) -> None:
         """End at once."""
 
     def submit(self, orders: object) -> bool:
@@ -27,6 +27,9 @@ class IdleLoop:
 
     def trouble(self) -> str | None:
         return None
+
+    def is_opening(self) -> bool:
+        return False
 
     def is_idle(self) -> bool:
         return True

@@ -1,7 +1,8 @@
-"""A stranger without the secret, at an address that a request names: nothing of it is used."""
+"""A stranger without the secret: nothing of it is used, and it costs no places and few log lines."""
 
+import socket
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor import sources
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.protocol.answers import Admission
-from lockstep.ranks.protocol.config import CacheConfig
+from lockstep.ranks.protocol.config import Bounds, CacheConfig
 from lockstep.ranks.protocol.outside import Peers
 from lockstep.storage_backends.handshake import UNPROVEN_S
 from tests.kit.ranks.relay import Relay
+from tests.kit.servers.ports import free_port
 
 SECRET = "sixteen random bytes"  # noqa: S105 - of these tests alone.
 PROMPT = np.arange(1, 65, dtype=np.int32)
@@ -26,7 +28,13 @@ STEPS_MAX = 4000
 
 def opened(peers: Peers) -> Cache:
     config = CacheConfig(
-        model="m", layout=LAYOUT, device_pages=32, host_pages=64, peers=peers, pipeline_depth=0
+        model="m",
+        layout=LAYOUT,
+        device_pages=32,
+        host_pages=256,
+        peers=peers,
+        pipeline_depth=0,
+        bounds=Bounds(prefetches=2 * sources.SOURCES_MAX),
     )
     return Cache.open(config, InProcessGroup(1).member(0))
 
@@ -93,3 +101,52 @@ def test_an_address_that_is_not_allowed_is_a_miss_and_is_not_connected_to(
 
     assert relay.connections == 0
     assert "is none of the sources that are allowed" in caplog.text
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_requests_that_name_addresses_where_nobody_answers_cost_no_other_request_its_source(
+    aborted: bool,
+) -> None:
+    with ExitStack() as stack:
+        uri = stack.enter_context(served(Peers(secret=SECRET)))
+        reader = stack.enter_context(closing(opened(Peers(secret=SECRET))))
+        for number in range(sources.SOURCES_MAX):
+            hole = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            source = f"peer://127.0.0.1:{hole.getsockname()[1]}"
+            reader.prefetch(f"hole {number}", PROMPT[number : number + 4], source=source)
+        reader.step()
+        assert len(reader.inspection.in_flight) == sources.SOURCES_MAX
+        for number in range(sources.SOURCES_MAX if aborted else 0):
+            reader.abort(f"hole {number}")
+        reader.step()
+
+        assert found(reader, uri) == len(PROMPT)
+
+
+def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        served(Peers(reached_at=f"127.0.0.1:{free_port()}")) as uri,
+        closing(opened(Peers())) as reader,
+    ):
+        assert found(reader, uri) == 0
+
+    (said,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
+    assert f"nothing is read from {uri}, which counts as missing: " in said
+    assert "Connect call failed" in said
+
+
+def test_strangers_get_a_line_now_and_then_and_not_one_for_each_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with served(Peers(secret=SECRET)) as uri:
+        host, port = uri.removeprefix("peer://").rsplit(":", 1)
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(bytes(44))
+                # It greets, and hangs up once it has refused us.
+                while stranger.recv(64):
+                    pass
+
+    assert len([each for each in caplog.messages if "is refused" in each]) == 1

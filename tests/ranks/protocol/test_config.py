@@ -51,6 +51,8 @@ def window(**settings: Any) -> SlidingWindow:
         (lambda: Peers(address="10.0.0.4"), "write host:port"),
         (lambda: Peers(address="10.0.0.4:99999"), "must be 0 to 65535"),
         (lambda: Peers(reached_at="[[::1]]"), "is no host"),
+        (lambda: Peers(reached_at="a host"), "is no host"),
+        (lambda: Peers(reached_at="[::]:80"), "which nobody can connect to"),
         (lambda: Peers(reached_at="peer://gpu-7"), "the port of"),
         (lambda: Peers(allow_sources=("10.0.0.4/8",)), "is no network"),
         (

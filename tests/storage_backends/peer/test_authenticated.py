@@ -12,6 +12,7 @@ from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.orders import KV_POOL
+from lockstep.storage_backends import complaints
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.handshake import UNPROVEN_S, UnprovenError
 from lockstep.storage_backends.peer import group as peer_group
@@ -237,6 +238,7 @@ async def test_where_an_impostor_answers_nobody_connects_again_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(peer_group, "UNPROVEN_S", left_alone_s)
+    monkeypatch.setattr(complaints, "SAID_AGAIN_S", 0.0)
     port = free_port()
     async with AsyncExitStack() as stack:
         with serving_keys(PAGES, LAYOUT, secret=SECRET, ports=[port]) as group:

@@ -181,7 +181,7 @@ def attach(
 ) -> None:
     """Use a store, once every rank has opened it."""
     uri = sys.stdin.read().strip() if store == "-" else store
-    check_store(uri)
+    check_store(uri, only_read=True)
     _tell(_asked(socket, "attach", store=uri), as_json, "attached")
 
 

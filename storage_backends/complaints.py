@@ -55,7 +55,8 @@ class Trouble:
                 return
             self._say_at, unsaid, self._unsaid = now + SAID_AGAIN_S, self._unsaid, 0
         if unsaid:
-            message, arguments = f"{message} (%d more like it since the last line)", (*arguments, unsaid)
+            message += " (%d more like it since the last line)"
+            arguments = (*arguments, unsaid)
         self._log.warning(message, *arguments)
 
 

@@ -129,17 +129,19 @@ def check_not_a_path(uri: str) -> None:
         )
 
 
-def check_store(uri: str) -> Capabilities:
-    """Return what the store that --store names can do; raise `ConfigError` if it names none."""
+def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
+    """Return what the store that --store names can do.
+
+    Raises `ConfigError` if it names none, or one that takes no pages, unless it is `only_read`.
+    """
     check_not_a_path(uri)
     try:
         # Each rank opens its own; what is wrong with one is wrong with all.
         capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error
-    if not capabilities.writes:
+    if not (capabilities.writes or only_read):
         raise ConfigError(
-            f"--store is {without_secrets(uri)!r}, which takes no pages: it is what another group"
-            " serves"
+            f"--store is {without_secrets(uri)!r}, which is only read; give one that takes pages"
         )
     return capabilities

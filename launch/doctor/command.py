@@ -47,7 +47,7 @@ def _doctor(
     Each finding says what was seen and what to do. Nothing is changed, and what is tried is removed.
     """
     if store is not None:
-        check_store(store)
+        check_store(store, only_read=True)
     with Console(stderr=True).status("looking") as status:
         findings = list(examine(ranks, store, status.update))
     if as_json:

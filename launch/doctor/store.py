@@ -49,8 +49,6 @@ LOW_RATIO: Final = 0.5
 _CONNECTIONS: Final = 8
 _PIECE_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 10.0
-_READ_ONLY: Final = "peer"
-"""The scheme whose pages are another group's, so that none can be written to try it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def probe_answers(uri: str) -> Answers:
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:
-        if parsed.scheme == _READ_ONLY:
+        if not make_backend(uri).capabilities.writes:
             took = None if peer is None else _connect_us(*peer)
             return Answers(shown, limit_us=took, limit="connecting to it")
         directory = limit_directory(parsed)
@@ -208,7 +206,7 @@ def judge_answers(answers: Answers) -> Finding:
     limit = "" if answers.limit_us is None else f"{answers.limit} takes {answers.limit_us:,.0f} us"
     if not answers.read_us:
         return well(
-            name, f"{answers.store} is read-only: pages of another group; {limit}".rstrip("; ")
+            name, f"{answers.store} is only read, so nothing was tried; {limit}".rstrip("; ")
         )
     seen = f"{answers.store} gives back 4 KiB in {answers.read_us:,.0f} us"
     if answers.limit_us:
@@ -224,7 +222,7 @@ def probe_speed(
 ) -> Speed | None:
     """Write and read pages of 1 MiB beside the limit; None where none can be written."""
     parsed = parse_uri(uri)
-    if parsed.scheme == _READ_ONLY:
+    if not make_backend(uri).capabilities.writes:
         return None
     threads = parsed.options.get("threads", "1") if parsed.scheme == "file" else "1"
     sizes = StorageSizes(

@@ -128,7 +128,7 @@ class FileBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(lists=True, zero_copy=True)
+        return Capabilities(lists=True, writes=not self.read_only, zero_copy=True)
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
         """Make the directory and try a write in it, unless it is `read_only`.

@@ -91,9 +91,10 @@ async def claim_model(
     """Make sure that everybody who uses `backend` for this model and weights uses `layouts`.
 
     Those are the layouts of all pools by their names. Any number of ranks and groups may call it at
-    the same time; those that return have agreed. Raises `ConfigError` naming the pool, the field and
-    both values if the store has other ones, and `StorageError` if the store does not answer by
-    `deadline` (on `time.monotonic`'s scale). `store` names the store in errors, without secrets.
+    the same time; those that return have agreed, or only read a store that has no manifest. Raises
+    `ConfigError` naming the pool, the field and both values if the store has other ones, and
+    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale). `store`
+    names the store in errors, without secrets.
     """
     subject = f"store {store}: " if store else ""
     subject += f"the manifest of model {model!r}"
@@ -111,6 +112,9 @@ async def claim_model(
             return
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
+        if not backend.capabilities.writes:
+            # Pages in another layout have other names, so they are missing.
+            return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
         )

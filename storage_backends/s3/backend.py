@@ -102,7 +102,7 @@ class S3Backend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(lists=True)
+        return Capabilities(lists=True, writes=not self.read_only)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Make the client, and try that the bucket keeps objects under a condition.

@@ -95,7 +95,7 @@ class ThreeFsBackend(ThreadedBackend):
     @property
     def capabilities(self) -> Capabilities:
         """See `StorageBackend`. Where the USRBIO client is installed, zero copy is not promised."""
-        return Capabilities(lists=True, zero_copy=load_client() is None)
+        return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the index has it; False for what is late."""

@@ -60,6 +60,29 @@ def test_a_prompt_goes_on_at_any_tp_size_with_all_its_whole_pages(
     assert free_again(pair.prefill) == free_again(pair.decode) == [True] * 3
 
 
+@pytest.mark.parametrize("attached", [False, True], ids=["opened with it", "attached"])
+def test_a_cache_whose_store_is_another_group_finds_what_that_group_serves(
+    stack: ExitStack, attached: bool
+) -> None:
+    pair = Pair(stack, "hybrid-all", (2, 1))
+    pair.compute(TOKENS, HALF, WHOLE)
+    config = replace(config_of("hybrid-all"), peers=None)
+    if not attached:
+        config = replace(config, store=pair.source)
+    reading = stack.enter_context(closing(ServedGroup(config, 1)))
+    if attached:
+        outcome = reading.caches[0].attach_store(pair.source)
+        reading.until(lambda _: outcome.done())
+        outcome.result()
+
+    reading.ask(lambda cache: cache.prefetch(NAME, TOKENS.ids))
+    reading.until(lambda cache: cache.prefetch_done(NAME))
+
+    assert reading.admit(NAME, TOKENS, reserve=len(TOKENS.ids)) == WHOLE
+    reading.compute(NAME, TOKENS, WHOLE, len(TOKENS.ids))
+    assert reading.wrong_pages(NAME, TOKENS, len(TOKENS.ids)) == 0
+
+
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "hybrid-all"])
 @pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
 def test_every_kind_of_model_is_handed_over(

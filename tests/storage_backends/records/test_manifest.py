@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,10 +10,11 @@ import pytest
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.storage_backends.base import StorageBackend, WriteOutcome
-from lockstep.storage_backends.file.backend import FileBackend, FileOptions
+from lockstep.storage_backends.base import StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.manifest import MANIFEST_BYTES, Manifest, claim_model
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.wrappers.base import Wrapper
 from lockstep.storage_backends.wrappers.claimed import ClaimedBackend
 from tests.kit.storage.calls import opened, run, soon, soon_off_loop, writing
 from tests.kit.storage.files import FileStore
@@ -164,6 +165,13 @@ async def test_a_store_that_does_not_answer_in_time_is_a_storage_error(store: Fi
             await claim_model(backend, "m", "1", KV_ONLY, time.monotonic() - 1.0)
 
 
+class FullBackend(Wrapper):
+    """A store that takes nothing."""
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        return [WriteOutcome.FAILED] * len(writes)
+
+
 async def claim_by_hand(backend: StorageBackend, store: str) -> None:
     await backend.open()
     await claim_model(backend, "m", "1", KV_ONLY, soon(), store=store)
@@ -176,17 +184,33 @@ async def claim_when_opened(backend: StorageBackend, store: str) -> None:
 
 @pytest.mark.parametrize("claim", [claim_by_hand, claim_when_opened])
 async def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
-    store: FileStore, claim: Callable[[StorageBackend, str], Awaitable[None]]
+    claim: Callable[[StorageBackend, str], Awaitable[None]],
 ) -> None:
-    async with opened(store):
-        pass
     told = (
-        r"^store file:///kv\?read_only=1: the manifest of model 'm' could not be written: FAILED; the "
+        r"^store memory://full: the manifest of model 'm' could not be written: FAILED; the "
         "store refuses it, so look at the warnings before this error"
     )
 
     with pytest.raises(StorageError, match=told):
-        await claim(FileBackend(store.root, FileOptions(read_only=True)), "file:///kv?read_only=1")
+        await claim(FullBackend(MemoryBackend()), "memory://full")
+
+
+@pytest.mark.parametrize("spoilt", [False, True], ids=["no manifest", "a spoilt one"])
+async def test_a_store_that_is_only_read_needs_no_manifest(store: FileStore, spoilt: bool) -> None:
+    async with opened(store) as backend:
+        if spoilt:
+            await claim_model(backend, "m", "1", KV_ONLY, soon())
+            store.spoil(Manifest(model="m", weights_version="1", layouts=KV_ONLY).name)
+
+    await claim_when_opened(make_backend(f"{store.root.as_uri()}?read_only=1"), "file:///kv")
+
+
+async def test_a_store_that_is_only_read_refuses_another_layout(store: FileStore) -> None:
+    async with opened(store) as backend:
+        await claim_model(backend, "m", "1", {"kv": replace(LAYOUT, page_tokens=32)}, soon())
+
+    with pytest.raises(ConfigError, match="page_tokens is 32 in the store and 16 here"):
+        await claim_when_opened(make_backend(f"{store.root.as_uri()}?read_only=1"), "file:///kv")
 
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:

@@ -33,6 +33,7 @@ from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...ranks.protocol.host_port import split_address
 from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...storage_backends.file.backend import FileOptions
 from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import RANK, StoreUri, parse_uri
 from ..cli.amounts import bytes_in_words, shown_store
@@ -130,6 +131,18 @@ def judge_direct(direct: Direct) -> Finding:
     if direct.wanted:
         return problem(name, seen, "leave direct=1 out, or put the store on another filesystem")
     return well(name, f"{seen}; pages go through the page cache")
+
+
+def judge_room(uri: str, directory: Path) -> Finding | None:
+    """Judge how much a store in a directory may hold; None for one that is not `file://`."""
+    parsed = parse_uri(uri.replace(RANK, "0"))
+    if parsed.scheme != "file":
+        return None
+    limits = parsed.read(FileOptions).limits
+    seen = f"the store may hold {limits.in_words(directory)}"
+    if limits.quota(directory, 0) is None:
+        return advice("store room", seen, "give it a quota (quota_gib=N)")
+    return well("store room", seen)
 
 
 def probe_answers(uri: str) -> Answers:

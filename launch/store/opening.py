@@ -112,6 +112,8 @@ def for_a_tool(uri: str, *, looking: bool = False) -> str:
     kept = [each for each in given if unquote(each.partition("=")[0]) not in left_out]
     if looking:
         kept.append(f"{_READ_ONLY}=1")
+    elif parse_uri(uri).scheme == "file":
+        kept.append("quota_gib=0")
     return f"{head}?{'&'.join(kept)}" if kept else head
 
 

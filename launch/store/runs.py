@@ -9,10 +9,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ...errors import LockstepError
-from ...storage_backends.base import Capabilities
 from ...storage_backends.file.backend import FileOptions
 from ...storage_backends.file.quarantine import QUARANTINE
 from ...storage_backends.records.catalogue import Catalogue
+from ...storage_backends.registry import make_backend
 from ...storage_backends.uri import parse_uri, without_secrets
 from ..cli.amounts import age_in_words, bytes_in_words, count, shown_store
 from ..cli.options import Json
@@ -74,30 +74,29 @@ def stat(uri: Uri, /, *, rank: Rank = None, as_json: Json = False) -> None:
     """Show how much is in a store, and what it can do."""
     uri = of_rank(uri, rank)
 
-    async def look(store: OpenedStore) -> tuple[Catalogue, Capabilities]:
-        return (await survey(store)).catalogue, store.backend.capabilities
+    async def look(store: OpenedStore) -> Catalogue:
+        return (await survey(store)).catalogue
 
-    catalogue, capabilities = run_on_store(uri, look, looking=True)
-    record = _stat_record(uri, catalogue, capabilities)
+    record = _stat_record(uri, run_on_store(uri, look, looking=True))
     if as_json:
         print_json(record)
     else:
         print_facts(_stat_facts(record))
 
 
-def _stat_record(uri: str, catalogue: Catalogue, capabilities: Capabilities) -> Record:
-    parsed = parse_uri(uri)
-    in_files = parsed.scheme == "file"
-    quarantine = _quarantine_record(Path(os.path.normpath(parsed.path))) if in_files else None
-    limits = parsed.read(FileOptions).limits if in_files else None
-    total = catalogue.total
-    quota_bytes = None if limits is None else limits.quota_bytes
+def _stat_record(uri: str, catalogue: Catalogue) -> Record:
+    parsed, total = parse_uri(uri), catalogue.total
+    quarantine = quota_bytes = None
+    if parsed.scheme == "file":
+        directory = Path(os.path.normpath(parsed.path))
+        quarantine = _quarantine_record(directory)
+        quota_bytes = parsed.read(FileOptions).limits.quota(directory, total.nbytes)
     return {
         "store": shown_store(uri),
         "scheme": parsed.scheme,
         "wrappers": list(parsed.wrappers),
         "options": dict(parse_uri(without_secrets(uri)).options),
-        "capabilities": asdict(capabilities),
+        "capabilities": asdict(make_backend(uri).capabilities),
         "models": sum(each is not None for each in catalogue.manifests.values()),
         "namespaces": len(catalogue.namespaces()),
         "objects": total.objects,
@@ -129,11 +128,11 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
     if record["quarantine"] is not None:
         files, nbytes = record["quarantine"]["files"], record["quarantine"]["bytes"]
         facts.append(("quarantine", f"{count(files, 'file')}, {bytes_in_words(nbytes)}"))
-    if record["quota_bytes"] is not None:
+    if record["filled"] is not None:
         share, quota = 100 * record["filled"], bytes_in_words(record["quota_bytes"])
         facts.append(("quota", f"{share:.1f} % of {quota} in use"))
     else:
-        facts.append(("quota", "none in the URI"))
+        facts.append(("quota", "none"))
     return facts
 
 

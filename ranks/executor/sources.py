@@ -9,7 +9,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from enum import IntEnum
 from functools import partial
 
 from ...errors import ConfigError
@@ -86,7 +85,7 @@ class Sources:
         """
         self._closing = [each for each in self._closing if not each.join(0.0)]
         least = min(self._loops, key=lambda source: _worth(self._loops[source]))
-        if _worth(self._loops[least]) is _Worth.USED or len(self._closing) >= CLOSING_MAX:
+        if all(_worth(self._loops[least])) or len(self._closing) >= CLOSING_MAX:
             return False
         self._let_go(least)
         return True
@@ -100,24 +99,9 @@ class Sources:
         self._closing.append(loop)
 
 
-class _Worth(IntEnum):
-    """What is lost with a source."""
-
-    ENDED = 0
-    UNANSWERED = 1
-    """It has not answered, and nobody waits for it any more."""
-    IDLE = 2
-    AWAITED = 3
-    """It has not answered yet."""
-    USED = 4
-
-
-def _worth(loop: StorageLoop) -> _Worth:
-    if loop.trouble() is not None:
-        return _Worth.ENDED
-    if loop.is_opening():
-        return _Worth.UNANSWERED if loop.is_idle() else _Worth.AWAITED
-    return _Worth.IDLE if loop.is_idle() else _Worth.USED
+def _worth(loop: StorageLoop) -> tuple[bool, bool, bool]:
+    """Say whether a source lives, is used, and has answered: what matters most comes first."""
+    return loop.trouble() is None, not loop.is_idle(), not loop.is_opening()
 
 
 def _is_unproven(loop: StorageLoop) -> bool:

@@ -12,8 +12,10 @@ start at a multiple of 4096 bytes, or whose length is not one, is still read and
 page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
 
 `quota_gib` (or `quota_bytes`) bounds the room of the files, and `ttl_s` how long an object stays that
-nobody uses. Each process that names one of them sweeps, one at a time (`sweeper`); the quota may
-be overrun by what is written between two passes. Records, which say what the pages are, are not swept.
+nobody uses. Without a quota they may have half of what the filesystem has without them, with 0 all of
+it. Each pass finds that half anew, so processes need not agree on a number, and several stores leave
+each other room. Each process sweeps, one at a time (`sweeper`); the quota may be overrun by what is
+written between two passes. Records, which say what the pages are, are not swept.
 
 With `read_only=1` nothing in the directory is made, moved or removed, and it need not be writable: for
 looking at a store. Every write fails then, and what is bad stays where it is.
@@ -25,10 +27,12 @@ the URI says `trust=group` or `trust=any`, and no link out of it is followed.
 
 import asyncio
 import errno
+import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Final
@@ -64,7 +68,11 @@ _LOOKS_TOLD: Final = 16
 _LOOK_TURN_S: Final = 0.01
 """How long a call waits for its turn: whoever has it longer waits for the filesystem."""
 _OPEN_TIMEOUT_S: Final = 30.0
+_NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,7 @@ class FileOptions(SweepLimits):
     durability: Durability = Durability.NONE
     direct: bool = False
     threads: Annotated[int, Meta(ge=1, le=256)] = THREADS
-    quota_gib: Annotated[float, Meta(ge=1e-6, le=QUOTA_BYTES_MAX >> 30)] | None = None
+    quota_gib: Annotated[float, Meta(ge=0, le=QUOTA_BYTES_MAX >> 30)] | None = None
     trust: Trust = Trust.OWNER
     read_only: bool = False
 
@@ -84,11 +92,10 @@ class FileOptions(SweepLimits):
             raise ConfigError("quota_gib and quota_bytes are one too many")
 
     @property
-    def limits(self) -> SweepLimits | None:
-        """What the store may keep; None if it may keep everything."""
-        quota = self.quota_bytes if self.quota_gib is None else int(self.quota_gib * (1 << 30))
-        limits = SweepLimits(quota_bytes=quota, ttl_s=self.ttl_s)
-        return None if limits == SweepLimits() else limits
+    def limits(self) -> SweepLimits:
+        """What the store may keep."""
+        quota = self.quota_bytes if self.quota_gib is None else ceil(self.quota_gib * (1 << 30))
+        return SweepLimits(quota_bytes=quota, ttl_s=self.ttl_s)
 
 
 class FileBackend(ThreadedBackend):
@@ -119,7 +126,8 @@ class FileBackend(ThreadedBackend):
                 root, options.durability, direct=options.direct, trust=trust, text=text
             )
         )
-        self._limits = None if options.read_only else options.limits
+        self._limits = options.limits
+        self._text = text or f"file://{root}"
         self._sweeper: Sweeper | None = None
         self._seen = SeenNames()
         self._looking = asyncio.Lock()
@@ -136,7 +144,7 @@ class FileBackend(ThreadedBackend):
         Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
         """
         try:
-            await calls.once(self._files.open, _OPEN_TIMEOUT_S)
+            await calls.once(self._open_files, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
             raise ConfigError(
                 f"store directory {self.root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
@@ -157,8 +165,13 @@ class FileBackend(ThreadedBackend):
                 f"store directory {self.root} cannot be used: {error.strerror}; {remedy}"
             ) from error
 
+    def _open_files(self) -> None:
+        self._files.open()
+        if not self.read_only:
+            _log.info("store %s may hold %s", self._text, self._limits.in_words(self.root))
+
     def _on_opened(self) -> None:
-        if self._limits is not None:
+        if self._limits != _NO_LIMITS and not self.read_only:
             self._sweeper = self._files.sweeper(self._limits)
             self._sweeper.start()
 

@@ -29,7 +29,8 @@ from array import array
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
+from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
@@ -47,6 +48,9 @@ from .turns import Lock, try_to_lock
 HIGH_WATER: Final = 0.95
 """Of the quota; a store that has more is brought down to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
+WRITTEN_PART: Final = 0.05
+"""A process that has written this part of the quota since its last pass makes one at once. Passes
+remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
 LOCK: Final = "sweep.lock"
 """The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
 EMPTY_AGE_S: Final = 3600.0
@@ -66,11 +70,48 @@ _BLOCK_BYTES: Final = 512
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLimits(Settings):
-    """What a store may keep; None for as much or as long as there is."""
+    """What a store may keep."""
 
-    quota_bytes: Annotated[int, Meta(ge=1, le=QUOTA_BYTES_MAX)] | None = None
+    quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
+    """0 for all room that there is; None for half of what the filesystem has without the store."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
-    """Since an object was last used."""
+    """Since an object was last used; None for ever."""
+
+    def quota(self, place: int | Path, held: int) -> int | None:
+        """Return how much a store at `place` may hold that holds so much; None for all there is."""
+        if self.quota_bytes is not None:
+            return self.quota_bytes or None
+        room = os.statvfs(place)
+        # Some filesystems do not say how much they have.
+        return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
+
+    def is_kept(self, root_fd: int) -> bool:
+        """Say whether a store is within these limits because its whole filesystem is; asks no file."""
+        if self.ttl_s is not None or self.quota_bytes is not None:
+            return False
+        room = os.statvfs(root_fd)
+        used = (room.f_blocks - room.f_bfree) * room.f_frsize
+        quota = self.quota(root_fd, used)
+        return quota is None or used <= quota * HIGH_WATER
+
+    def written_until_pass(self, root_fd: int) -> float:
+        """Return how much a process may write before it makes a pass."""
+        quota = self.quota_bytes
+        if quota is None:
+            room = os.statvfs(root_fd)
+            quota = max(room.f_bavail // 2, room.f_blocks // 10) * room.f_frsize
+        return quota * WRITTEN_PART or inf
+
+    def in_words(self, place: int | Path) -> str:
+        """Say how much a store at `place` may hold."""
+        if self.quota_bytes is not None:
+            of_uri = f"{self.quota_bytes / (1 << 30):,.1f} GiB (its quota)"
+            return of_uri if self.quota_bytes else "all that its filesystem has (quota_gib=0)"
+        room = os.statvfs(place)
+        return (
+            "half of what its filesystem has without it, of which"
+            f" {room.f_bavail * room.f_frsize / (1 << 30):,.1f} GiB are free (no quota_gib)"
+        )
 
 
 class _Seen(NamedTuple):
@@ -153,7 +194,7 @@ class _Pass:
         self._walk_quarantine(self._is_expired)
         self._walk_objects(self._is_expired, self._count)
         self._counted = True
-        quota = self._limits.quota_bytes
+        quota = self._limits.quota(self._root_fd, self._left)
         if quota is None or self._left <= quota * HIGH_WATER:
             return
         target = int(quota * LOW_WATER)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from math import inf
 from typing import Final
 
 from ...page_format.object_name import ObjectName
@@ -21,9 +22,6 @@ from .uses import UseTimes
 
 INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
-WRITTEN_PART: Final = 0.05
-"""A process that has written this part of the quota since its last pass makes one at once. Passes
-remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
 USED_NAMES_MAX: Final = 1 << 16
 PASS_MAX_S: Final = 3600.0
 """After so long a pass ends where it is, and a later one goes on."""
@@ -45,6 +43,7 @@ class Sweeper:
         self._lock = threading.Lock()
         self._used: dict[ObjectName, None] = {}
         self._written = 0
+        self._written_max = inf
         self._wanted = False
         self._removed = threading.Event()
         self._stopping = False
@@ -78,11 +77,8 @@ class Sweeper:
 
     def wrote(self, nbytes: int) -> None:
         """Note that files took so much room, and have a pass made if it is a good part of the quota."""
-        quota = self._limits.quota_bytes
-        if quota is None:
-            return
         self._written += nbytes
-        if self._written >= quota * WRITTEN_PART:
+        if self._written >= self._written_max:
             self._written = 0
             self._wanted = True
             self._wake.set()
@@ -98,9 +94,13 @@ class Sweeper:
         """Mark what was used, and make a pass unless another does or has just done.
 
         `wanted` says that enough was written for a pass whatever others have done. Returns how many
-        files went, None if there was no pass. Raises OSError if the store cannot be swept.
+        files went, None if there was no pass, as where the whole filesystem has less than the store may
+        have. Raises OSError if the store cannot be swept.
         """
         self._mark_used()
+        self._written_max = self._limits.written_until_pass(self._root_fd)
+        if self._limits.is_kept(self._root_fd):
+            return None
         # Half an interval, so that of many processes only the first one of each interval walks.
         with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
             if now is None:

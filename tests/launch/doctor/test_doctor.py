@@ -9,7 +9,13 @@ from lockstep.launch.doctor.command import WIDTH, lines_of
 from lockstep.launch.doctor.finding import Finding, Status
 from lockstep.launch.doctor.network import Interface, probe_gloo
 from lockstep.launch.doctor.software import probe_packages
-from lockstep.launch.doctor.store import of_rank_0, probe_answers, probe_direct, probe_speed
+from lockstep.launch.doctor.store import (
+    judge_room,
+    of_rank_0,
+    probe_answers,
+    probe_direct,
+    probe_speed,
+)
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal
 from tests.kit.launch.replays import run
 
@@ -26,7 +32,7 @@ def test_the_doctor_tells_all_that_it_has_probed_and_leaves_nothing(
         *["--json"] * as_json,
     )
 
-    probed = ("Python", "torch", "gloo", "kernel calls", "O_DIRECT", "store answers", "store speed")
+    probed = ("Python", "torch", "gloo", "kernel calls", "O_DIRECT", "store room", "store answers")
     assert (told.status, told.err) == (0, "")
     assert [name for name in probed if name not in told.out] == []
     assert not as_json or json.loads(told.out)["status"] in ("ok", "advice")
@@ -89,8 +95,28 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
     assert probe_direct("memory://") is None
 
 
+@pytest.mark.parametrize(
+    ("uri", "status", "said"),
+    [
+        ("file:///kv/{rank}", Status.OK, "half of what its filesystem has without it, of which "),
+        ("metrics+file:///kv?quota_gib=7", Status.OK, "the store may hold 7.0 GiB (its quota)"),
+        ("file:///kv?quota_gib=0", Status.ADVICE, "all that its filesystem has"),
+    ],
+)
+def test_it_is_told_how_much_a_store_of_files_may_hold(
+    tmp_path: Path, uri: str, status: Status, said: str
+) -> None:
+    found = judge_room(uri, tmp_path)
+
+    assert found is not None
+    assert found.status is status
+    assert said in found.seen
+    assert judge_room("3fs:///kv?index=sqlite:///kv/index.db", tmp_path) is None
+
+
 def test_the_store_of_the_first_rank_is_tried_and_not_swept() -> None:
-    assert of_rank_0("file:///kv/{rank}?quota_gib=1&threads=2") == "file:///kv/0?threads=2"
+    uri = "file:///kv/{rank}?quota_gib=1&threads=2"
+    assert of_rank_0(uri) == "file:///kv/0?threads=2&quota_gib=0"
 
 
 def test_packages_are_those_of_the_extras_and_torch() -> None:

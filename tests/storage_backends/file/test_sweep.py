@@ -450,7 +450,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     ("options", "complaint"),
     [
         ("quota_gib=1&quota_bytes=5", "one too many"),
-        ("quota_gib=0", "quota_gib is '0', must be at least 1e-06$"),
+        ("quota_gib=-1", "quota_gib is '-1', must be at least 0$"),
         ("ttl_s=0.5", "ttl_s is '0.5', must be at least 1"),
     ],
 )
@@ -459,11 +459,91 @@ def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> 
         make_backend(f"file:///nowhere?{options}")
 
 
-def test_limits_come_from_the_uri() -> None:
-    backend = make_backend("file:///nowhere?quota_gib=1.5&ttl_s=60")
+@pytest.mark.parametrize(
+    ("options", "limits", "said"),
+    [
+        ("quota_gib=1.5&ttl_s=60", SweepLimits(quota_bytes=3 << 29, ttl_s=60.0), "1.5 GiB"),
+        ("quota_gib=1e-15", SweepLimits(quota_bytes=1), "0.0 GiB"),
+        ("", SweepLimits(), "half of what its filesystem has without it, of which "),
+        ("quota_gib=0", SweepLimits(quota_bytes=0), "all that its filesystem has"),
+    ],
+)
+async def test_limits_come_from_the_uri_and_are_said_when_the_store_opens(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: str,
+    limits: SweepLimits,
+    said: str,
+) -> None:
+    caplog.set_level("INFO", "lockstep")
+    uri = f"{(tmp_path / 'kv').as_uri()}?{options}"
+    backend = make_backend(uri)
     assert isinstance(backend, FileBackend)
-    limits = backend._limits  # pyright: ignore[reportPrivateUsage]
-    assert limits == SweepLimits(quota_bytes=3 << 29, ttl_s=60.0)
+    async with using(backend):
+        sweeps = backend._sweeper is not None  # pyright: ignore[reportPrivateUsage]
+
+    assert backend._limits == limits  # pyright: ignore[reportPrivateUsage]
+    assert sweeps is (limits.quota_bytes != 0)
+    assert caplog.messages[0].startswith(f"store {uri} may hold {said}")
+
+
+def filesystem_of(store: FileStore, objects: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store's filesystem have room for so many objects, those of the store among them."""
+
+    def statvfs(_: object) -> os.statvfs_result:
+        used = sum(each.stat().st_blocks for each in store.root.rglob("*") if each.is_file())
+        blocks = objects * ROOM // 512
+        free = max(0, blocks - used)
+        return os.statvfs_result((512, 512, blocks, free, free, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"),
+    [(60, 27), (90, 40), (40, 18), (0, 40)],
+    ids=["more than half", "less than half", "full", "a filesystem that does not say"],
+)
+def test_without_a_quota_a_store_keeps_to_half_of_what_its_filesystem_has_without_it(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, room: int, kept: int
+) -> None:
+    fill(store, [float(10 * (number + 1)) for number in range(40)])
+    filesystem_of(store, room, monkeypatch)
+
+    for _ in range(3):
+        sweep(store, SweepLimits())
+
+    assert left(store) == list(range(kept))
+
+
+def test_a_store_on_a_filesystem_that_is_half_empty_is_not_walked(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, [1.0] * 40)
+    with sweeping(store, SweepLimits()) as sweeper:
+        filesystem_of(store, 200, monkeypatch)
+        assert sweeper.turn(wanted=True) is None
+        assert not (store.root / LOCK).exists()
+        filesystem_of(store, 60, monkeypatch)
+        assert sweeper.turn(wanted=True) == 13
+
+
+async def test_a_store_without_a_quota_never_fills_its_filesystem(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sweeper, "start", no_turns)
+    filesystem_of(store, 100, monkeypatch)
+    most = 0
+    async with using(FileBackend(store.root)) as backend:
+        sweeper = sweeper_of(backend)
+        for number in range(150):
+            assert await put(backend, object_name(number), page(number, SIZE)) is WriteOutcome.OK
+            if sweeper._wanted or not number:  # pyright: ignore[reportPrivateUsage]
+                sweeper._wanted = False  # pyright: ignore[reportPrivateUsage]
+                sweeper.turn(wanted=True)
+            most = max(most, len(left(store)))
+
+    assert 45 <= most <= 50
 
 
 def records(namespace: str, models: int) -> list[Write]:

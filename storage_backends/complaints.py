@@ -14,7 +14,6 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
 _NO_PERMISSION: Final = "let this process use its directory and all that is in it"
-_GONE: Final = "its directory is gone, so open the store again"
 _OTHERWISE: Final = "look at the filesystem that it is on"
 _REMEDIES: Final = {
     errno.EFBIG: "raise the limit of the size of a file (ulimit -f), or use another filesystem",
@@ -24,8 +23,9 @@ _REMEDIES: Final = {
     errno.EIO: "look at the device and the kernel's log",
     errno.EMFILE: _NO_FILES,
     errno.ENFILE: _NO_FILES,
-    errno.ENOENT: _GONE,
-    errno.ESTALE: _GONE,
+    errno.ENOENT: "its directory is gone, so open the store again",
+    errno.ESTALE: "its server knows a file or directory of it no more; if that goes on, open the store"
+    " again",
 }
 
 _log = logging.getLogger(__name__)

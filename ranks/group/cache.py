@@ -27,6 +27,7 @@ from ..protocol.config import CacheConfig
 from ..protocol.orders import KV_POOL
 from ..protocol.timed_events import Timeline
 from ..replica.operations.requests import LoadState
+from ..replica.tree.node import PASSING
 from ..replica.tree.tokens import Tokens, as_token_bytes
 from .member.arguments import as_count, require_text
 from .member.member import Listener
@@ -126,6 +127,10 @@ class Cache(RankCache):
         """
         self._require_group()
         require_text(namespace)
+        if namespace.startswith(PASSING):
+            raise UsageError(
+                f"namespace {namespace!r} begins with NUL, so nothing of it would be stored; rename it"
+            )
         data, reserve = as_token_bytes(tokens), as_count(reserve_tokens)
         rank = as_count(priority, "priority")
         return self._follow(self._replica.load_back(request, namespace, data, reserve, rank))

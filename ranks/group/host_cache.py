@@ -147,8 +147,9 @@ class HostCache(RankCache):
 
         `device_pages` are the pages of the whole prefix in token order; their KV is written, or is
         ordered before `begin_backups`. They must not be overwritten before `collect_freed` names the
-        request, after its `release`, or before a `fence`. Returns the number of tokens that are on
-        the host or on their way; it is smaller where there is no room.
+        request, after its `release`, or before a `fence`. Nothing goes to storage of a namespace that
+        begins with NUL: its pages are worth nothing after this life of the engine. Returns the number
+        of tokens that are on the host or on their way; it is smaller where there is no room.
         """
         self._require_group()
         require_text(namespace)

@@ -202,12 +202,11 @@ class ObjectFiles:
                 outcome = self._try_to_write(new, stop)
                 if outcome is not None:
                     return outcome
-            except FileNotFoundError as error:
-                # A directory that was emptied and swept meanwhile.
-                failure = error
             except OSError as error:
                 failure = error
-                break
+                # A directory that was emptied and swept meanwhile, here or by another host.
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    break
         if stop.due():
             return WriteOutcome.TIMED_OUT
         if failure is not None:

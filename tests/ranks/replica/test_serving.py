@@ -375,6 +375,7 @@ def test_arguments_that_are_no_tokens_or_names_change_nothing() -> None:
     for call in (
         lambda: cache.prefetch("x", prompt(1), "\ud800"),
         lambda: cache.load_back("x", prompt(1), "\ud800"),
+        lambda: cache.load_back("x", prompt(1), "\0tenant"),
         lambda: cache.load_back("x", prompt(1), reserve_tokens="12"),  # type: ignore[arg-type]
     ):
         with pytest.raises(UsageError):

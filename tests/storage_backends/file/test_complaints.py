@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,27 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
+
+
+@pytest.mark.parametrize("times", [1, 1 << 30], ids=["once", "for ever"])
+async def test_a_directory_that_another_host_removes_meanwhile_costs_a_try_and_is_not_the_store(
+    times: int, store: FileStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    link, left = os.link, [times]
+
+    def stale(*args: Any, **kwargs: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        link(*args, **kwargs)
+
+    async with opened(store) as backend:
+        monkeypatch.setattr(os, "link", stale)
+        outcomes = await put_each(backend, range(1))
+
+    if times == 1:
+        assert (outcomes, said(caplog)) == ({WriteOutcome.OK}, [])
+    else:
+        (warning,) = said(caplog)
+        assert outcomes == {WriteOutcome.FAILED}
+        assert "Stale file handle; its server knows a file or directory of it no more" in warning

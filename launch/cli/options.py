@@ -130,10 +130,7 @@ def check_not_a_path(uri: str) -> None:
 
 
 def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
-    """Return what the store that --store names can do.
-
-    Raises `ConfigError` if it names none, or one that takes no pages, unless it is `only_read`.
-    """
+    """Return what the store of --store can do; raise `ConfigError` if none can be used."""
     check_not_a_path(uri)
     try:
         # Each rank opens its own; what is wrong with one is wrong with all.

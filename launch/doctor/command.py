@@ -5,7 +5,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -98,9 +97,7 @@ def _examine_store(uri: str, say: Callable[[str], None]) -> Iterator[Finding]:
     direct = store.probe_direct(tried)
     if direct is not None:
         yield store.judge_direct(direct)
-        room = store.judge_room(uri, Path(direct.directory))
-        if room is not None:
-            yield room
+        yield from store.judge_room(uri, direct.directory)
     say("the store")
     answers = store.probe_answers(tried)
     yield store.judge_answers(answers)

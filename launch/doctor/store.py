@@ -133,16 +133,16 @@ def judge_direct(direct: Direct) -> Finding:
     return well(name, f"{seen}; pages go through the page cache")
 
 
-def judge_room(uri: str, directory: Path) -> Finding | None:
-    """Judge how much a store in a directory may hold; None for one that is not `file://`."""
-    parsed = parse_uri(uri.replace(RANK, "0"))
-    if parsed.scheme != "file":
-        return None
-    limits = parsed.read(FileOptions).limits
-    seen = f"the store may hold {limits.in_words(directory)}"
-    if limits.quota(directory, 0) is None:
-        return advice("store room", seen, "give it a quota (quota_gib=N)")
-    return well("store room", seen)
+def judge_room(uri: str, directory: str) -> list[Finding]:
+    """Judge how much a store in a directory may hold, if it is a `file://` that may be written to."""
+    backend = make_backend(uri.replace(RANK, "0"))
+    if parse_uri(uri).scheme != "file" or not backend.capabilities.writes:
+        return []
+    limits, place = parse_uri(uri).read(FileOptions).limits, Path(directory)
+    seen = f"the store may hold {limits.in_words(place)}"
+    if limits.quota(place, 0) is None:
+        return [advice("store room", seen, "give it a quota (quota_gib=N)")]
+    return [well("store room", seen)]
 
 
 def probe_answers(uri: str) -> Answers:

@@ -5,13 +5,13 @@ import threading
 import time
 from typing import Final
 
+from ...storage_backends.complaints import Trouble
 from .base import LateCalls
 
 MARGIN_SHARE: Final = 0.1
 MARGIN_S: Final = 0.25
 """The share of an operation's time, and the most of it, that its last calls leave over so that their
 answers are of use."""
-SAID_AGAIN_S: Final = 60.0
 _TICK_S: Final = 0.001
 """A timer may ring so much before its time."""
 
@@ -38,7 +38,7 @@ class LateCallsLog:
         self._lock = threading.Lock()
         self.seen = LateCalls()
         """What has been counted so far."""
-        self._say_at = 0.0
+        self._trouble = Trouble(_log)
 
     def note(self, began: float, deadline: float) -> None:
         """Take notice of a call that has come back."""
@@ -48,10 +48,7 @@ class LateCallsLog:
         with self._lock:
             seen = LateCalls(self.seen.calls + 1, self.seen.waited_s + now - began)
             self.seen = seen
-            if now < self._say_at:
-                return
-            self._say_at = now + SAID_AGAIN_S
-        _log.warning(
+        self._trouble.warn(
             "the store times out; calls without an answer in time: %d, and waited for them: %.1f s; "
             "look at the store, or put breaker+ before its URI",
             seen.calls,

@@ -83,9 +83,9 @@ class Sources:
 
         Anybody can name an address where nobody answers, so one that is used and has answered stays.
         """
-        self._closing = [each for each in self._closing if not each.join(0.0)]
+        closing = [each for each in self._closing if not each.join(0.0)]
         least = min(self._loops, key=lambda source: _worth(self._loops[source]))
-        if all(_worth(self._loops[least])) or len(self._closing) >= CLOSING_MAX:
+        if all(_worth(self._loops[least])) or len(closing) >= CLOSING_MAX:
             return False
         self._let_go(least)
         return True
@@ -96,7 +96,7 @@ class Sources:
     def _let_go(self, source: str) -> None:
         loop = self._loops.pop(source)
         loop.stop(self._close_timeout_s, opening=True)
-        self._closing.append(loop)
+        self._closing = [loop, *(each for each in self._closing if not each.join(0.0))]
 
 
 def _worth(loop: StorageLoop) -> tuple[bool, bool, bool]:

@@ -277,8 +277,8 @@ class StorageLoop:
     def _accept(self, orders: Sequence[TimedOrder]) -> None:
         for timed in orders:
             order = timed.order
-            if self._early is not None:
-                self._put_off(timed)
+            if self._early is not None and not isinstance(order, Cancel):
+                self._early.append(timed)
                 continue
             if self._stopping.is_set() or self._trouble is not None:
                 for report in refusal(order):
@@ -295,17 +295,6 @@ class StorageLoop:
                     self._begin(PersistTransfer(order, answer_by(timed.deadline), self._objects))
                 case Cancel():
                     self._cancel(order.operation)
-
-    def _put_off(self, timed: TimedOrder) -> None:
-        """Keep an order until the backend is open; one that is cancelled before that has ended."""
-        assert self._early is not None
-        if not isinstance(timed.order, Cancel):
-            self._early.append(timed)
-            return
-        for each in [each for each in self._early if each.order.operation == timed.order.operation]:
-            self._early.remove(each)
-            for report in refusal(each.order):
-                self._report(report)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
         OPERATION.set(order.operation)
@@ -398,6 +387,11 @@ class StorageLoop:
         self._report(StorageQuiet(transfer.operation, fetched, transfer.bytes_ok - fetched))
 
     def _cancel(self, operation: int) -> None:
+        early = self._early or []
+        for timed in [each for each in early if each.order.operation == operation]:
+            early.remove(timed)
+            for report in refusal(timed.order):
+                self._report(report)
         for task in _tasks(self._running.get(operation)):
             task.cancel()
 

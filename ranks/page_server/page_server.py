@@ -251,17 +251,15 @@ class PageServer:
             elif not isinstance(error, OSError):
                 raise
             return
-        reader = Reader(
-            sock,
-            place,
-            tags,
-            self._pages,
-            self._readers.discard,
-            cuts=self._cuts,
-            stall_s=self._bounds.stall_s,
-        )
+        left = partial(self._left, place)
+        reader = Reader(sock, tags, self._pages, left, stall_s=self._bounds.stall_s)
         self._readers.add(reader)
         reader.start(self._hello)
+
+    def _left(self, place: str, reader: Reader, why: str) -> None:
+        self._readers.discard(reader)
+        if why:
+            self._cuts.warn("the reader at %s is cut off: %s", place, why)
 
 
 def _bind(address: str, secret: str, reached_at: str) -> tuple[socket.socket, int]:

@@ -16,7 +16,6 @@ from typing import Final
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...storage_backends.buffers import address_of
-from ...storage_backends.complaints import Trouble
 from ...storage_backends.peer.frame_tags import ConnectionTags
 from ...storage_backends.peer.streams import FrameHead, Parser, Receiver, Sender
 from ...storage_backends.peer.wire import (
@@ -58,24 +57,20 @@ class Reader:
     def __init__(
         self,
         sock: socket.socket,
-        place: str,
         tags: ConnectionTags,
         pages: ServedPages,
-        ended: Callable[["Reader"], None],
+        ended: Callable[["Reader", str], None],
         *,
-        cuts: Trouble,
         stall_s: float,
     ) -> None:
-        """`place` is where the reader is, for messages; `cuts` logs that one is cut off.
+        """`ended` is told when the connection has ended, and why if somebody has to know.
 
-        It may take nothing for `stall_s`.
+        The reader may take nothing for `stall_s`.
         """
         self._sock = sock
-        self._place = place
         self._tags = tags
         self._pages = pages
         self._ended = ended
-        self._cuts = cuts
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
@@ -108,8 +103,7 @@ class Reader:
         if not self._is_open:
             return
         self._is_open = False
-        if why:
-            self._cuts.warn("the reader at %s is cut off: %s", self._place, why)
+        self._ended(self, why)
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
@@ -122,7 +116,6 @@ class Reader:
         self._settle()
         for number in list(self._located):
             self._let_go(number)
-        self._ended(self)
 
     def _readable(self) -> None:
         try:

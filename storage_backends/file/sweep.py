@@ -104,14 +104,12 @@ class SweepLimits(Settings):
 
     def in_words(self, place: int | Path) -> str:
         """Say how much a store at `place` may hold."""
-        if self.quota_bytes is not None:
-            of_uri = f"{self.quota_bytes / (1 << 30):,.1f} GiB (its quota)"
-            return of_uri if self.quota_bytes else "all that its filesystem has (quota_gib=0)"
-        room = os.statvfs(place)
-        return (
-            "half of what its filesystem has without it, of which"
-            f" {room.f_bavail * room.f_frsize / (1 << 30):,.1f} GiB are free (no quota_gib)"
-        )
+        if self.quota_bytes is None:
+            room = os.statvfs(place)
+            free_gib = room.f_bavail * room.f_frsize / (1 << 30)
+            return f"half of what its filesystem has without it; {free_gib:,.1f} GiB are free there"
+        gib = self.quota_bytes / (1 << 30)
+        return f"{gib:,.1f} GiB (its quota)" if gib else "all that its filesystem has (quota_gib=0)"
 
 
 class _Seen(NamedTuple):

@@ -98,7 +98,7 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("uri", "status", "said"),
     [
-        ("file:///kv/{rank}", Status.OK, "half of what its filesystem has without it, of which "),
+        ("file:///kv/{rank}", Status.OK, "half of what its filesystem has without it; "),
         ("metrics+file:///kv?quota_gib=7", Status.OK, "the store may hold 7.0 GiB (its quota)"),
         ("file:///kv?quota_gib=0", Status.ADVICE, "all that its filesystem has"),
     ],
@@ -106,12 +106,15 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
 def test_it_is_told_how_much_a_store_of_files_may_hold(
     tmp_path: Path, uri: str, status: Status, said: str
 ) -> None:
-    found = judge_room(uri, tmp_path)
+    (found,) = judge_room(uri, str(tmp_path))
 
-    assert found is not None
     assert found.status is status
     assert said in found.seen
-    assert judge_room("3fs:///kv?index=sqlite:///kv/index.db", tmp_path) is None
+
+
+@pytest.mark.parametrize("uri", ["3fs:///kv?index=sqlite:///kv/index.db", "file:///kv?read_only=1"])
+def test_of_other_stores_their_room_is_not_told(uri: str) -> None:
+    assert judge_room(uri, "/") == []
 
 
 def test_the_store_of_the_first_rank_is_tried_and_not_swept() -> None:

@@ -464,7 +464,7 @@ def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> 
     [
         ("quota_gib=1.5&ttl_s=60", SweepLimits(quota_bytes=3 << 29, ttl_s=60.0), "1.5 GiB"),
         ("quota_gib=1e-15", SweepLimits(quota_bytes=1), "0.0 GiB"),
-        ("", SweepLimits(), "half of what its filesystem has without it, of which "),
+        ("", SweepLimits(), "half of what its filesystem has without it; "),
         ("quota_gib=0", SweepLimits(quota_bytes=0), "all that its filesystem has"),
     ],
 )

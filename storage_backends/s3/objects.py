@@ -58,7 +58,7 @@ class S3Objects:
         self._requests = requests
         self._concurrency = concurrency
         self._read_only = read_only
-        self._found = Trouble(_log)
+        self._found, self._failures = Trouble(_log), Trouble(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Say for each name whether there is something under it."""
@@ -112,7 +112,7 @@ class S3Objects:
             try:
                 results[number] = await work(number)
             except RequestFailed as error:
-                _log.debug("%s", error)
+                self._failures.warn("a request of a store s3:// has failed: %s", error)
                 results[number] = failed
 
         await _each(one, len(results), self._concurrency)

@@ -88,8 +88,8 @@ async def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(
         assert proxy.requests == ["GET"]
 
 
-async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait(
-    bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
+async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait_and_is_said(
+    bucket: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The client tries each call again.
     monkeypatch.setattr(s3_requests, "_BACKOFF", timedelta(milliseconds=1))
@@ -100,6 +100,8 @@ async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait(
         await backend.open()
     assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
     assert await put(backend, object_name(1), page(1)) is WriteOutcome.FAILED
+    (said,) = [each for each in caplog.messages if "a request of a store s3://" in each]
+    assert "GET " in said
     assert await backend.exists([object_name(1)], deadline=soon()) == [False]
     assert await backend.remove([object_name(1)], deadline=soon()) == [False]
     with pytest.raises(StorageError, match="LIST"):

@@ -60,20 +60,25 @@ def test_a_prompt_goes_on_at_any_tp_size_with_all_its_whole_pages(
     assert free_again(pair.prefill) == free_again(pair.decode) == [True] * 3
 
 
-@pytest.mark.parametrize("attached", [False, True], ids=["opened with it", "attached"])
+def opened_with(store: str) -> ServedGroup:
+    return ServedGroup(replace(config_of("hybrid-all"), peers=None, store=store), 1)
+
+
+def attached_to(store: str) -> ServedGroup:
+    group = ServedGroup(replace(config_of("hybrid-all"), peers=None), 1)
+    outcome = group.caches[0].attach_store(store)
+    group.until(lambda _: outcome.done())
+    outcome.result()
+    return group
+
+
+@pytest.mark.parametrize("reader", [opened_with, attached_to])
 def test_a_cache_whose_store_is_another_group_finds_what_that_group_serves(
-    stack: ExitStack, attached: bool
+    stack: ExitStack, reader: Callable[[str], ServedGroup]
 ) -> None:
     pair = Pair(stack, "hybrid-all", (2, 1))
     pair.compute(TOKENS, HALF, WHOLE)
-    config = replace(config_of("hybrid-all"), peers=None)
-    if not attached:
-        config = replace(config, store=pair.source)
-    reading = stack.enter_context(closing(ServedGroup(config, 1)))
-    if attached:
-        outcome = reading.caches[0].attach_store(pair.source)
-        reading.until(lambda _: outcome.done())
-        outcome.result()
+    reading = stack.enter_context(closing(reader(pair.source)))
 
     reading.ask(lambda cache: cache.prefetch(NAME, TOKENS.ids))
     reading.until(lambda cache: cache.prefetch_done(NAME))

@@ -137,16 +137,20 @@ def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_on
     assert "Connect call failed" in said
 
 
+def refused(address: str) -> None:
+    """Connect as a stranger, and wait for the server to hang up: by then it has said what it says."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(bytes(44))
+        while stranger.recv(64):
+            pass
+
+
 def test_strangers_get_a_line_now_and_then_and_not_one_for_each_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with served(Peers(secret=SECRET)) as uri:
-        host, port = uri.removeprefix("peer://").rsplit(":", 1)
         for _ in range(20):
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.sendall(bytes(44))
-                # It greets, and hangs up once it has refused us.
-                while stranger.recv(64):
-                    pass
+            refused(uri.removeprefix("peer://"))
 
     assert len([each for each in caplog.messages if "is refused" in each]) == 1

@@ -533,17 +533,25 @@ async def test_a_store_without_a_quota_never_fills_its_filesystem(
 ) -> None:
     monkeypatch.setattr(Sweeper, "start", no_turns)
     filesystem_of(store, 100, monkeypatch)
-    most = 0
+    wanted = threading.Event()
     async with using(FileBackend(store.root)) as backend:
         sweeper = sweeper_of(backend)
-        for number in range(150):
-            assert await put(backend, object_name(number), page(number, SIZE)) is WriteOutcome.OK
-            if sweeper._wanted or not number:  # pyright: ignore[reportPrivateUsage]
-                sweeper._wanted = False  # pyright: ignore[reportPrivateUsage]
-                sweeper.turn(wanted=True)
-            most = max(most, len(left(store)))
+        monkeypatch.setattr(sweeper, "_wake", wanted)
+        sweeper.turn(wanted=True)
+        held = [await held_after(backend, store, number, wanted) for number in range(150)]
 
-    assert 45 <= most <= 50
+    assert 45 <= max(held) <= 50
+
+
+async def held_after(
+    backend: FileBackend, store: FileStore, number: int, wanted: threading.Event
+) -> int:
+    """Write an object, make the turn that is wanted then, and return how many objects there are."""
+    assert await put(backend, object_name(number), page(number, SIZE)) is WriteOutcome.OK
+    if wanted.is_set():
+        wanted.clear()
+        sweeper_of(backend).turn(wanted=True)
+    return len(left(store))
 
 
 def records(namespace: str, models: int) -> list[Write]:

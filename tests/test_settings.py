@@ -105,9 +105,10 @@ def test_a_field_takes_a_value_or_refuses_it_in_one_line(kind: Any) -> None:
     given |= OTHERS.get(kind.__qualname__, {})
     kind(**given)
 
-    for name in names:
-        for value in WRONG:
-            said = refusal(kind, {**given, name: value})
-            # What text or a list must hold beside its type is said in words of its own.
-            assert name in said.replace("-", "_") or isinstance(value, str) or value == []
-            assert "\n" not in said
+    wrong = [(name, value) for name in names for value in WRONG]
+    said = [(name, value, refusal(kind, {**given, name: value})) for name, value in wrong]
+
+    # What text or a list must hold beside its type is said in words of its own.
+    typed = [each for each in said if not (isinstance(each[1], str) or each[1] == [])]
+    assert [each for each in typed if each[0] not in each[2].replace("-", "_")] == []
+    assert [each for each in said if "\n" in each[2]] == []

@@ -1,5 +1,7 @@
 """What an engine with pages of its own may ask of a cache beside its hits, and when it has failed."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from lockstep.coordinator.ballot import Answered, Capped, Landed
 from lockstep.errors import CollectiveTimeout, DivergenceError, StorageError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group.host_cache import HostCache
+from lockstep.ranks.group.member.member import FLUSH_POLL_S
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow, Timeouts
 from lockstep.ranks.protocol.orders import Fetch, LookUp
 from lockstep.ranks.replica.attaching import StoreState
@@ -139,6 +142,29 @@ def test_a_decision_that_never_comes_is_awaited_for_twice_as_long_as_a_store_may
 
     assert not ranks.caches[0].run_until_decided(never)
     assert ranks.caches[0].inspection.rounds == 12
+
+
+def of_a_backup_that_nobody_begins(cache: HostCache) -> bool:
+    cache.back_up("r", PROMPT, range(4))
+    assert not cache.release("r")
+    return cache.finish_copies()
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [of_a_backup_that_nobody_begins, lambda cache: cache.run_until_decided(Future())],
+    ids=["backup", "decision"],
+)
+def test_an_engine_that_stands_still_takes_a_round_in_each_poll_and_no_more(
+    finished: Callable[[HostCache], bool],
+) -> None:
+    times = Timeouts(open_s=0.05, copy_s=0.05, quiesce_s=0.05)
+    ranks = HostRanksInTurn(1, store=False, timeouts=times)
+    ranks.now_ms, (cache,) = PassingTime(10), ranks.caches
+    began_s = time.monotonic()
+
+    assert not finished(cache)
+    assert cache.inspection.rounds <= 2 + (time.monotonic() - began_s) / FLUSH_POLL_S
 
 
 def test_a_decision_that_comes_with_the_last_round_is_one() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
-from wsgiref.simple_server import WSGIRequestHandler
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..errors import ConfigError
 from ..ranks.group.member.cache_stats import CacheStats
@@ -18,8 +19,6 @@ from ..storage_backends.latencies import BOUNDS_S, Histogram
 from .families import FAMILIES, PREFIX, Family, Type
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from prometheus_client.metrics_core import Metric
 
 LOOPBACK: Final = "127.0.0.1"
@@ -89,10 +88,14 @@ class _Handler(WSGIRequestHandler):
         """Say nothing: scrapes are many."""
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
 class MetricsPort:
     """Serves one rank's metrics by HTTP until it is closed."""
 
-    def __init__(self, server: "WSGIServer", thread: Thread) -> None:
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
         self._server = server
         self._thread = thread
 
@@ -117,6 +120,11 @@ def watch(cache: Member, port: int | None) -> None:
     if port is None:
         return
     try:
+        if port + cache.world_size - 1 > PORT_MAX:
+            raise ConfigError(
+                f"metrics_port is {port}, must be {PORT_MAX - cache.world_size + 1} or less: each of the"
+                f" {cache.world_size} ranks has a port of its own from there on"
+            )
         # The times of single steps are many, and no metric has them.
         served = serve_metrics(partial(cache.stats, rounds=0), port + cache.rank)
     except ConfigError:
@@ -135,17 +143,18 @@ def serve_metrics(
     `prometheus_client` is missing.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(MISSING) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CacheCollector(stats))
     try:
-        server, thread = start_http_server(port, addr=address, registry=registry)
-        server.RequestHandlerClass = _Handler
-    except OSError as error:
+        server = make_server(address, port, make_wsgi_app(registry), _Server, _Handler)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"metrics cannot be served at {address}:{port}: {error.strerror or error}; choose another"
-            " port"
+            f"metrics cannot be served at {address}:{port}: {why}; choose another port"
         ) from error
+    thread = Thread(target=server.serve_forever, name="lockstep-metrics", daemon=True)
+    thread.start()
     return MetricsPort(server, thread)

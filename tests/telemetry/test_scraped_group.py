@@ -104,6 +104,15 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy() -> None:
         port.close()
 
 
+def test_a_port_that_some_rank_cannot_have_is_refused_on_every_rank() -> None:
+    with watched_group(SETTINGS) as watched:
+        for cache in watched.group.caches:
+            with pytest.raises(ConfigError, match="metrics_port is 65535, must be 65534 or less"):
+                watch(cache, 65535)
+        with pytest.raises(ConfigError, match="65536: .*; choose another port"):
+            serve_metrics(watched.group.caches[0].stats, 1 << 16)
+
+
 def test_who_connects_and_does_not_say_what_it_wants_is_let_go_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

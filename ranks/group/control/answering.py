@@ -69,6 +69,8 @@ class Answering:
                 before = inspection.rounds
                 with suppress(TimeoutError):
                     return answer.result(self._idle_s)
+                if inspection.ended_by is not None:
+                    raise LockstepError(f"the group has ended: {inspection.ended_by}")
                 if inspection.rounds == before and not len(inspection.requests):
                     raise LockstepError(
                         "queued: the engine computes nothing now, and carries it out with its next"

@@ -117,9 +117,13 @@ def _listening(path: Path) -> _Server:
 
 
 def _require_private(folder: Path) -> None:
-    """Raise `ConfigError` where other users could put a socket of theirs in the place of ours."""
-    mode = folder.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    """Raise `ConfigError` where other users could put a socket of theirs in the place of ours.
+
+    The owner of a folder with the sticky bit could, too; root may.
+    """
+    seen = folder.stat()
+    others_write = seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not seen.st_mode & stat.S_ISVTX
+    if others_write or seen.st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"other users can write to {folder}, and could put a socket of theirs in the place of the"
             " group's; choose a folder of your own for control"

@@ -88,8 +88,20 @@ def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     assert path.read_text() == "notes"
 
 
-def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
-    path.parent.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> None:
+    path.parent.chmod(mode)
+
+    with pytest.raises(ConfigError, match="other users can write to"):
+        ControlPort(path)
+
+
+def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid():
+        monkeypatch.setattr("os.geteuid", lambda: 4711)
+    else:
+        # Root's folders are trusted by everybody.
+        os.chown(path.parent, 4711, -1)
 
     with pytest.raises(ConfigError, match="other users can write to"):
         ControlPort(path)

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from lockstep import LockstepError, UsageError
+from lockstep import LockstepError, PeerLost, UsageError
 from lockstep.coordinator.collectives.in_process import MemoryStore
 from lockstep.coordinator.proposal import Proposal
 from lockstep.ranks.group.control.answering import Answering
@@ -221,6 +221,19 @@ def test_a_forged_request_is_carried_out_by_no_rank_and_whoever_asks_is_told() -
 
     assert isinstance(refused, LockstepError)
     assert (before, limits()) == (0, 1)
+
+
+def test_whoever_waits_is_told_by_which_error_the_group_has_ended() -> None:
+    asked = Asked(idle_s=0.05)
+    asked.ranks.caches[1].abandon()
+    with pytest.raises(PeerLost):
+        asked.ranks.caches[0].step()
+        asked.ranks.caches[0].step()
+    answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
+
+    with pytest.raises(LockstepError, match="the group has ended: rank 1"):
+        answer.result(60)
+    asked.threads.shutdown()
 
 
 def test_what_is_asked_is_logged_without_passwords_and_prompts(

@@ -6,8 +6,8 @@ The names in `__all__` are the public interface, which docs/api.md lists; `Cache
 # ruff: noqa: PLC0415
 from typing import TYPE_CHECKING
 
-from .coordinator.collective import Transport
 from .coordinator.stop_policy import StopPolicy, StopRule
+from .coordinator.transport import Transport
 from .errors import (
     CollectiveTimeout,
     ConfigError,

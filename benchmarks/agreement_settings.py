@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ..coordinator.collective import Transport
+from ..coordinator.transport import Transport
 from ..errors import ConfigError
 
 RANKS_MAX = 256

@@ -5,7 +5,6 @@ all to it. A transport never retries and never concludes anything alone: what it
 time it reports as an error, and the epoch is over.
 """
 
-from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -13,19 +12,6 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.int64]
 """A round's lanes: one-dimensional, contiguous, of the epoch's fixed length."""
-
-
-class Transport(StrEnum):
-    """The transports that can carry the rounds."""
-
-    AUTO = "auto"
-    """`shm` for ranks of one host, `hierarchical` where several share a host, otherwise `torch`."""
-    TORCH = "torch"
-    """Gloo, through `torch.distributed`."""
-    SHM = "shm"
-    """Shared memory; for ranks of one host."""
-    HIERARCHICAL = "hierarchical"
-    """Shared memory inside a host, gloo between one rank of each."""
 
 
 class CommonStore(Protocol):

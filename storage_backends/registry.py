@@ -7,12 +7,14 @@ that takes a `StoreUri` and returns a `StorageBackend`. It cannot replace a buil
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..errors import ConfigError
 from .base import StorageBackend
 from .uri import StoreUri, parse_uri, telling_no_secrets
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "lockstep.storage_backends"
 
@@ -89,5 +91,8 @@ def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
     return cast(WrapBackend, import_module(module, __package__).wrap)
 
 
-def _entries() -> list[EntryPoint]:
+def _entries() -> "list[EntryPoint]":
+    # It takes a while, and only a scheme that is not built in needs it.
+    from importlib.metadata import entry_points
+
     return list(entry_points(group=ENTRY_POINT_GROUP))

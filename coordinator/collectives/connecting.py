@@ -6,7 +6,8 @@ from typing import Final
 
 from ...errors import ConfigError
 from ..codec import Codec
-from ..collective import Collective, Transport
+from ..collective import Collective
+from ..transport import Transport
 from .hierarchical import HierarchicalCollective
 from .shared_memory import HostIdentity, SharedMemoryCollective, ranks_by_host
 from .torch_gloo import TorchCollective

@@ -29,7 +29,8 @@ from typing import Self
 import numpy as np
 
 from ...errors import CollectiveTimeout, GroupError
-from ..collective import Collective, Transport, Vector
+from ..collective import Collective, Vector
+from ..transport import Transport
 from .ending import Ending, EndingCause
 from .shared_memory import (
     SLICE_S,

@@ -43,8 +43,9 @@ from xxhash import xxh3_64_intdigest
 from ...errors import ConfigError, GroupError, InternalError, PeerLost
 from ..bootstrap import agree_that_all_are_ready
 from ..codec import Codec
-from ..collective import Collective, CommonStore, Transport, Vector
+from ..collective import Collective, CommonStore, Vector
 from ..lanes import fold
+from ..transport import Transport
 from .ending import Ending, EndingCause
 from .futex import Futex
 from .home_process import HomeProcess

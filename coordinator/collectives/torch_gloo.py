@@ -32,8 +32,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
-from ..collective import CommonStore, Transport, Vector
+from ..collective import CommonStore, Vector
 from ..lanes import fold
+from ..transport import Transport
 from .home_process import HomeProcess
 
 _SIZE = struct.Struct("<q")

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from ...errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -93,6 +91,8 @@ def choose_interface(address: str) -> None:
     It would take the one that the host's own name stands for, which on many is loopback, where no other
     host reaches it. What the user has set is left alone.
     """
+    import psutil
+
     for name, addresses in psutil.net_if_addrs().items():
         if address in {each.address for each in addresses}:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

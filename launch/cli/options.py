@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 import msgspec
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
-from rich.console import Console
 
 from ...coordinator.settings import shown
 from ...errors import ConfigError
@@ -89,6 +88,8 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
             why = f"unknown argument {' '.join(error.unused_tokens)}"
         raise ConfigError(f"{why} (see `{path} --help`)") from error
     if command == app.help_print and not {"--help", "-h"} & set(arguments):
+        from rich.console import Console
+
         app.help_print(arguments, console=Console(stderr=True))
         return 2
     return command(*bound.args, **bound.kwargs) or 0

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ...coordinator.bootstrap import Scalar, flatten
-from ...coordinator.collective import Transport
 from ...coordinator.settings import TIMEOUT_S_MAX
 from ...coordinator.stop_policy import StopPolicy, StopRule
+from ...coordinator.transport import Transport
 from ...errors import ConfigError
 from ...ranks.protocol.agreed_pools import shard_layouts
 from ...ranks.protocol.config import (

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from ...coordinator.collective import Transport
 from ...coordinator.settings import (
     TIMEOUT_S_MAX,
     AtLeastOne,
@@ -19,6 +18,7 @@ from ...coordinator.settings import (
     Text,
 )
 from ...coordinator.stop_policy import StopPolicy
+from ...coordinator.transport import Transport
 from ...errors import ConfigError
 from ...page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ...page_format.page_layout import PageLayout

@@ -109,7 +109,7 @@ def test_a_port_that_some_rank_cannot_have_is_refused_on_every_rank() -> None:
         for cache in watched.group.caches:
             with pytest.raises(ConfigError, match="metrics_port is 65535, must be 65534 or less"):
                 watch(cache, 65535)
-        with pytest.raises(ConfigError, match="65536: .*; choose another port"):
+        with pytest.raises(ConfigError, match=r"65536: .*; choose another port"):
             serve_metrics(watched.group.caches[0].stats, 1 << 16)
 
 

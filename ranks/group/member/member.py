@@ -346,7 +346,7 @@ class Member:
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # A step waits neither for a store that opens nor for copies that the engine has to begin.
+                # A step waits neither for a store that opens nor for copies that the engine begins.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordinator.collective import Collective, Transport
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.connecting import connect, pick
 from lockstep.coordinator.collectives.shared_memory import HostIdentity, ranks_by_host
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.coordinator.transport import Transport
 from lockstep.errors import ConfigError, PeerLost
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.group import opening

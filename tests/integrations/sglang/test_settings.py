@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordinator.collective import Transport
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
+from lockstep.coordinator.transport import Transport
 from lockstep.errors import ConfigError
 from lockstep.integrations.sglang.engine.settings import (
     WHERE,

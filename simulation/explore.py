@@ -1,31 +1,23 @@
 """Exploring: schedules of many seeds, over a few processes, and one report."""
 
 import logging
-import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypedDict
+from multiprocessing import active_children
+from typing import Final, Literal, TypedDict
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
-
-from ..errors import ConfigError
-from ..ranks.protocol.config import RANKS_MAX
-from .pair import DRAWN, PAIRS, run_pair
+from .exploration import SEEDS, Exploration
+from .pair import run_pair
 from .rank.epoch import SOUND_BUILD
 from .rank.peers import PAGES_GONE, PAGES_READ
 from .result import ScheduleResult, Violation
-from .revived.revived import SEEDS as REVIVED_SEEDS
 from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
-from .world.faults import FAULT_PROFILES
-from .world.models import MODEL_PROFILES
-from .world.world import BOTH, L1_CHOICES, STEPS_MIN
+from .world.world import BOTH
 
 
 class ReportedViolation(TypedDict):
@@ -77,115 +69,22 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 }
 
 
-LIST: Final = "list"
-"""Stands for no bug to revive, but for all of them, in a list."""
-_SEEDS: Final = range(100)
 _ALONE: Final = 8
 """For so few schedules it is not worth starting processes."""
 
 
-def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
-    """Return the seeds that `A:B` stands for: from A up to B - 1."""
-    text = str(tokens[0].value)
-    first, separator, last = text.partition(":")
-    if not (separator and first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"{text!r} must be A:B with whole numbers, for example 0:100")
-    if not int(first) < int(last) <= sys.maxsize:
-        raise ValueError(f"{text!r} must be A:B with A less than B, and B at most {sys.maxsize}")
-    return range(int(first), int(last))
-
-
-def _check_bug(_kind: object, name: str | None) -> None:
-    if name is not None and name != LIST:
-        try:
-            find_bug(name)
-        except ValueError as error:
-            raise ConfigError(f"--revive: {error}") from error
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """Says which schedules to explore: the options of `lockstep simulate`."""
-
-    seeds: Annotated[
-        range | None,
-        Parameter(
-            converter=_seeds,
-            n_tokens=1,
-            metavar="A:B",
-            show_default=f"0:{_SEEDS.stop}; 0:{REVIVED_SEEDS.stop} with --revive",
-        ),
-    ] = None
-    """Seeds to explore, A:B: from A up to B - 1."""
-    ranks: Annotated[
-        int | None,
-        Parameter(validator=Number(gte=1, lte=RANKS_MAX), show_default="2"),
-    ] = None
-    """Number of simulated ranks."""
-    pd: Annotated[
-        str | None,
-        Parameter(
-            choices=(DRAWN, *PAIRS), show_choices=False, metavar="PxD", show_default="one group"
-        ),
-    ] = None
-    """Two groups instead, of which one hands requests over to the other: their TP sizes, as 2x1 with
-    each 1, 2, 4 or 8, or `drawn` by the seed."""
-    steps: Annotated[int, Parameter(validator=Number(gte=STEPS_MIN))] = STEPS_MIN
-    """Steps of each schedule."""
-    profile: Annotated[
-        str | None,
-        Parameter(choices=MODEL_PROFILES, show_default="drawn by the seed, or what --revive needs"),
-    ] = None
-    """Model."""
-    faults: Annotated[
-        str | None,
-        Parameter(choices=FAULT_PROFILES, show_default="mixed, or what --revive needs"),
-    ] = None
-    """Mixture of faults and pressure."""
-    depth: Annotated[
-        int | None, Parameter(validator=Number(gte=0, lte=1), show_default="both in turn")
-    ] = None
-    """Pipeline depth, 0 or 1."""
-    l1: Annotated[
-        str | None, Parameter(choices=L1_CHOICES, show_default="both, or what --revive needs")
-    ] = None
-    """Who owns the device pages: replica, engine, or both in turn, by the seed."""
-    revive: Annotated[
-        str | None, Parameter(metavar="BUG", show_default="none", validator=_check_bug)
-    ] = None
-    """Put an old bug back, and stop at the first schedule that finds it: A to E, or a name that
-    `--revive list` tells. Exits with 1 if it is found and with 4 if not."""
-
-    def __post_init__(self) -> None:
-        if self.pd is not None and self.ranks is not None:
-            raise ConfigError("--pd says how many ranks there are; leave out --ranks")
-
-    def with_what_its_bug_needs(self) -> "Exploration":
-        """Return it with seeds, model, faults and owner of L1 as the bug needs them, unless given."""
-        if self.revive is None:
-            return self
-        bug = find_bug(self.revive)
-        return replace(
-            self,
-            seeds=self.seeds or REVIVED_SEEDS,
-            profile=self.profile or bug.profile,
-            faults=self.faults or bug.faults,
-            l1=self.l1 or bug.l1,
-            revive=bug.name,
-        )
-
-
-def explore(exploration: Exploration, *, processes: int = 2) -> ExplorationReport:
+def explore(
+    exploration: Exploration, *, processes: int = 2, begin: Callable[[], None] | None = None
+) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
 
-    With a bug to revive, stop at the first seed, in their order, whose schedule has a violation. A
-    violation does not raise: it is in the report. Raises `ValueError` for sizes and names that are not
-    possible.
+    `begin` is called in each of several processes when it begins. With a bug to revive, stop at the
+    first seed, in their order, whose schedule has a violation. A violation does not raise: it is in the
+    report. Raises `ValueError` for sizes and names that are not possible.
     """
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()
-    results = _run_all(whole, whole.seeds or _SEEDS, processes)
+    results = _run_all(whole, whole.seeds or SEEDS, processes, begin)
     return _report(list(results), time.perf_counter() - began, whole.revive)
 
 
@@ -258,7 +157,9 @@ def quiet_log() -> Generator[None]:
         log.setLevel(level)
 
 
-def _run_all(exploration: Exploration, seeds: range, processes: int) -> Iterator[ScheduleResult]:
+def _run_all(
+    exploration: Exploration, seeds: range, processes: int, begin: Callable[[], None] | None
+) -> Iterator[ScheduleResult]:
     """Yield results in the order of the seeds; with a revived bug up to the first that finds it."""
     run, until_found = partial(_run, exploration=exploration), exploration.revive is not None
     # Most bugs that are looked for show in the first few.
@@ -272,12 +173,18 @@ def _run_all(exploration: Exploration, seeds: range, processes: int) -> Iterator
     if not rest:
         return
     chunk = 4 if until_found else max(1, min(16, len(rest) // (4 * processes)))
-    with ProcessPoolExecutor(processes) as pool:
+    others = active_children()
+    pool = ProcessPoolExecutor(processes, initializer=begin)
+    try:
         for result in pool.map(run, rest, chunksize=chunk):
             yield result
             if until_found and result.violation is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
                 return
+    finally:
+        # Nobody wants what they are still at.
+        for each in set(active_children()).difference(others):
+            each.kill()
+        pool.shutdown(cancel_futures=True)
 
 
 def _run(seed: int, exploration: Exploration) -> ScheduleResult:

@@ -8,7 +8,6 @@ memory of the producer's ranks by the names of their objects, whatever the TP si
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from random import Random
 
 from msgspec import structs
@@ -23,13 +22,7 @@ from .result import ScheduleResult
 from .schedule import Schedule, Surroundings
 from .world.clock import VirtualClock
 from .world.faults import FAULT_PROFILES, Mishap
-from .world.world import BOTH, REPLICA, Side, World, draw_world
-
-TP_SIZES = (1, 2, 4, 8)
-PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
-"""The TP sizes of producer and consumer, as `lockstep simulate --pd` has them."""
-DRAWN = "drawn"
-"""The seed draws one of `PAIRS`."""
+from .world.world import BOTH, DRAWN, PAIRS, REPLICA, TP_SIZES, Side, World, draw_world
 
 _ADDRESS = "producer:1"
 _TURNS_APART = 0.3

@@ -42,6 +42,12 @@ def end_with(launcher: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def work_for(launcher: int) -> None:
+    """From now on this process ends at once by a signal, and with the parent process `launcher`."""
+    end_on_signals()
+    end_with(launcher)
+
+
 def raise_on_signals() -> None:
     """From now on the first SIGINT or SIGTERM raises `Interrupted` in the main thread."""
     for each in _SIGNALS:

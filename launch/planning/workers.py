@@ -8,7 +8,7 @@ from multiprocessing import active_children, get_context
 from typing import Self
 
 from ...errors import LockstepError
-from ..cli.interruption import end_on_signals, end_with
+from ..cli.interruption import work_for
 from .evaluation import Evaluation
 from .settings import PlanSettings, Point, Size
 
@@ -55,8 +55,7 @@ class Workers:
 
 
 def _begin(settings: PlanSettings, launcher: int) -> None:
-    end_on_signals()
-    end_with(launcher)
+    work_for(launcher)
     _OF_THIS_PROCESS.append(Evaluation(settings))
 
 

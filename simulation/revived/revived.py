@@ -11,9 +11,6 @@ from ..rank.epoch import Build
 from ..world.world import ENGINE, REPLICA
 from . import handoffs, hits, incidents, votes
 
-SEEDS = range(2_000)
-"""The schedules among which one must find a revived bug, unless other seeds are asked for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevivedBug:

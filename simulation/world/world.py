@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -28,6 +29,12 @@ from .policies import Policies, draw_policies
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
 """Who owns the device pages (L1); with `both`, the seed decides."""
+
+TP_SIZES = (1, 2, 4, 8)
+PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
+"""The TP sizes of producer and consumer, as `lockstep simulate --pd` has them."""
+DRAWN = "drawn"
+"""The seed draws one of `PAIRS`."""
 
 IDLE_S = 0.002
 """How long an engine waits for progress in a step that computes nothing."""

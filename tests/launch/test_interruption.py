@@ -2,10 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lockstep.launch.cli.interruption import Interrupted, ignore_signals, note_signals
+from tests.kit.launch.in_process import IN_A_PROCESS
+from tests.kit.launch.replays import start
 
 SOON_S = 0.01
 NEVER_S = 3600.0
@@ -64,3 +67,17 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
     ignore_signals()
 
     assert timer_s() > 0
+
+
+@pytest.mark.parametrize(("ending", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
+def test_the_workers_of_a_simulation_end_with_it(
+    tmp_path: Path, ending: signal.Signals, status: int
+) -> None:
+    errors = (tmp_path / "errors").open("w+", encoding="utf-8")
+    command = start(errors, *IN_A_PROCESS, "simulate", "--seeds", "0:100000")
+    command.wait_until(lambda: len(command.seen) == 2)
+    command.process.send_signal(ending)
+    ended = command.process.wait(60.0), command.survivors_after(10.0)
+    command.kill()
+
+    assert ended == (status, [])

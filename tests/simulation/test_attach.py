@@ -14,7 +14,8 @@ from lockstep.ranks.replica.attaching import Attaching
 from lockstep.ranks.replica.operations.persisting import Persisting
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
-from lockstep.simulation.explore import Exploration, ExplorationReport, explore
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ExplorationReport, explore
 from lockstep.simulation.rank.epoch import Build
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.schedule import run_schedule

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lockstep.simulation.explore import Exploration, explore, print_report
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import explore, print_report
 from lockstep.simulation.world.world import ENGINE, REPLICA
 
 

@@ -10,18 +10,14 @@ import pytest
 
 from lockstep.coordinator.operation import Outcome
 from lockstep.ranks.protocol.agreed_pools import pool_layouts
-from lockstep.simulation.explore import (
-    Exploration,
-    ExplorationReport,
-    explore,
-    print_report,
-    quiet_log,
-)
-from lockstep.simulation.pair import DRAWN, PAIRS, PairSchedule, PairWorld, draw_pair
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ExplorationReport, explore, print_report, quiet_log
+from lockstep.simulation.pair import PairSchedule, PairWorld, draw_pair
 from lockstep.simulation.rank.peers import PAGES_GONE, PAGES_READ, Peers
 from lockstep.simulation.result import ScheduleResult
 from lockstep.simulation.world.faults import Mishap
 from lockstep.simulation.world.models import MODEL_PROFILES
+from lockstep.simulation.world.world import DRAWN, PAIRS
 
 
 def run(world: PairWorld) -> ScheduleResult:

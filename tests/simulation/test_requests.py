@@ -6,7 +6,8 @@ from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.member.request_log import RequestLog
 from lockstep.ranks.protocol.effects import Effects
-from lockstep.simulation.explore import Exploration, ExplorationReport, explore
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ExplorationReport, explore
 from lockstep.simulation.rank.epoch import Build
 from tests.kit.planted_bugs import assert_found, violations
 

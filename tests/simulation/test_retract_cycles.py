@@ -2,7 +2,8 @@
 
 import pytest
 
-from lockstep.simulation.explore import Exploration, ExplorationReport, explore, print_report
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ExplorationReport, explore, print_report
 from lockstep.simulation.world.world import REPLICA
 
 RESUMED = "retract resumed"

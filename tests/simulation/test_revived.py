@@ -10,7 +10,8 @@ import pytest
 
 from lockstep.launch import simulate
 from lockstep.simulation import explore as exploring
-from lockstep.simulation.explore import Exploration, ReportedViolation, explore
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ReportedViolation, explore
 from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 from tests.kit.launch.in_process import Run, refusal
 

@@ -14,7 +14,8 @@ import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.ranks.protocol.config import Recurrent, SlidingWindow
-from lockstep.simulation.explore import Exploration, ExplorationReport, explore
+from lockstep.simulation.exploration import Exploration
+from lockstep.simulation.explore import ExplorationReport, explore
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world.faults import FAULT_PROFILES, Mishap
 from lockstep.simulation.world.models import LLAMA, MODEL_PROFILES

@@ -96,12 +96,16 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path, mode: int) -> 
         ControlPort(path)
 
 
-def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a folder belong to neither this user nor root, which everybody trusts."""
     if os.geteuid():
         monkeypatch.setattr("os.geteuid", lambda: 4711)
     else:
-        # Root's folders are trusted by everybody.
-        os.chown(path.parent, 4711, -1)
+        os.chown(folder, 4711, -1)
+
+
+def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_away(path.parent, monkeypatch)
 
     with pytest.raises(ConfigError, match="other users can write to"):
         ControlPort(path)

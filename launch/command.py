@@ -6,19 +6,14 @@ that did not find it with 4, a replay that refused requests with 5, a simulation
 with 70, an interrupted run with 130.
 """
 
-import errno
-import os
 import sys
-from typing import Final
 
 from ..errors import ConfigError, LockstepError
 from .cli.amounts import LINE_MAX, printable
 from .cli.environment import prepare_for_mooncake
+from .cli.exits import printing
 from .cli.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .cli.options import command_line, run_command
-
-_CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""What a full disk, or one that fails, says to whoever prints to a file on it."""
 
 app = command_line(
     "lockstep",
@@ -49,12 +44,8 @@ def main() -> None:
     try:
         raise_on_signals()
         prepare_for_mooncake()
-        try:
+        with printing():
             status = run_command(app, sys.argv[1:])
-        finally:
-            # Otherwise the interpreter does it, and has only a traceback to say what went wrong.
-            if sys.stdout is not None:
-                sys.stdout.flush()
         sys.exit(status)
     except LockstepError as error:
         _end(str(error), 2 if isinstance(error, ConfigError) else 3)
@@ -62,23 +53,10 @@ def main() -> None:
         _end("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever reads the output has seen enough.
-        _drop_output()
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in _CANNOT_PRINT or error.filename is not None:
-            raise
-        _drop_output()
-        _end(f"the output could not be written: {error.strerror}", 3)
 
 
 def _end(line: str, status: int) -> None:
     ignore_signals()
     print(f"lockstep: {printable(' '.join(line.split()), LINE_MAX)}", file=sys.stderr)
     sys.exit(status)
-
-
-def _drop_output() -> None:
-    """Let what is still to be printed go nowhere, since the interpreter tries once more at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from .exits import EXIT_GROUP, in_options, say
 from .interruption import EXIT_INTERRUPTED, ignore_signals
 
 _FOLDER = "lockstep-ranks-"
+_CONNECT_S = 5.0
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
 """How much later than its cause a rank may notice that it has lost its peers."""
@@ -79,6 +81,8 @@ def run_ranks(
     restarted, since a run can be repeated. Ranks that are not heard print nothing.
     `shutdown_timeout_s` is how long ranks have for an orderly end if this process is interrupted.
     """
+    if problem := _unreachable(address):
+        return EXIT_GROUP, problem
     # torch tells of each signal that it sends; what a user has to know is in what is returned.
     log = logging.getLogger("torch.distributed.elastic")
     log.handlers, log.propagate = [logging.NullHandler()], False
@@ -120,6 +124,22 @@ def rank_folder() -> Generator[str]:
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+
+
+def _unreachable(address: str) -> str:
+    """Return why processes of this machine cannot meet at an address of it, or nothing.
+
+    torch would try for minutes, and hear no signal meanwhile.
+    """
+    try:
+        with socket.create_server((address, 0)) as listening:
+            socket.create_connection(listening.getsockname(), _CONNECT_S).close()
+    except OSError as error:
+        return (
+            f"ranks cannot meet at {address}: {error.strerror or error}; bring up the interface that"
+            " has this address, loopback by `ip link set lo up`"
+        )
+    return ""
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, float]:

@@ -10,7 +10,7 @@ from ...small_engine.profiles import find_profile
 from ...telemetry.chrome_trace import trace_text
 from ...telemetry.kept_events import RankEvents
 from ..cli.amounts import bytes_in_words, count
-from ..cli.exits import EXIT_FAULT, say
+from ..cli.exits import EXIT_FAULT, printing, say
 from ..cli.interruption import EXIT_INTERRUPTED
 from ..cli.report_files import write_report, write_text
 from ..cli.settings import ReplaySettings
@@ -37,22 +37,16 @@ class Replayed(NamedTuple):
 def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
     """Print the report as a table, write the files, and return the status to exit with.
 
-    Raises `ConfigError` for a file that cannot be written.
+    Raises `ConfigError` for a file that cannot be written, and as `printing` does.
     """
     report = replayed.report
-    if settings.table:
-        console = Console(highlight=False, emoji=False)
-        console.print(_pace(report), soft_wrap=True)
-        profile = find_profile(str(report["settings"]["profile"]))
-        console.print(profile.scale, soft_wrap=True)
-        title = count(report["ranks"], "rank")
-        console.print(
-            table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
-        )
-        console.print("lockstep replay --explain says what each row means")
-    # The table comes first: a report that cannot be written must not take the run with it.
-    if settings.report is not None:
-        write_report(settings.report, report)
+    try:
+        with printing():
+            _print(report, settings)
+    finally:
+        # What cannot be written, the one or the other, must not take the other with it.
+        if settings.report is not None:
+            write_report(settings.report, report)
     for line in report["refusals"]:
         say(f"refused: {line}")
     unnamed = report["refused"] - len(report["refusals"])
@@ -69,12 +63,26 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
         ranks = [RankEvents.unpack(each) for each in replayed.timelines]
         write_text(settings.timeline, trace_text(ranks), "timeline")
         if settings.table:
-            print(f"timeline: {settings.timeline}, for {VIEWER}")
+            with printing():
+                print(f"timeline: {settings.timeline}, for {VIEWER}")
     if report["interrupted"]:
         return EXIT_INTERRUPTED
     if faults:
         return EXIT_FAULT
     return EXIT_REFUSED if report["refused"] else 0
+
+
+def _print(report: Report, settings: ReplaySettings) -> None:
+    if settings.table:
+        console = Console(highlight=False, emoji=False)
+        console.print(_pace(report), soft_wrap=True)
+        profile = find_profile(str(report["settings"]["profile"]))
+        console.print(profile.scale, soft_wrap=True)
+        title = count(report["ranks"], "rank")
+        console.print(
+            table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
+        )
+        console.print("lockstep replay --explain says what each row means")
 
 
 def _pace(report: Report) -> str:

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from ...errors import LockstepError
 from ..cli.environment import read_rank_environment, take_settings
-from ..cli.exits import exit_code
+from ..cli.exits import EXIT_FAULT, exit_code
 from ..cli.options import run_command
 from ..cli.settings import ReplaySettings
 from .options import replay_command
@@ -55,6 +55,8 @@ def main() -> None:
         _leave(exit_code(error))
     except Interrupted:
         _leave(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        _leave(EXIT_FAULT)
     sys.exit(status)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.launch.cli.exits import EXIT_GROUP
+from lockstep.launch.cli.rank_processes import run_ranks
 from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.replay.report import Report
 from lockstep.small_engine.profiles import PROFILES
@@ -183,3 +185,10 @@ def test_ranks_that_no_launcher_started_say_each_which_settings_differ(trace: Pa
     assert [line.partition("different settings: ")[2] for line in said] == [
         "page_tokens is 64 on rank 0, 32 on rank 1"
     ] * 2
+
+
+def test_ranks_that_cannot_meet_at_an_address_are_not_started() -> None:
+    status, why = run_ranks(("-c", "0"), 1, address="192.0.2.1", shutdown_timeout_s=0)
+
+    assert status == EXIT_GROUP
+    assert why.startswith("ranks cannot meet at 192.0.2.1: ")

@@ -1,4 +1,4 @@
-"""The file of a report: whole or not at all, and never in the place of what is no file."""
+"""What the command writes: a report whole or not at all, where no other thing is, and a table."""
 
 import os
 from contextlib import closing
@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LockstepError
+from lockstep.launch.cli.exits import EXIT_GROUP, exit_code
 from lockstep.launch.cli.report_files import check_that_writable, write_text
+from lockstep.launch.cli.settings import ReplaySettings
+from lockstep.launch.replay.outcome import Replayed, conclude
+from lockstep.launch.replay.report import make_report
+from tests.kit.launch.rank_results import result
 
 
 def test_what_is_no_plain_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
@@ -37,3 +42,17 @@ def test_a_device_that_takes_nothing_is_told_of_in_one_line() -> None:
         write_text("/dev/full", "told", "timeline")
 
     assert Path("/dev/full").is_char_device()
+
+
+def test_a_table_that_cannot_be_printed_is_no_fault_of_the_replay_and_its_report_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ReplaySettings(ranks=1, report=str(tmp_path / "report.json"))
+    replayed = Replayed(make_report(settings, [result()]), [])
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(LockstepError, match="output could not be written: No space") as ended:
+            conclude(replayed, settings)
+
+    assert exit_code(ended.value) == EXIT_GROUP
+    assert (tmp_path / "report.json").exists()

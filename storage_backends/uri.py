@@ -122,7 +122,9 @@ def _shown_option(option: str, depth: int) -> str:
     if not set(plain).intersection("@=%"):
         return option
     shown = _shown(plain, depth - 1) if depth else _HIDDEN
-    return option if shown == plain else f"{name}={quote(shown, safe=_SHOWN_PLAIN)}"
+    if shown == plain:
+        return option
+    return f"{name}={quote(shown, safe=_SHOWN_PLAIN, errors='backslashreplace')}"
 
 
 def without_secrets_of(uri: str, text: str) -> str:

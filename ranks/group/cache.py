@@ -29,7 +29,7 @@ from ..protocol.timed_events import Timeline
 from ..replica.operations.requests import LoadState
 from ..replica.tree.node import PASSING
 from ..replica.tree.tokens import Tokens, as_token_bytes
-from .member.arguments import as_count, require_text
+from .member.arguments import as_count, as_flag, require_text
 from .member.member import Listener
 from .member.rank_cache import RankCache
 
@@ -153,6 +153,7 @@ class Cache(RankCache):
         a page that the tree has already replaces the request's own; so read it anew after each. Raises
         `UsageError` unless the request is READY.
         """
+        require_text(pool, "a pool")
         return np.array(self._replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
@@ -176,7 +177,8 @@ class Cache(RankCache):
         tokens than it has pages for, or others than it shares already.
         """
         self._require_group()
-        return self._follow(self._replica.insert(request, as_token_bytes(tokens), final=final))
+        data, ends = as_token_bytes(tokens), as_flag(final, "final")
+        return self._follow(self._replica.insert(request, data, final=ends))
 
     def retract(self, request: str, tokens: Tokens) -> bool:
         """Move a request that is READY off the device, with everything that it holds in every pool.

@@ -30,7 +30,7 @@ from ..replica.operations.lent import NO_PAGE
 from ..replica.operations.requests import LoadState
 from ..replica.tree.node import HOST
 from ..replica.tree.tokens import Tokens, as_token_bytes
-from .member.arguments import as_count, require_text
+from .member.arguments import as_count, as_seconds, require_text
 from .member.member import FLUSH_POLL_S, Flushed, Listener
 from .member.rank_cache import RankCache
 
@@ -116,7 +116,8 @@ class HostCache(RankCache):
     def needed_from(self, tokens: int) -> dict[str, int]:
         """Return from which token on a match of whole pages that ends at `tokens` needs each pool's."""
         unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
-        return {each.pool: each.needed_from(tokens // unit) * unit for each in components}
+        whole = as_count(tokens) // unit
+        return {each.pool: each.needed_from(whole) * unit for each in components}
 
     def free_host_pages(self) -> int:
         """Return how many of full attention's host pages hold nothing; the same on every rank."""
@@ -276,6 +277,7 @@ class HostCache(RankCache):
         Returns the error that ends the group: ranks that differ are named in it, and one that does not
         come within `timeout_s` ends it too. None where the ranks have done the same.
         """
+        timeout_s = as_seconds(timeout_s, "timeout_s")
         try:
             self._rounds.hurry(timeout_s)
             self.step(idle_s=FLUSH_POLL_S)

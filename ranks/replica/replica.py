@@ -29,7 +29,7 @@ from .device.owned import OwnedDevice
 from .hearing import Hearing
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
-from .operations.requests import LentRequest, LoadState, OwnedRequest, Request
+from .operations.requests import LentRequest, LoadState, OwnedRequest, Request, require_name
 from .parts import SOUND, Parts
 from .tree.backlog import Undone
 from .tree.matching import Match, match
@@ -158,10 +158,12 @@ class Replica:
 
     def awaits_room(self, name: str) -> bool:
         """Say whether not all could be copied that a request has lent last. Reads only."""
+        require_name("request", name)
         return name in self.prefixes.residence.not_on_host.awaited
 
     def backup_is_due(self, name: str) -> bool:
         """Say whether a backup that awaits room may find some by now. Reads only."""
+        require_name("request", name)
         return self.backing_up.lender_is_due(name)
 
     @property

@@ -91,7 +91,7 @@ def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.Monkey
     def entries_of(*, group: str) -> EntryPoints:
         return entries.select(group=group)
 
-    monkeypatch.setattr(registry, "entry_points", entries_of)
+    monkeypatch.setattr("importlib.metadata.entry_points", entries_of)
     assert isinstance(make_backend("tape://x"), MemoryBackend)
     assert known_schemes() == sorted({*known_schemes(), "broken", "file", "memory", "tape"})
     with pytest.raises(ConfigError, match="the package that provides broken://"):
@@ -143,6 +143,13 @@ def test_what_is_shown_of_a_uri_has_no_secret(uri: str, shown: str) -> None:
     assert without_secrets(uri) == shown
     assert without_secrets(shown) == shown
     assert SECRET not in shown
+
+
+def test_half_a_character_is_shown_too() -> None:
+    shown = without_secrets(f"file://a?b=%40@\ud800:{SECRET}@=\ud800")
+
+    assert SECRET not in shown
+    assert shown.encode()
 
 
 def test_uris_in_uris_without_end_are_shown_without_end_of_patience() -> None:

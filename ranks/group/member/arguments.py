@@ -1,9 +1,14 @@
 """Arguments of the engine's calls: what can be meant by them, and what is refused."""
 
 from operator import index
+from typing import SupportsFloat
 
+import numpy as np
+
+from ....coordinator.settings import TIMEOUT_S_MAX
 from ....errors import UsageError
 
+_FLAGS = (bool, np.bool_)
 _COUNT_MAX = 1 << 48
 """Larger than anything that is counted, and small enough for the journal."""
 
@@ -37,3 +42,24 @@ def as_count(number: int, what: str = "a number of tokens") -> int:
     if abs(count) > _COUNT_MAX:
         raise UsageError(f"{what} is {count}, which is more than {_COUNT_MAX}")
     return count
+
+
+def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
+    """Return a time as a float, whatever kind of number it was; as large as every wait may be."""
+    if type(seconds) is not float:
+        if isinstance(seconds, str | bytes) or not isinstance(seconds, SupportsFloat):
+            raise UsageError(f"{what} is {seconds!r}, must be a number of seconds")
+        try:
+            seconds = float(seconds)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise UsageError(f"{what} must be a number of seconds: {error}") from error
+    if not least <= seconds <= TIMEOUT_S_MAX:
+        raise UsageError(f"{what} is {seconds}, must be {least:g} to {TIMEOUT_S_MAX:.0f}")
+    return seconds
+
+
+def as_flag(flag: bool, what: str) -> bool:
+    """Return true or false, whatever kind of it that was."""
+    if not isinstance(flag, _FLAGS):
+        raise UsageError(f"{what} is {flag!r}, must be true or false")
+    return bool(flag)

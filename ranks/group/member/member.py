@@ -24,6 +24,7 @@ from ...replica.attaching import StoreState
 from ...replica.parts import SOUND, Parts
 from ...replica.replica import Replica
 from ...replica.tree.backlog import Undone
+from .arguments import as_count, as_flag, as_seconds
 from .cache_stats import CacheStats, pools_in_use
 from .inspection import Inspection
 from .log_level import log_from
@@ -163,6 +164,7 @@ class Member:
         `idle_s` is that of `end_step`. Raises `GroupError` when the epoch has ended; every later call
         raises it too.
         """
+        idle_s = as_seconds(idle_s, "idle_s")
         self.begin_step()
         self.end_step(idle_s=idle_s)
 
@@ -190,6 +192,7 @@ class Member:
         waits up to so long for local progress, or for a request where nothing is in flight, and then
         for the round too, since there is no forward pass to hide it behind.
         """
+        idle_s = as_seconds(idle_s, "idle_s")
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
         elif idle_s:
@@ -258,6 +261,7 @@ class Member:
         `flush=False` drops what is in flight; every rank must then do the same. In a process that was
         forked from this rank's, which has none of its threads, this does nothing.
         """
+        flush = as_flag(flush, "flush")
         if self._closed or not self._home.is_here:
             return
         self._closed = True
@@ -296,6 +300,7 @@ class Member:
 
         Any thread may ask, and stops nobody.
         """
+        rounds = max(0, as_count(rounds, "rounds"))
         counts = self._executor.counts()
         in_flight = Counter(
             each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())

@@ -7,13 +7,12 @@ engine does.
 from concurrent.futures import Future
 
 from ....coordinator.proposal import Change, Proposal
-from ....coordinator.settings import TIMEOUT_S_MAX
 from ....errors import ConfigError, UsageError
 from ...protocol.answers import Dropped
 from ...protocol.config import TTL_S_MIN, NamespaceLimit
 from ...replica.tree.matching import Match
 from ...replica.tree.tokens import Tokens, as_token_bytes, as_token_view
-from .arguments import require_source, require_text
+from .arguments import as_seconds, require_source, require_text
 from .member import Member
 
 
@@ -114,6 +113,7 @@ class RankCache(Member):
         a scheme of another package makes of it shows only when the store is opened. Raises `UsageError`
         while another proposal is pending on this rank. Saying the same again joins what is pending.
         """
+        require_text(uri, "a store's URI")
         if not self._replica.config.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")
         return self._stage(Proposal(Change.ATTACH, uri))
@@ -161,6 +161,8 @@ class RankCache(Member):
         that `*`, where that has one, is for this namespace too.
         """
         self._require_group()
+        if not isinstance(limit, NamespaceLimit):
+            raise UsageError(f"a limit is {limit!r}, must be a NamespaceLimit")
         require_text(limit.namespace)
         self._follow(self._replica.limit(limit))
 
@@ -204,6 +206,4 @@ class RankCache(Member):
 
 
 def _ttl_ms(ttl_s: float) -> int:
-    if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
-        raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
-    return int(ttl_s * 1000)
+    return int(as_seconds(ttl_s, "ttl_s", TTL_S_MIN) * 1000)

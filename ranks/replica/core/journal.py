@@ -41,7 +41,7 @@ class Journal(Recorder):
         try:
             # At once, since what an entry names may change later. The bytes say where each part ends.
             packed = self._pack(entry)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, BufferError) as error:
             raise UsageError(
                 f"{entry[0]}: {_culprit(entry)} has no bytes that are the same on every rank; give"
                 " text, bytes, integers of 64 bits, numbers, booleans, None, lists or tuples of these"
@@ -60,7 +60,7 @@ def _culprit(entry: tuple[object, ...]) -> str:
     for part in entry:
         try:
             _ENCODER.encode(part)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, BufferError):
             text = ascii(part)
             shown = text if len(text) <= 80 else f"{text[:77]}..."
             return f"{type(part).__name__} {shown}"

@@ -80,6 +80,7 @@ REFUSED: dict[str, Callable[[HostCache], object]] = {
     "a list to prefetch for": lambda c: c.prefetch([], TOKENS),  # type: ignore[arg-type]
     "a list to release": lambda c: c.release([]),  # type: ignore[arg-type]
     "a list to ask of": lambda c: c.load_state([]),  # type: ignore[arg-type]
+    "a store that is no text": lambda c: c.attach_store(5),  # type: ignore[arg-type]
     "a namespace that is no text": lambda c: c.match(TOKENS, 5),  # type: ignore[arg-type]
 }
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
+from ..coordinator.settings import TIMEOUT_S_MAX
 from ..errors import ConfigError, UsageError
 from ..ranks.group.control.client import ask
+from ..ranks.protocol.config import PAGES_MAX, TTL_S_MIN
 from .cli.amounts import count, printable, well_formed
 from .cli.exits import EXIT_GROUP
 from .cli.options import Json, check_store, command_line
@@ -40,7 +43,15 @@ Socket = Annotated[
         help="The group's socket, as `lockstep replay --control` and an engine's `control` have it.",
     ),
 ]
-Pages = Annotated[int | None, Parameter(help="Full-attention pages.", show_default="no limit")]
+Pages = Annotated[
+    int | None,
+    Parameter(
+        help="Full-attention pages.",
+        show_default="no limit",
+        validator=Number(gte=0, lte=PAGES_MAX),
+    ),
+]
+_SECONDS: Final = Parameter(metavar="SECONDS", validator=Number(gte=TTL_S_MIN, lte=TIMEOUT_S_MAX))
 
 
 @ctl.command(name="list")
@@ -72,7 +83,7 @@ def pin(
         ),
     ],
     namespace: Annotated[str, Parameter(help="The namespace of the prompt.")] = "",
-    ttl: Annotated[float, Parameter(help="Seconds until it ends.", metavar="SECONDS")] = 3600.0,
+    ttl: Annotated[float, _SECONDS, Parameter(help="Seconds until it ends.")] = 3600.0,
     as_json: Json = False,
 ) -> int:
     """Keep what is cached of a prompt, for a time."""
@@ -130,9 +141,7 @@ def limit(
     *,
     device_pages: Pages = None,
     host_pages: Pages = None,
-    ttl: Annotated[
-        float | None, Parameter(help="Seconds.", show_default="none", metavar="SECONDS")
-    ] = None,
+    ttl: Annotated[float | None, _SECONDS, Parameter(help="Seconds.", show_default="none")] = None,
     as_json: Json = False,
 ) -> None:
     """Set what a namespace may keep; without options, all.

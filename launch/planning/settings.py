@@ -120,7 +120,7 @@ class Sweep:
     page_tokens: Annotated[
         tuple[int, ...],
         _list_of(int, "whole numbers with commas, such as 16,64"),
-        Parameter(show_default="64"),
+        Parameter(validator=Number(gte=1, lte=1 << 20), show_default="64"),
     ] = (64,)
     """Tokens of a page."""
     policy: Annotated[
@@ -160,7 +160,7 @@ class Sweep:
 class SizeSettings(ModelChoice):
     """Which tokens are to be cached, and in what: the options of `lockstep size`."""
 
-    tokens: Annotated[float, Parameter(validator=Number(gte=0))] = 1e6
+    tokens: Annotated[float, Parameter(validator=Number(gte=0, lt=inf))] = 1e6
     """Tokens that are to be cached, for example 2e6."""
     page_tokens: Annotated[
         int | None,

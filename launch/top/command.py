@@ -52,7 +52,7 @@ def top(
         ),
     ],
     every: Annotated[
-        float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2))
+        float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2, lte=3600))
     ] = 2.0,
     once: Annotated[
         bool, Parameter(help="Look twice, --every seconds apart, print, and end.")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import logging
+import resource
 import shutil
 import signal
 import socket
@@ -29,6 +30,8 @@ from .interruption import EXIT_INTERRUPTED, ignore_signals
 
 _FOLDER = "lockstep-ranks-"
 _CONNECT_S = 5.0
+_FILES_MIN = 64
+"""Two ranks start with 32."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
 """How much later than its cause a rank may notice that it has lost its peers."""
@@ -81,7 +84,7 @@ def run_ranks(
     restarted, since a run can be repeated. Ranks that are not heard print nothing.
     `shutdown_timeout_s` is how long ranks have for an orderly end if this process is interrupted.
     """
-    if problem := _unreachable(address):
+    if problem := _few_files() or _unreachable(address):
         return EXIT_GROUP, problem
     # torch tells of each signal that it sends; what a user has to know is in what is returned.
     log = logging.getLogger("torch.distributed.elastic")
@@ -124,6 +127,14 @@ def rank_folder() -> Generator[str]:
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+
+
+def _few_files() -> str:
+    """Return why this process may not open what torch's launcher needs, or nothing."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= _FILES_MIN:
+        return ""
+    return f"open files: {most} at most, and ranks need {_FILES_MIN} or more; `ulimit -n 4096`"
 
 
 def _unreachable(address: str) -> str:

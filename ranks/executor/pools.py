@@ -135,7 +135,15 @@ class HostPool:
         nbytes = pages * layout.page_bytes
         # Torch's own pinned memory is rounded up to a power of two, which can double the pool; an
         # anonymous mapping is exact, lazy and aligned, and can be pinned where it lies.
-        self._mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        try:
+            self._mapping = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+        except OSError as error:
+            raise ConfigError(
+                f"there are no {nbytes / 2**30:.2f} GiB for {pages} host pages: {error.strerror}; lower"
+                " host_pages (host_memory_gib in an engine's configuration), or raise what this process"
+                " may map (ulimit -v)"
+            ) from error
         self._memory = memoryview(self._mapping)[:nbytes]
         # Larger pages of the kernel's are a matter of speed, and some kernels refuse them.
         with contextlib.suppress(OSError):

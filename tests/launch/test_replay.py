@@ -1,6 +1,7 @@
 """Replays with real ranks, started in each of the ways that a user has."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays import COMMAND, RANK, needs_ray, replay, run, torchrun, write_trace
 from tests.kit.launch.replays_in_process import replayed
+from tests.kit.storage.files import limited
 
 pytestmark = pytest.mark.distributed
 
@@ -192,3 +194,11 @@ def test_ranks_that_cannot_meet_at_an_address_are_not_started() -> None:
 
     assert status == EXIT_GROUP
     assert why.startswith("ranks cannot meet at 192.0.2.1: ")
+
+
+def test_a_launcher_that_may_open_too_few_files_says_so() -> None:
+    with limited(resource.RLIMIT_NOFILE, 8):
+        status, why = run_ranks(("-c", "0"), 1, shutdown_timeout_s=0)
+
+    assert status == EXIT_GROUP
+    assert why.startswith("open files: 8 at most, and ranks need 64")

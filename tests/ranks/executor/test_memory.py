@@ -1,8 +1,10 @@
 """Host and device pools: where pages lie, and what is refused before memory is promised."""
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.protocol.agreed_pools import agreed_pools
 from lockstep.ranks.protocol.config import CacheConfig, Recurrent, SlidingWindow
 from tests.kit.ranks.executor_parts import LAYOUTS, mixed_layout, plain_pages
+from tests.kit.storage.files import limited
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -138,6 +141,15 @@ def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
 
     page[0] = 7
     assert page[0] == 7
+
+
+def test_a_pool_that_the_system_does_not_give_is_refused_with_what_may_be_lowered() -> None:
+    mapped = psutil.Process().memory_info().vms
+    with (
+        limited(resource.RLIMIT_AS, mapped + GIB),
+        pytest.raises(ConfigError, match=r"no 4\.00 GiB for 4096 host pages: .*; lower host_pages"),
+    ):
+        HostPool(plain_pages(1 << 20).shard(0, 1), 4096, pinned=False)
 
 
 def test_a_large_pool_costs_nothing_until_it_is_used() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -88,10 +87,6 @@ class _Handler(WSGIRequestHandler):
         """Say nothing: scrapes are many."""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
 class MetricsPort:
     """Serves one rank's metrics by HTTP until it is closed."""
 
@@ -144,12 +139,13 @@ def serve_metrics(
     """
     try:
         from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
+        from prometheus_client.exposition import ThreadingWSGIServer  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(MISSING) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CacheCollector(stats))
     try:
-        server = make_server(address, port, make_wsgi_app(registry), _Server, _Handler)
+        server = make_server(address, port, make_wsgi_app(registry), ThreadingWSGIServer, _Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(

@@ -5,7 +5,6 @@ Its type, default, bounds and help stand there and nowhere else; cyclopts reads 
 """
 
 from collections.abc import Callable, Sequence
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
@@ -22,8 +21,6 @@ from ...storage_backends.uri import RANK, without_secrets
 from ...version import VERSION
 from .report_files import check_that_writable
 
-_LARGEST: Final = 1e24
-"""No option takes a larger number; infinity, where there is no bound."""
 AT_LEAST_1: Final = Parameter(validator=Number(gte=1))
 AT_LEAST_0: Final = Parameter(validator=Number(gte=0))
 OF_A_GROUP: Final = Parameter(validator=Number(gte=1, lte=RANKS_MAX))
@@ -61,19 +58,11 @@ def numbers_of(hint: object) -> set[object]:
 
 
 def _check_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise `ConfigError` for a fraction where cyclopts would round it, and for what is no amount."""
+    """Raise `ConfigError` for a fraction where cyclopts would round it."""
     for argument in arguments:
-        kinds = numbers_of(argument.hint)
-        for given in [str(each.value) for each in argument.tokens if kinds]:
-            try:
-                number = float(given)
-            except ValueError:
-                # Either cyclopts says what is wrong with it, or it has units.
-                continue
-            if float not in kinds and not number.is_integer():
-                raise ConfigError(f"{argument.name} is {given}, must be a whole number")
-            if _LARGEST < abs(number) < inf:
-                raise ConfigError(f"{argument.name} is {given}, must be at most {_LARGEST:g}")
+        for token in argument.tokens if numbers_of(argument.hint) == {int} else ():
+            if "." in token.value:
+                raise ConfigError(f"{argument.name} is {token.value}, must be a whole number")
 
 
 def command_line(name: str, **settings: Any) -> App:

@@ -84,7 +84,7 @@ def run_ranks(
     restarted, since a run can be repeated. Ranks that are not heard print nothing.
     `shutdown_timeout_s` is how long ranks have for an orderly end if this process is interrupted.
     """
-    if problem := _few_files() or _unreachable(address):
+    if problem := _obstacle(address):
         return EXIT_GROUP, problem
     # torch tells of each signal that it sends; what a user has to know is in what is returned.
     log = logging.getLogger("torch.distributed.elastic")
@@ -129,27 +129,20 @@ def rank_folder() -> Generator[str]:
         yield folder
 
 
-def _few_files() -> str:
-    """Return why this process may not open what torch's launcher needs, or nothing."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY or most >= _FILES_MIN:
-        return ""
-    return f"open files: {most} at most, and ranks need {_FILES_MIN} or more; `ulimit -n 4096`"
-
-
-def _unreachable(address: str) -> str:
-    """Return why processes of this machine cannot meet at an address of it, or nothing.
+def _obstacle(address: str) -> str:
+    """Return why ranks cannot meet at an address of this machine, or nothing.
 
     torch would try for minutes, and hear no signal meanwhile.
     """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < _FILES_MIN:
+        return f"open files: {most} at most, and ranks need {_FILES_MIN} or more; `ulimit -n 4096`"
     try:
         with socket.create_server((address, 0)) as listening:
             socket.create_connection(listening.getsockname(), _CONNECT_S).close()
     except OSError as error:
-        return (
-            f"ranks cannot meet at {address}: {error.strerror or error}; bring up the interface that"
-            " has this address, loopback by `ip link set lo up`"
-        )
+        remedy = "bring up the interface that has this address, loopback by `ip link set lo up`"
+        return f"ranks cannot meet at {address}: {error.strerror or error}; {remedy}"
     return ""
 
 

@@ -100,8 +100,9 @@ def _check_policies(_hint: object, names: Sequence[str]) -> None:
             raise ConfigError(f"--policy is {name!r}, must be one of: {', '.join(policies())}")
 
 
+_GIB_MAX: Final = 1 << 30
 _GIB: Final = _list_of(float, "numbers with commas, such as 20,40")
-_Gib = Annotated[tuple[float, ...], _GIB, Parameter(validator=Number(gte=0, lte=1 << 30))]
+_Gib = Annotated[tuple[float, ...], _GIB, Parameter(validator=Number(gte=0, lte=_GIB_MAX))]
 
 
 @Parameter(name="*")
@@ -167,11 +168,11 @@ class SizeSettings(ModelChoice):
         Parameter(validator=Number(gte=1, lte=1 << 20), show_default="what is advised"),
     ] = None
     """Tokens of a page."""
-    device_gib: Annotated[float, Parameter(validator=Number(gte=0, lt=inf))] = 40.0
+    device_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 40.0
     """KV memory of each rank's device (L1)."""
-    host_gib: Annotated[float, Parameter(validator=Number(gte=0, lt=inf))] = 256.0
+    host_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 256.0
     """Host memory of each rank (L2)."""
-    storage_gib: Annotated[float, Parameter(validator=Number(gte=0, lt=inf))] = 4096.0
+    storage_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 4096.0
     """What the store keeps (L3), of all ranks together."""
 
 

@@ -42,7 +42,15 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
     report = replayed.report
     try:
         with printing():
-            _print(report, settings)
+            if settings.table:
+                console = Console(highlight=False, emoji=False)
+                console.print(_pace(report), soft_wrap=True)
+                profile = find_profile(str(report["settings"]["profile"]))
+                console.print(profile.scale, soft_wrap=True)
+                title = count(report["ranks"], "rank")
+                title = f"{title}, interrupted" if report["interrupted"] else title
+                console.print(table_of({title: report}))
+                console.print("lockstep replay --explain says what each row means")
     finally:
         # What cannot be written, the one or the other, must not take the other with it.
         if settings.report is not None:
@@ -70,19 +78,6 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
     if faults:
         return EXIT_FAULT
     return EXIT_REFUSED if report["refused"] else 0
-
-
-def _print(report: Report, settings: ReplaySettings) -> None:
-    if settings.table:
-        console = Console(highlight=False, emoji=False)
-        console.print(_pace(report), soft_wrap=True)
-        profile = find_profile(str(report["settings"]["profile"]))
-        console.print(profile.scale, soft_wrap=True)
-        title = count(report["ranks"], "rank")
-        console.print(
-            table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
-        )
-        console.print("lockstep replay --explain says what each row means")
 
 
 def _pace(report: Report) -> str:

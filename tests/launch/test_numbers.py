@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cyclopts import Argument, CycloptsError
@@ -13,8 +14,13 @@ from lockstep.launch.command import app
 from tests.kit.launch.in_process import Run, refusal, run_lockstep
 from tests.launch.test_help import ALL, Words
 
-LEGAL = {("plan", "--storage-gib", "inf")}
-"""What an option means by a value that is none to others."""
+LEGAL = {
+    ("plan", "--storage-gib", "inf"),
+    ("plan", "--storage-gib", "1e+300"),
+    # Refused with what fits, once it is known how large a page is.
+    ("size", "--tokens", "1e+300"),
+}
+"""What an option means something by, or a command refuses itself."""
 NEEDED = {"--page-bytes": "8192", "--store": "file:///nowhere", "--tokens": "1"}
 """What is given for what a command needs beside; a path for all others."""
 
@@ -40,10 +46,11 @@ def options() -> Iterator[tuple[Words, Argument, list[str]]]:
 def wrong_for(argument: Argument) -> Iterator[str]:
     """Yield what the option must not take."""
     takes_fractions = float in numbers_of(argument.hint)
-    yield from ("nan", "inf", "1e300", "text", "", "-1.0" if takes_fractions else "-1")
+    yield from ("nan", "inf", "1e+300", "text", "", "-1.0" if takes_fractions else "-1")
     if not takes_fractions:
         yield "1.5"
-    bounds = [each for each in argument.parameter.validator if isinstance(each, Number)]
+    given = cast("tuple[object, ...]", argument.parameter.validator)
+    bounds = [each for each in given if isinstance(each, Number)]
     if any((each.gte or 0) > 0 or each.gt == 0 for each in bounds):
         yield "0.0" if takes_fractions else "0"
 

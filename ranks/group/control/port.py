@@ -126,7 +126,7 @@ def _require_private(folder: Path) -> None:
     if others_write or seen.st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"other users can write to {folder}, and could put a socket of theirs in the place of the"
-            " group's; choose a folder of your own for control"
+            " group's; choose a folder of your own for control, with mode 0700"
         )
 
 

@@ -18,7 +18,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 from tests.kit.ranks.passing_time import PassingTime
 
 TOKENS = list(range(2 * PAGE_TOKENS))
-GAPS = memoryview(np.arange(2 * PAGE_TOKENS, dtype=np.int32))[::2]
+GAPS = np.arange(2 * PAGE_TOKENS, dtype=np.int32).data[::2]
 ODD: tuple[object, ...] = (
     None,
     5,

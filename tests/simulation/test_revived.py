@@ -144,7 +144,7 @@ def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_some
     def break_down(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("no process can be started")
 
-    monkeypatch.setattr(simulate, "explore", break_down)
+    monkeypatch.setattr(exploring, "explore", break_down)
 
     status, _, said = lockstep("simulate", "--revive", "A")
 

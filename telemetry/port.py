@@ -3,12 +3,13 @@
 Nothing is counted for it: a scrape reads what the cache counts anyway, in a thread of its own.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ..errors import ConfigError
@@ -18,6 +19,8 @@ from ..storage_backends.latencies import BOUNDS_S, Histogram
 from .families import FAMILIES, PREFIX, Family, Type
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
     from prometheus_client.metrics_core import Metric
 
 LOOPBACK: Final = "127.0.0.1"
@@ -138,14 +141,20 @@ def serve_metrics(
     `prometheus_client` is missing.
     """
     try:
-        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
+        from prometheus_client import (  # noqa: PLC0415
+            CollectorRegistry,
+            make_wsgi_app,  # pyright: ignore[reportUnknownVariableType] - what it returns has no type.
+        )
         from prometheus_client.exposition import ThreadingWSGIServer  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(MISSING) from error
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CacheCollector(stats))
+    app = cast("WSGIApplication", make_wsgi_app(registry))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    kind = type("_Server", (ThreadingWSGIServer,), {"address_family": family})
     try:
-        server = make_server(address, port, make_wsgi_app(registry), ThreadingWSGIServer, _Handler)
+        server = make_server(address, port, app, kind, _Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(

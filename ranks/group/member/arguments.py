@@ -1,6 +1,7 @@
 """Arguments of the engine's calls: what can be meant by them, and what is refused."""
 
 from operator import index
+from typing import cast
 
 import numpy as np
 
@@ -55,8 +56,8 @@ def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
     )
 
 
-def as_flag(flag: bool, what: str) -> bool:
+def as_flag(flag: object, what: str) -> bool:
     """Return true or false, whatever kind of it that was."""
     if not isinstance(flag, _FLAGS):
         raise UsageError(f"{what} is {flag!r}, must be true or false")
-    return bool(flag)
+    return bool(cast("bool", flag))

@@ -154,7 +154,7 @@ def serve_metrics(
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = type("_Server", (ThreadingWSGIServer,), {"address_family": family})
     try:
-        server = make_server(address, port, app, kind, _Handler)
+        server: WSGIServer = make_server(address, port, app, kind, _Handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(

@@ -123,9 +123,11 @@ def rank_folder() -> Generator[str]:
             shutil.rmtree(left.parent)
     with (
         tempfile.TemporaryDirectory(prefix=_FOLDER) as folder,
-        Path(folder, "lock").open("w") as lock,
+        Path(folder, "unlocked").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Renamed once it is locked: another launcher removes a folder whose lock nobody holds.
+        Path(lock.name).rename(Path(folder, "lock"))
         yield folder
 
 

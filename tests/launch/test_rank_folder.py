@@ -1,7 +1,9 @@
 """The folder in which torch's launcher keeps what ranks write: none is left for ever."""
 
+import fcntl
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -21,3 +23,19 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(
 
     assert there == {other, Path(used), Path(new)}
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_launcher_that_starts_beside_another_leaves_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    flock = fcntl.flock
+
+    def lock_after_another(lock: IO[str], how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with rank_folder():
+            flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_another)
+    with rank_folder() as mine:
+        assert Path(mine).is_dir()

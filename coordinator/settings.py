@@ -7,6 +7,7 @@ path, the value, and what it must be.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -17,7 +18,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    SupportsIndex,
     TypeVar,
     Union,
     cast,
@@ -174,9 +174,10 @@ def _converted(
 ) -> object:
     """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
     given = value
-    if hasattr(value, "__index__") and not isinstance(value, bool | Enum):
-        # Engines compute sizes with numpy.
-        value = index(cast("SupportsIndex", value))
+    if not isinstance(value, bool | Enum):
+        # Engines compute with numpy and torch. Not every array of these is one number.
+        with suppress(TypeError):
+            value = (float if isinstance(value, float) else index)(cast("Any", value))
     inner, many = _settings_of(kind) or (None, False)
 
     def read(part: object) -> object:
@@ -190,7 +191,8 @@ def _converted(
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         return msgspec.convert(value, kind, strict=strict)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, AttributeError) as error:
+        # msgspec takes an array for a map, and an array has no keys.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )

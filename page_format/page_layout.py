@@ -23,6 +23,7 @@ that does not keep it has shorter pages without it. What is in an object is told
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import gcd
@@ -68,9 +69,10 @@ def _check_fields(settings: Any, whose: str = "") -> None:
     """Convert fields to their types. Raise `ConfigError`, beginning with `whose`, for a wrong one."""
     for each in fields(settings):
         value = getattr(settings, each.name)
-        if each.type is int and hasattr(value, "__index__"):
-            # Engines compute sizes with numpy.
-            value = index(value)
+        if each.type is int and not isinstance(value, bool):
+            # Engines compute with numpy and torch. Not every array of these is one number.
+            with suppress(TypeError):
+                value = index(value)
         wanted = each.type.__name__ if isinstance(each.type, type) else each.type
         try:
             object.__setattr__(settings, each.name, msgspec.convert(value, each.type))

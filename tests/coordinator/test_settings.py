@@ -152,8 +152,9 @@ def test_maps_are_read_as_settings_wherever_they_stand(given: dict[str, Any], sa
     assert str(refused.value) == said
 
 
-def test_sizes_of_numpy_are_whole_numbers() -> None:
+def test_numbers_of_numpy_are_numbers() -> None:
     assert type(Inner(pages=np.int64(5)).pages) is int  # type: ignore[arg-type]
+    assert type(Outer(wait_s=np.float64(5)).wait_s) is float
 
 
 @pytest.mark.parametrize("value", [[{"secret": "hunter2"}], "s3://key:hunter2@x"])

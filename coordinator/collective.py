@@ -26,7 +26,7 @@ class CommonStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key that was set."""
+        """Return the value of a key; raises `RuntimeError` or `KeyError` if none is there in time."""
         ...
 
     def delete_key(self, key: str) -> bool:

@@ -58,7 +58,7 @@ hardly the number of ranks.
 """
 
 _READ_S = 2.0
-"""How long to wait for the notes of ranks that come to a gathering."""
+"""How long to wait for a value of the store: notes of ranks that come to a gathering, and requests."""
 
 _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
@@ -307,6 +307,8 @@ class TorchCollective:
         """See `Collective`. It has a connection of its own, so that nobody else's wait holds it."""
         # torch's stubs lack it.
         own = cast("Any", _common_store()).clone()
+        # Otherwise it waits half an hour for a value that is not there.
+        own.set_timeout(timedelta(seconds=_READ_S))
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
     def launch(self, lanes: Vector) -> "TorchCollective":

@@ -108,6 +108,16 @@ def test_a_store_that_is_gone_names_nobody() -> None:
     assert attendance.absent() == []
 
 
+def test_a_value_that_is_not_in_the_store_is_not_waited_for_as_long_as_torch_does(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Rule R10: a request of an operator may have been deleted there, and the log has to say so."""
+    [(error, value)] = ranks.run(read_what_is_not_there, 1)
+
+    assert error.endswith("after 2000 ms")
+    assert value == b"a"
+
+
 def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
     """Rule R1: the group is Lockstep's alone, so the order of others' collectives is no matter."""
     rounds = [number * 2 for number in range(40)]
@@ -235,6 +245,16 @@ def freeze(collective: Collective, hold: Hold) -> tuple[str, float, float]:
     started = time.monotonic()
     collective.close()
     return error, waited_s, time.monotonic() - started
+
+
+def read_what_is_not_there(collective: Collective, hold: Hold) -> tuple[str, bytes]:
+    store = collective.common_store("requests")
+    try:
+        store.get("1")
+    except RuntimeError as error:
+        store.set("1", b"a")
+        return str(error), store.get("1")
+    raise AssertionError
 
 
 def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold) -> str:

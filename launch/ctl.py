@@ -218,7 +218,9 @@ def weights(
 @ctl.command(name="log-level")
 def log_level(
     socket: Socket,
-    level: Annotated[Literal["debug", "info", "warning", "error"], Parameter(help="The lowest.")],
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Parameter(help="The lowest that is logged.")
+    ],
     /,
     *,
     as_json: Json = False,

@@ -95,14 +95,21 @@ class StoredRequests(RequestLog):
         """Take no more requests, and delete those that are in the store, if it answers in time."""
         self._closed = True
         last = threading.Thread(target=self._forget, name="lockstep-requests", daemon=True)
-        last.start()
-        last.join(self._again_s)
+        # Where no thread can be started, as at the end of the interpreter, they stay, encrypted.
+        with suppress(RuntimeError):
+            last.start()
+            last.join(self._again_s)
 
     def learn(self, newest: int) -> None:
         self._wanted = newest
         if time.monotonic() >= self._asks_again and self._reading.acquire(blocking=False):
             # A daemon: a store that does not answer keeps no process from ending.
-            threading.Thread(target=self._read, name="lockstep-requests", daemon=True).start()
+            reader = threading.Thread(target=self._read, name="lockstep-requests", daemon=True)
+            try:
+                reader.start()
+            except RuntimeError as error:
+                self._retry_later(error)
+                self._reading.release()
 
     def _read(self) -> None:
         try:
@@ -111,11 +118,14 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            self._asks_again = time.monotonic() + self._again_s
-            why = str(error) or "it is not what rank 0 has written"
-            log.warning("request %d cannot be read yet: %s", self.count + 1, why)
+            self._retry_later(error)
         finally:
             self._reading.release()
+
+    def _retry_later(self, error: Exception) -> None:
+        self._asks_again = time.monotonic() + self._again_s
+        why = str(error) or "it is not what rank 0 has written"
+        log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
         """Delete what was carried out here, and so was read by every rank; at the end delete all."""

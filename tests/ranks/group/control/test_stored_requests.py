@@ -186,3 +186,24 @@ def test_keys_of_two_groups_in_one_store_are_kept_apart() -> None:
     one.submit(b"c")
 
     assert (one.read(2), other.read(1)) == (b"c", b"b")
+
+
+def test_a_process_that_can_start_no_thread_reads_later_and_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No thread starts while the interpreter ends, or where a process has as many as it may have."""
+    store = Store()
+    first, other = StoredRequests(store, KEY), StoredRequests(store, KEY, again_s=0.0)
+    first.submit(b"a")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        other.learn(1)
+        first.close()
+    other.learn(1)
+    wait_for(lambda: other.count == 1, "the request")
+
+    assert other.read(1) == b"a"
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

@@ -131,7 +131,8 @@ class SchedulerSide:
             return None
         tokens = tracked.head(length)
         found = self.cache.hit(tracked.name, tokens, tracked.namespace, device_tokens=device_tokens)
-        if taken and self._taking.asks_again(taken, device_tokens + found, length):
+        refused = self.cache.refused(tracked.name)
+        if taken and self._taking.asks_again(taken, device_tokens + found, length, refused=refused):
             self._prefetch(tracked)
             return None
         return found

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...ranks.group.host_cache import HostCache
+from ...storage_backends.complaints import Trouble
 from .transfer_params import Handoff
 
-log = logging.getLogger("vllm.lockstep")
+log = logging.getLogger(__name__)
 
 FRESH = 2
 """After so many steps that have told the time it is that of now; a group that was idle has that of its
@@ -51,6 +52,7 @@ class Taking:
         self._cache = cache
         self._loads = loads
         self._told: set[str] = set()
+        self._useless = Trouble(log)
         self._patience_ms = patience_s * 1000
 
     def arrived(self, params: object) -> Taken | None:
@@ -61,7 +63,9 @@ class Taking:
         try:
             handoff = Handoff.read(params)
         except UsageError as error:
-            log.warning("a request's kv_transfer_params are no use, it is computed: %s", error)
+            self._useless.warn(
+                "a request's kv_transfer_params are no use, it is computed: %s", error
+            )
             return None
         if handoff is None or not handoff.tokens:
             return None
@@ -82,11 +86,12 @@ class Taking:
         if taken.times <= FRESH:
             taken.since_ms = now_ms
 
-    def asks_again(self, taken: Taken, found: int, at_most: int) -> bool:
+    def asks_again(self, taken: Taken, found: int, at_most: int, *, refused: bool) -> bool:
         """Say whether a request that has `found` tokens is to ask for more of `at_most`, and to wait.
 
         To be asked when its prefetch has ended, and then again. The time that its lookups have taken
-        counts, unless they have brought something.
+        counts, unless they have brought something. An engine that has `refused` to be read from is not
+        waited for.
         """
         if taken.given_up:
             return False
@@ -96,7 +101,8 @@ class Taking:
         if found >= min(taken.handoff.tokens, at_most):
             taken.since_ms = now_ms
             return False
-        if taken.times <= FRESH or now_ms - taken.since_ms <= self._patience_ms:
+        is_early = taken.times <= FRESH or now_ms - taken.since_ms <= self._patience_ms
+        if is_early and not refused:
             return True
         taken.given_up = True
         log.info(

@@ -1,8 +1,8 @@
 """The groups that this rank reads pages from out of their host memory, each by the URI that serves it.
 
 A source is connected when something is first asked of it, and let go of when others need its place and
-nothing runs for it. One that has not proved to be who was meant is left alone for a while: what is
-asked of it is missing. All is called from the engine's thread.
+nothing runs for it. One that could not be connected to is left alone for a while: what is asked of it
+is missing. All is called from the engine's thread.
 """
 
 import logging
@@ -24,6 +24,8 @@ CLOSING_MAX = 128
 """Groups that were let go of and whose threads have not ended, as while a host name is looked up."""
 OPEN_TIMEOUT_S = 5.0
 """How long a group may take to answer; what was asked of it is missing then."""
+REFUSED_S = 5.0
+"""For how long nothing is asked of a group that could not be connected to."""
 
 MakeLoop = Callable[[str], StorageLoop]
 """Makes the loop that reads from a source, which is not started yet.
@@ -59,7 +61,7 @@ class Sources:
         loop = self._loops.get(source)
         if loop is not None and loop.trouble() is not None:
             self._complain(source, loop.trouble())
-            if _is_unproven(loop):
+            if _is_left_alone(loop):
                 return None
             self._let_go(source)
             loop = None
@@ -104,6 +106,9 @@ def _worth(loop: StorageLoop) -> tuple[bool, bool, bool]:
     return loop.trouble() is None, not loop.is_idle(), not loop.is_opening()
 
 
-def _is_unproven(loop: StorageLoop) -> bool:
-    error, at = loop.failure or (None, 0.0)
-    return isinstance(error, UnprovenError) and time.monotonic() < at + UNPROVEN_S
+def _is_left_alone(loop: StorageLoop) -> bool:
+    if loop.failure is None:
+        return False
+    error, at = loop.failure
+    pause_s = UNPROVEN_S if isinstance(error, UnprovenError) else REFUSED_S
+    return time.monotonic() < at + pause_s

@@ -16,9 +16,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ...coordinator.ballot import Answered, Capped, Ended, Progress
+from ...coordinator.ballot import Answered, Capped, Ended, Expired, Progress
 from ...errors import ConfigError, StorageError
 from ...storage_backends.base import StorageBackend
+from ...storage_backends.complaints import Trouble
 from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
 from ..protocol.orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
@@ -62,10 +63,14 @@ class TimedOrder:
 
 
 def refusal(order: StorageOrder) -> list[StorageReport]:
-    """Return the reports of an order that no store is there to carry out."""
+    """Return the reports of an order that no store is there to carry out.
+
+    Of a source it is said, too, that no time changes that: it has promised what is asked for.
+    """
     match order:
         case LookUp():
-            return [Answered(order.operation, 0)]
+            expired = [Expired(order.operation)] if order.source else []
+            return [*expired, Answered(order.operation, 0)]
         case Fetch():
             return [Capped(order.operation, 0), StorageQuiet(order.operation, 0, 0)]
         case Put():
@@ -103,6 +108,7 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
+        self._failures = Trouble(_log)
         self._calls = calls
         self._paces: dict[type[Transfer], Pace] = {
             FetchTransfer: Pace(),
@@ -305,8 +311,8 @@ class StorageLoop:
                 await lookup.ask(began, sooner)
         except TimeoutError:
             return
-        except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
-            _log.exception("the store failed in a lookup")
+        except Exception as error:  # noqa: BLE001 - what cannot be told is missing (rule R9).
+            self._failures.warn("the store failed in a lookup: %r", error)
         finally:
             self._late.note(began, sooner)
         self._report(lookup.answer())
@@ -343,7 +349,7 @@ class StorageLoop:
 
     def _driven(self, transfer: Transfer, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
-            _log.error("operation %d cannot be carried out: %s", transfer.operation, error)
+            self._failures.warn("operation %d cannot be carried out: %s", transfer.operation, error)
         self._conclude(transfer)
 
     def _returned(
@@ -366,7 +372,9 @@ class StorageLoop:
             outcomes = outcomes_of(call, batch)
         except Exception as error:  # noqa: BLE001 - the backend must not raise; whatever it did, the batch failed.
             if not call.cancelled():
-                _log.error("the store failed in operation %d: %r", transfer.operation, error)
+                self._failures.warn(
+                    "the store failed in operation %d: %r", transfer.operation, error
+                )
         for progress in transfer.returned(batch, outcomes):
             self._report(progress)
         self._paces[type(transfer)].end(transfer.bytes_ok - before, time.monotonic())

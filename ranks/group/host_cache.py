@@ -132,6 +132,11 @@ class HostCache(RankCache):
         first, last = (0, 0) if known is None else known.fetched
         return first * unit, last * unit
 
+    def refused(self, request: str) -> bool:
+        """Say whether a rank could not connect to the group that the last prefetch was to read from."""
+        known = self._replica.requests.get(request)
+        return known is not None and known.refused
+
     def load_state(self, request: str) -> LoadState:
         """Say how far the request's load is, on every rank.
 

@@ -143,6 +143,8 @@ class Request:
     """Its prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
     """Positions, in pages, that its prefetch brought from storage."""
+    refused: bool = False
+    """Whether some rank could not connect to the group that its last prefetch was to read from."""
     prefix: int = 0
     """Pages of its prefix that are in the tree, and locked for it."""
     node: Node | None = None

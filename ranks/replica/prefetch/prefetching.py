@@ -95,7 +95,7 @@ class Prefetching:
             return False
         where = source, operation.anchor.end, operation.floor, operation.end
         self._agenda.begin(operation, request.id, *where)
-        request.prefetch = operation.id
+        request.prefetch, request.refused = operation.id, False
         # What it brings hangs under this root, which nothing else may hold by then.
         self._prefixes.join(request.place)
         self.waiting.append(operation)
@@ -141,6 +141,9 @@ class Prefetching:
                 self._lacks(operation, verdict.expired_rank, 0, "lookup timed out")
                 self._end_query(operation, Outcome.MISS, Why.LATE)
             return
+        request = self._requests.get(operation.request)
+        if request is not None and operation.source and not verdict.pages:
+            request.refused = verdict.expired_rank is not None
         longest = verdict.longest or 0
         if operation.phase is _QUERY:
             self._note_first_lacking(operation, verdict)

@@ -14,6 +14,7 @@ from lockstep.ranks.page_server.page_server import PageServer
 from lockstep.ranks.protocol.orders import ObjectTransfer
 from lockstep.ranks.protocol.outside import Peers
 from lockstep.ranks.replica.device.lent_device import LentDevice
+from lockstep.storage_backends.peer.connection import connect
 from tests.kit.vllm.scripted import PAGE_TOKENS, ScriptedEngine, scripted
 from tests.kit.vllm.sent_requests import Blocks, Scheduled, Sent, Status
 
@@ -130,13 +131,26 @@ def test_a_page_that_is_lost_is_computed_with_all_that_follow(
     assert torch.equal(decode.memory[:4], prefill.memory[:4])
 
 
-def test_an_engine_that_is_gone_costs_its_readers_no_more_than_their_patience(
-    stack: ExitStack, decode: ScriptedEngine
+def test_an_engine_that_is_gone_costs_its_readers_one_refused_connection_and_no_patience(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    connected: list[str] = []
+
+    async def counting(address: str, *arguments: Any, **options: Any) -> Any:
+        connected.append(address)
+        return await connect(address, *arguments, **options)
+
+    monkeypatch.setattr("lockstep.storage_backends.peer.group.connect", counting)
+    decode = stack.enter_context(
+        scripted(peers=Peers(), handing_over=HandingOver(patience_s=10_000))
+    )
     with scripted(peers=Peers()) as prefill:
         params = computed(prefill)
 
-    assert loaded(decode, params) == 0
+    prompts = [[100 * number + token for token in TOKENS] for number in range(3)]
+
+    assert [loaded(decode, params, tokens) for tokens in prompts] == [0, 0, 0]
+    assert len(connected) == 1
 
 
 def test_where_the_other_engine_is_gone_its_store_is_asked(

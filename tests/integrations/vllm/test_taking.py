@@ -37,11 +37,11 @@ class Waiting:
         assert taken is not None
         self.taken = taken
 
-    def asks_again(self, after_s: float, *, found: int = 0) -> bool:
+    def asks_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
         """Say whether it asks again in a pass so long after the engine has woken up."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
-        return self.taking.asks_again(self.taken, found, 100)
+        return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
         """Let a pass ask while its prefetch goes on; without a time, before the clock has gone on."""
@@ -84,6 +84,12 @@ def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> Non
     assert waiting.asks_again(0)
     assert waiting.asks_again(PATIENCE_S)
     assert not waiting.asks_again(PATIENCE_S + 0.001)
+
+
+def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiting) -> None:
+    assert waiting.asks_again(0)
+    assert not waiting.asks_again(0, refused=True)
+    assert waiting.taken.given_up
 
 
 def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:

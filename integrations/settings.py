@@ -10,6 +10,8 @@ from ..coordinator.settings import AtLeastOne, Text, part_of, read_settings
 from ..errors import ConfigError
 from ..ranks.protocol.config import GroupSettings, Timeouts
 from ..ranks.protocol.outside import Control
+from ..storage_backends.registry import is_built_in, known_schemes, make_backend
+from ..storage_backends.uri import RANK, parse_uri
 from ..telemetry.port import PORT_MAX
 from .releases import UnsupportedEngine
 from .sharing import Share
@@ -48,6 +50,11 @@ class PluginSettings(GroupSettings):
         super().__post_init__()
         if self.host_memory_gib is not None and self.host_pages is not None:
             raise ConfigError("give host_memory_gib or host_pages, and not both")
+        if self.store is not None:
+            # Before anything is read or opened; another package's store is looked at when it opens.
+            scheme = parse_uri(self.store).scheme
+            if is_built_in(scheme) or scheme not in known_schemes():
+                make_backend(self.store.replace(RANK, "0"))
 
     @classmethod
     def read(cls, given: object) -> Self:

@@ -12,7 +12,7 @@ from ...storage_backends.uri import parse_uri, without_secrets
 from .engine.contract import Batch
 from .engine.settings import store_to_attach
 
-log = logging.getLogger("sglang.lockstep")
+log = logging.getLogger(__name__)
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
 """The facts of a batch, which are equal on every rank."""

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from ..starting import ending_the_start
 from .identity.kv_identity import Update
+from .refusals import read_settings
 from .weights import Taken
 
+NAME = "lockstep"
+"""What `--radix-cache-backend` is given."""
+
+_CHECKS = "sglang.srt.arg_groups.validation_hook.check_server_args"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _POLICY = "sglang.srt.managers.schedule_policy"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -57,6 +63,7 @@ def register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register = HookRegistry.register
+    register(_CHECKS, after_check, HookType.AFTER)
     register(f"{_SCHEDULER}.run_event_loop", before_loop, HookType.BEFORE)
     register(f"{_SCHEDULER}.on_idle", on_idle, HookType.BEFORE)
     register(f"{_POLICY}.SchedulePolicy.calc_priority", after_order, HookType.AFTER)
@@ -79,6 +86,17 @@ def register_hooks() -> None:
     register(f"{_FLUSHES}.check_pending", around_deferred_flush, HookType.AROUND)
     register(f"{_SESSIONS}.SessionController.maybe_reap", around_reaping, HookType.AROUND)
     register(f"{_SESSIONS}.Session.is_timed_out", is_timed_out, HookType.AROUND)
+
+
+def after_check(outcome: Any, server_args: Any) -> None:
+    """Check Lockstep's settings with SGLang's own, before any process is started."""
+    if server_args.radix_cache_backend != NAME:
+        return
+    import sglang  # noqa: PLC0415
+    from sglang.srt.arg_groups.overrides import resolving_view  # noqa: PLC0415
+
+    with ending_the_start():
+        read_settings(server_args, resolving_view(server_args), sglang.__version__)
 
 
 def before_loop(scheduler: Any) -> None:

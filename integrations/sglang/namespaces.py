@@ -11,7 +11,7 @@ from .engine.contract import SglangRequest
 from .identity.adapters import without_adapter
 from .items import PromptItems, PromptsWithItems
 
-_log = logging.getLogger("sglang.lockstep")
+_log = logging.getLogger(__name__)
 
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"

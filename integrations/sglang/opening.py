@@ -15,34 +15,23 @@ from ...ranks.protocol.config import ComponentConfig, HostCacheConfig, Recurrent
 from ...ranks.protocol.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
-from ..releases import require_release
 from .below import Below
-from .engine.settings import WHERE, PoolSize, SglangSettings, parse
+from .engine.settings import PoolSize, SglangSettings
 from .identity.identity import Identity
-from .identity.key_exclusions import RELEASES
 from .namespaces import Namespaces
 from .pools.engine_layout import EnginePool, engine_pools
 from .pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from .pools.state_slots import STATE_POOL, StateSlots
 from .radix_cache import LockstepRadixCache
-from .refusals import require_supported
+from .refusals import read_settings
 from .weights import WeightsVersions
 
-log = logging.getLogger("sglang.lockstep")
+log = logging.getLogger(__name__)
 
 
 def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     """Return this rank's tree with Lockstep below it. Collective over the ranks of the engine."""
-    require_supported(ctx.server_args)
-    settings = parse(get_memory())
-    require_release(
-        "SGLang",
-        sglang.__version__,
-        RELEASES,
-        settings.plugin.unsupported_engine,
-        where=WHERE,
-        log=log,
-    )
+    settings = read_settings(ctx.server_args, get_memory(), sglang.__version__)
     params = ctx.params
     allocator = params.token_to_kv_pool_allocator
     pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)

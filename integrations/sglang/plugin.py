@@ -11,15 +11,12 @@ if TYPE_CHECKING:
 
     from .radix_cache import LockstepRadixCache
 
-NAME = "lockstep"
-"""What `--radix-cache-backend` is given."""
-
 
 def register() -> None:
     """Offer Lockstep as a radix cache under its name."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415
 
-    from .hooks import register_hooks  # noqa: PLC0415
+    from .hooks import NAME, register_hooks  # noqa: PLC0415
 
     register_radix_cache_backend(NAME, make)
     register_hooks()

@@ -1,9 +1,15 @@
-"""What Lockstep does not serve under SGLang: refused by name, on every rank, when the engine starts."""
+"""What Lockstep does not serve under SGLang: refused by name before the engine starts its ranks."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from ...errors import ConfigError
+from ..releases import require_release
+from .engine.settings import WHERE, SglangSettings, parse
+from .identity.key_exclusions import RELEASES
+
+log = logging.getLogger(__name__)
 
 _UNTRIED = "has not been tried with Lockstep; leave it away, or run without --radix-cache-backend"
 
@@ -41,6 +47,18 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("disable_radix_cache", bool, "Lockstep keeps prefixes, and needs the radix cache"),
 )
 """Names of flags, whether a value is refused, and why."""
+
+
+def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
+    """Return the settings; raises `ConfigError` for all that can be told before there is any KV.
+
+    `resolved` has the flags with SGLang's own defaults in them.
+    """
+    require_supported(server_args)
+    settings = parse(resolved)
+    unsupported = settings.plugin.unsupported_engine
+    require_release("SGLang", version, RELEASES, unsupported, where=WHERE, log=log)
+    return settings
 
 
 def require_supported(server_args: object) -> None:

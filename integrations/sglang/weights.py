@@ -15,7 +15,7 @@ from ...ranks.group.host_cache import HostCache
 from .identity.kv_identity import Update
 from .namespaces import Namespaces
 
-_log = logging.getLogger("sglang.lockstep")
+_log = logging.getLogger(__name__)
 
 
 class Taken(Enum):

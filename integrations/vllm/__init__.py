@@ -29,11 +29,17 @@ __all__ = ["LockstepConnector"]
 def __getattr__(name: str) -> object:
     # Everything but the connector itself can be used, and tested, where vLLM is not installed.
     if name == "LockstepConnector":
+        from ..starting import ending_the_start, log_as  # noqa: PLC0415
+
         try:
             from .connector import LockstepConnector  # noqa: PLC0415
+            from .early_checks import check_before_the_start  # noqa: PLC0415
         except ImportError as error:
-            _refuse_other_release(error)
+            with ending_the_start():
+                _refuse_other_release(error)
             raise
+        log_as("vllm")
+        check_before_the_start()
         return LockstepConnector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -28,7 +28,7 @@ def adapter_weights(
         engine=f"vLLM {options}".rstrip(),
         where=WHERE,
         anew="give weights that change another name and id",
-        log=logging.getLogger("vllm.lockstep"),
+        log=logging.getLogger(__name__),
     )
 
 

@@ -15,7 +15,7 @@ from .adapters import NOT_KNOWN, loaded
 from .contract import MultiModalFeature, VllmRequest
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
-_log = logging.getLogger("vllm.lockstep")
+_log = logging.getLogger(__name__)
 
 CONTENT_NOT_KNOWN = "of unknown content"
 """Entry of the flight recorder for items whose content a rank cannot digest."""

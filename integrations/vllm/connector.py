@@ -32,7 +32,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...errors import ConfigError
 from ...ranks.group.decider.deciding import DecidingCache
-from . import handover, kv_events, settings
+from . import handover, kv_events
 from .contract import (
     BlockPool,
     Blocks,
@@ -43,7 +43,7 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import drafts_after_saves, require_fences, require_supported
+from .engine_layout import drafts_after_saves, require_fences
 from .engine_metrics import LockstepMetrics, LockstepStats
 from .groups import pool_groups
 from .halves import (
@@ -60,7 +60,7 @@ from .opening import (
     open_beside_worker,
     open_for_workers,
     open_worker_rank,
-    require_release,
+    read_settings,
 )
 from .scheduler_side import SchedulerSide
 from .stats import Told
@@ -109,9 +109,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None
-        self._settings = settings.parse(transfer.kv_connector_extra_config)
-        require_release(self._settings)
-        require_supported(vllm_config)
+        self._settings = read_settings(vllm_config)
         if self._one_decider:
             require_fences(vllm_config, kv_cache_config)
         self._lending = Lending(pool_groups(kv_cache_config))

@@ -137,6 +137,7 @@ class TransferConfig(Protocol):
     """`vllm.config.KVTransferConfig`."""
 
     engine_id: str | None
+    kv_connector: str | None
     is_kv_producer: bool
     is_kv_consumer: bool
     kv_load_failure_policy: str

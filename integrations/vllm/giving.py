@@ -16,7 +16,7 @@ from .taking import FRESH
 from .tracked import TrackedRequest
 from .transfer_params import Handoff, goes_elsewhere
 
-log = logging.getLogger("vllm.lockstep")
+log = logging.getLogger(__name__)
 
 ROOM_STEPS = 4
 """In so many steps what gives way has mostly left, so that there is room for what comes."""

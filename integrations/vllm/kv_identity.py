@@ -20,7 +20,7 @@ from .contract import EngineConfig, LoadConfig, ModelConfig
 from .key_exclusions import EXCLUSIONS, RELEASES, RESOLVED
 from .settings import WHERE
 
-log = logging.getLogger("vllm.lockstep")
+log = logging.getLogger(__name__)
 
 PACKAGE = "vllm.config"
 

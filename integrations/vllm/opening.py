@@ -19,7 +19,7 @@ from ...coordinator.collectives.torch_gloo import TorchCollective
 from ...errors import ConfigError
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.group.decider.deciding import DecidingCache, decide
-from ...ranks.group.decider.opening import open_worker
+from ...ranks.group.decider.opening import open_worker, require_pipelining
 from ...ranks.group.decider.worker import WorkerRank
 from ...ranks.group.host_cache import HostCache
 from ...ranks.protocol.config import HostCacheConfig
@@ -31,20 +31,19 @@ from . import handover, start_line
 from .adapters import adapter_weights
 from .arrivals import Arrivals
 from .contract import EngineCacheConfig, EngineConfig, ParallelConfig
-from .engine_layout import EngineLayout, require_drafts_before_saves
+from .engine_layout import EngineLayout, require_drafts_before_saves, require_supported
 from .key_exclusions import RELEASES
 from .kv_events import KVEvents
 from .kv_identity import adapter_options, kv_identity, weights_of
 from .lending import Lending
 from .scheduler_side import SchedulerSide
-from .settings import WHERE, ConnectorSettings
+from .settings import WHERE, ConnectorSettings, parse
 from .weights import WEIGHTS_OF_THE_START, Weights
 
 if TYPE_CHECKING:
     from .contract import TransferConfig
 
-log = logging.getLogger("vllm.lockstep")
-"""Below vLLM's own logger, which is the only one for which vLLM prints what is no warning."""
+log = logging.getLogger(__name__)
 
 _WITH_WORKERS_APART = ("mp", "ray")
 """vLLM's executors whose workers are in processes of their own, whatever their number."""
@@ -55,11 +54,20 @@ def has_one_decider(parallel: ParallelConfig) -> bool:
     return parallel.distributed_executor_backend in _WITH_WORKERS_APART
 
 
-def require_release(parsed: ConnectorSettings) -> None:
-    """Raise `ConfigError` for a vLLM of another release, unless the user wants it tried."""
+def read_settings(config: EngineConfig) -> ConnectorSettings:
+    """Return the settings; raises `ConfigError` for all that can be told before there is any KV."""
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    parsed = parse(transfer.kv_connector_extra_config)
     releases.require_release(
         "vLLM", engine_version, RELEASES, parsed.unsupported_engine, where=WHERE, log=log
     )
+    require_supported(config)
+    if has_one_decider(config.parallel_config):
+        require_pipelining(parsed)
+    else:
+        require_drafts_before_saves(config, engine_version)
+    return parsed
 
 
 def open_beside_worker(
@@ -70,7 +78,6 @@ def open_beside_worker(
     events: KVEvents | None,
 ) -> SchedulerSide:
     """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
-    require_drafts_before_saves(config, engine_version)
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)

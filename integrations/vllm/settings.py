@@ -9,8 +9,6 @@ from ...coordinator.settings import Settings
 from ...errors import ConfigError
 from ...ranks.protocol.config import TtlSeconds
 from ...ranks.protocol.outside import Peers
-from ...storage_backends.registry import is_built_in, known_schemes, make_backend
-from ...storage_backends.uri import RANK, parse_uri
 from ..settings import ServingSettings
 from .weights import InFlight, WeightsChange
 
@@ -48,11 +46,6 @@ class ConnectorSettings(ServingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_host_memory()
-        if self.store is not None:
-            # Before anything is read or opened; another package's store is looked at when it opens.
-            scheme = parse_uri(self.store).scheme
-            if is_built_in(scheme) or scheme not in known_schemes():
-                make_backend(self.store.replace(RANK, "0"))
 
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:

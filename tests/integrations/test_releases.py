@@ -92,5 +92,5 @@ def test_a_vllm_that_lacks_what_the_plug_in_imports_is_refused_by_name(tmp_path:
         check=False,
     )
 
-    assert "ConfigError: Lockstep's plug-in is for vLLM 0.32 and 0.33, and cannot" in ended.stderr
+    assert "Lockstep: Lockstep's plug-in is for vLLM 0.32 and 0.33, and cannot" in ended.stderr
     assert "under vLLM 0.31.0: No module named 'vllm." in ended.stderr

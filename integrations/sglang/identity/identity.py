@@ -16,7 +16,7 @@ from .adapters import Adapters
 from .kv_identity import Update, adapter_options, kv_identity, weights_of
 from .resolved import resolved
 
-log = logging.getLogger("sglang.lockstep")
+log = logging.getLogger(__name__)
 
 
 class Identity:

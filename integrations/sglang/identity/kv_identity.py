@@ -22,7 +22,7 @@ from ...sharing import EngineSettings, Setting, Share, kv_name
 from ...weights import FileDigests, weights_digest
 from .key_exclusions import EXCLUSIONS, FILES, RELEASES, RESOLVED
 
-log = logging.getLogger("sglang.lockstep")
+log = logging.getLogger(__name__)
 
 PACKAGE = "sglang.srt"
 

@@ -10,10 +10,19 @@ from ....coordinator.collectives.torch_gloo import TorchCollective
 from ....coordinator.lanes import BallotShape
 from ....errors import ConfigError
 from ...executor.engine_pages import EnginePages
-from ...protocol.config import HostCacheConfig
+from ...protocol.config import GroupSettings, HostCacheConfig
 from ...protocol.dispatch import OPENINGS, Opened
 from ..opening import open_rank
 from .worker import WorkerRank
+
+
+def require_pipelining(settings: GroupSettings) -> None:
+    """Raise `ConfigError` where a decider would have to wait for the round of its own step."""
+    if settings.pipeline_depth != 1:
+        raise ConfigError(
+            "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
+            " only with its outputs; leave it at 1"
+        )
 
 
 def open_worker(
@@ -29,11 +38,7 @@ def open_worker(
     closed when this returns. With `names_pages` the decider's notices name pages. Raises
     as `HostCache.open` does, the same on every rank.
     """
-    if config.pipeline_depth != 1:
-        raise ConfigError(
-            "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
-            " only with its outputs; leave it at 1"
-        )
+    require_pipelining(config)
     try:
         executor, replica = open_rank(config, group, pages, names_pages=names_pages)
     finally:

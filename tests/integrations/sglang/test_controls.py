@@ -76,10 +76,14 @@ def test_after_a_failure_every_rank_says_whether_it_computed_what_the_others_did
         controls.batch_is_next(batches(host, SAME, OTHER))
         controls.batch_failed()
 
-    caplog.set_level(logging.ERROR, logger="sglang.lockstep")
+    caplog.set_level(logging.ERROR, logger="lockstep.integrations.sglang.controls")
     on_every_rank(program)
 
-    told = [each.message for each in caplog.records if each.name == "sglang.lockstep"]
+    told = [
+        each.message
+        for each in caplog.records
+        if each.name == "lockstep.integrations.sglang.controls"
+    ]
     assert "rank 0 was to compute the batch ('EXTEND', [['a', 0, 16]])" in told
     assert "rank 1 was to compute the batch ('EXTEND', [['a', 8, 16]])" in told
     assert len([each for each in told if "rank 1: engine batch EXTEND [['a', 8, 16]]" in each]) == 2
@@ -95,7 +99,7 @@ def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
         host.step(idle_s=0.001)
         return host.inspection.rounds
 
-    caplog.set_level(logging.ERROR, logger="sglang.lockstep")
+    caplog.set_level(logging.ERROR, logger="lockstep.integrations.sglang.controls")
 
     assert on_every_rank(program) == [2, 2]
     assert "rank 1: all ranks have done the same up to here" in caplog.text

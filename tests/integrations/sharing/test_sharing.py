@@ -168,7 +168,7 @@ UNPROVEN: list[Any] = [
 def test_an_engine_of_which_something_is_not_proven_shares_with_its_own_kind_and_says_so(
     engine: str, of: Any, what: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, f"{engine.lower()}.lockstep")
+    caplog.set_level(logging.INFO, f"lockstep.integrations.{engine.lower()}")
 
     found = of(**options)
 

@@ -15,6 +15,7 @@ class Transfer:
 
     kv_load_failure_policy: str = "recompute"
     engine_id: str | None = None
+    kv_connector: str | None = "LockstepConnector"
     is_kv_producer: bool = True
     is_kv_consumer: bool = True
     kv_connector_extra_config: dict[str, Any] = field(default_factory=dict[str, Any])

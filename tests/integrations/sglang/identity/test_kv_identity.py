@@ -83,7 +83,7 @@ def test_what_may_change_how_an_adapter_is_applied_is_in_the_key_of_requests_tha
 def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_what(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    log = logging.getLogger("sglang.lockstep")
+    log = logging.getLogger("lockstep.integrations.sglang")
     caplog.set_level(logging.DEBUG, log.name)
     settings_of(engine()).log_parts(log)
     one = set(caplog.messages)

@@ -1,0 +1,41 @@
+"""Configures vLLM once with each configuration of a file, and prints how each attempt has ended.
+
+A program of its own, since vLLM changes how a process logs. Its arguments are the model and a JSON list
+of engine arguments; it prints one line of JSON, the last line of each traceback.
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.executor.abstract import Executor
+
+SMALL: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "max_model_len": 256,
+    "enforce_eager": True,
+}
+
+
+def main() -> None:
+    """Configure, and print."""
+    model, configurations = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    ends: list[str] = []
+    for each in configurations:
+        try:
+            config = EngineArgs(model=model, **SMALL, **each).create_engine_config()
+            # As every engine of vLLM begins.
+            Executor.get_class(config)
+        except Exception as error:  # noqa: BLE001 - whatever it is, is printed.
+            ends.append(traceback.format_exception(error)[-1].strip())
+        else:
+            ends.append("")
+    print(json.dumps(ends))  # noqa: T201 - the test reads it.
+
+
+if __name__ == "__main__":
+    main()

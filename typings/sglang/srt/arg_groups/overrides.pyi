@@ -1,0 +1,3 @@
+from typing import Any
+
+def resolving_view(server_args: object) -> Any: ...

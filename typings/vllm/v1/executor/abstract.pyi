@@ -1,0 +1,3 @@
+class Executor:
+    @staticmethod
+    def get_class(vllm_config: object) -> type[Executor]: ...

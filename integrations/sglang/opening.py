@@ -89,6 +89,7 @@ def _open_host(
         HostCacheConfig(
             model=plugin.model or ctx.model_config.model_path,
             weights_version=identity.of_kv({name: pool.layout for name, pool in pools.items()}),
+            weights=identity.weights,
             layout=pools[KV_POOL].layout,
             components=_components(ctx.params, pools, sizes),
             host_pages=sizes[KV_POOL],

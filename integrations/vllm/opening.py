@@ -147,6 +147,7 @@ def _settings(
     settings = HostCacheConfig(
         model=parsed.model or config.model_config.model,
         weights_version=kv,
+        weights=weights,
         layout=engine.layout,
         components=engine.components(host_pages),
         host_pages=host_pages,

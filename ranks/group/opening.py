@@ -353,6 +353,7 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
         model=config.model,
         weights_version=config.weights_version,
         layouts=pool_layouts(config),
+        weights=config.weights,
         store=uri,
     )
 

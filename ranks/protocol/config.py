@@ -280,6 +280,9 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
     """The model's name; part of every key."""
     weights_version: str = "0"
     """Changes whenever the weights do; part of every key."""
+    weights: str = ""
+    """The part of `weights_version` that is of the weights alone, if more is in it: a warning says if a
+    store has the pages of these weights in another layout."""
     layout: PageLayout
     """The layout of full attention's pages, which every model has."""
     components: tuple[ComponentConfig, ...] = ()

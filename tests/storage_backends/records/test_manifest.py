@@ -215,6 +215,32 @@ async def test_a_store_that_is_only_read_refuses_another_layout(store: FileStore
         await claim_when_opened(make_backend(f"{store.root.as_uri()}?read_only=1"), "file:///kv")
 
 
+async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_with_a_warning(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def open_with(tokens: int) -> list[str]:
+        caplog.clear()
+        claimed = ClaimedBackend(
+            store.backend(),
+            model="m",
+            weights_version=f"files 01/{tokens}",
+            layouts={"kv": replace(LAYOUT, page_tokens=tokens)},
+            weights="files 01",
+            store="file:///kv",
+        )
+        await claimed.open()
+        await claimed.close()
+        return caplog.messages
+
+    first, [said], again = [await open_with(tokens) for tokens in (16, 32, 16)]
+
+    assert first == again == []
+    assert said.startswith(
+        "store file:///kv: model 'm' with weights version 'files 01', pool 'kv': page"
+    )
+    assert "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in said
+
+
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:
     columns = tuple(replace(KEYS, name=f"{number:0200}") for number in range(100))
     with pytest.raises(ConfigError, match="is the most"):

@@ -33,12 +33,11 @@ def _nothing_left_behind() -> Generator[None]:
 
     The level of the log, which `lockstep ctl` sets, is as before for the next test.
     """
-    logs = [logging.getLogger(each) for each in ("lockstep", "vllm.lockstep", "sglang.lockstep")]
-    levels = [each.level for each in logs]
+    log = logging.getLogger("lockstep")
+    level = log.level
     with nothing_left_behind():
         yield
-    for log, level in zip(logs, levels, strict=True):
-        log.setLevel(level)
+    log.setLevel(level)
 
 
 @pytest.fixture

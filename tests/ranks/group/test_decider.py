@@ -19,7 +19,6 @@ from lockstep.coordinator.proposal import Readiness
 from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
 from lockstep.ranks.group.decider.deciding import decide
 from lockstep.ranks.group.decider.opening import open_worker
-from lockstep.ranks.group.member.log_level import LOGGERS
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
 from lockstep.ranks.protocol.orders import CopyToDevice, CopyToHost, Fence, Fetch, LookUp
 from lockstep.ranks.replica.operations.requests import LoadState
@@ -305,29 +304,25 @@ def test_what_an_operator_asks_for_is_carried_out_by_the_one_that_decides(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_log_level_reaches_every_logger_of_the_decider_and_of_the_workers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_log_level_reaches_the_decider_the_workers_and_the_engine_s_handler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logs = [logging.getLogger(each) for each in LOGGERS]
-    # As vLLM has it, which lets nothing through that is less than what it logs itself.
-    engine, handler = logging.getLogger("vllm"), logging.NullHandler(logging.INFO)
-    engine.addHandler(handler)
-    monkeypatch.setattr(engine, "propagate", False)
+    # As under vLLM, whose handler lets nothing through that is less than what it logs itself.
+    log, handler = logging.getLogger("lockstep"), logging.NullHandler(logging.INFO)
+    log.addHandler(handler)
     control = socket_in(tmp_path)
     ranks = DecidedRanksInTurn(2, control=control)
     asked_of(ranks.step, control, "log-level", level="info")
     ranks.decider.log_from("debug")
-    decider = [each.level for each in logs]
+    decider = log.level
     sent = ranks.schedule()
-    for each in logs:
-        each.setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)
     ranks.work(sent)
     ranks.decider.abandon()
-    engine.removeHandler(handler)
+    log.removeHandler(handler)
 
     assert caplog.text.count("logs from info on") == 3
-    assert decider == [each.level for each in logs] == [logging.DEBUG] * 3
-    assert handler.level == logging.DEBUG
+    assert decider == log.level == handler.level == logging.DEBUG
 
 
 def test_workers_that_are_missing_are_named() -> None:

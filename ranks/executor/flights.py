@@ -19,6 +19,7 @@ from ...coordinator.ballot import (
     QuiesceExpired,
     Sightings,
 )
+from ...storage_backends.complaints import Trouble
 from ...storage_backends.latencies import Latencies
 from ..protocol.orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
 from ..protocol.timed_events import PagesCopied, Timeline
@@ -63,6 +64,7 @@ class Flights:
     def __init__(self, *, lent: bool, timeline: Timeline | None = None) -> None:
         self._lent = lent
         self._timeline = timeline
+        self._failures = Trouble(_log)
         self._flights: dict[int, _Flight] = {}
         self._due: list[tuple[float, int]] = []
         """(deadline, operation) as a heap; those that are not the deadline of a flight are skipped."""
@@ -237,7 +239,7 @@ class Flights:
         if self._timeline is not None and report.began_s:
             self._timeline(_copied(report, flight))
         if report.reason and not (flight is not None and flight.cancelled):
-            _log.error("operation %d: a copy failed: %s", report.operation, report.reason)
+            self._failures.warn("operation %d: a copy failed: %s", report.operation, report.reason)
         if flight is not None:
             if flight.began:
                 self.copies[report.direction].add(time.monotonic() - flight.began)

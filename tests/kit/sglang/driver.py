@@ -1,11 +1,10 @@
-"""The process in which SGLang runs for a test: `python -m tests.kit.sglang.driver FD`.
+"""The process in which SGLang runs for a test, forked from one that has imported it.
 
 It is told one message, the engine's arguments, and then commands: `(number, name, keywords)`. Each is
 carried out beside those that still run, and answered with `(number, None or what failed, value)`.
 """
 
 import asyncio
-import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine
@@ -261,7 +260,3 @@ def drive(handle: int) -> None:
         connection.send((STARTED, None, None))
         engine.loop.run_until_complete(driver.serve())
         engine.shutdown()
-
-
-if __name__ == "__main__":
-    drive(int(sys.argv[1]))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from tests.kit.forks.processes import Place, end_group
 from tests.kit.sglang.driver import POLLED_S, STARTED
 from tests.kit.sglang.processes import environment as environment_on_a_cpu
-from tests.kit.sglang.processes import start_forked, start_fresh
+from tests.kit.sglang.processes import start_forked
 from tests.kit.sglang.requests import Answer, RankReport, Request
 
 START_S = 150.0
@@ -53,7 +53,7 @@ class RunningEngine:
 
     `plugins` are those that it loads, `faults` the probe's (`tests/kit/sglang/plugins/probe.py`),
     `arguments` those of `sglang.Engine` that go before `ARGUMENTS`. Its processes run in `folder` and
-    log there; they are forked from one that has imported SGLang, unless it is to be `fresh`. An engine
+    log there; they are forked from one that has imported SGLang. An engine
     that cannot start, dies, or does not answer in time raises `EngineEndedError`, and no process of it
     is left; a command that fails in an engine that goes on raises `CommandError`.
     """
@@ -67,14 +67,12 @@ class RunningEngine:
         plugins: Sequence[str] = PLUGINS,
         faults: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
-        fresh: bool = False,
         **arguments: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_file = _unused(folder)
         self._tp = tp
-        self._fresh = fresh
         self._arguments = {"model_path": str(model), "tp_size": tp, **ARGUMENTS, **arguments}
         self._environment = {
             **os.environ,
@@ -89,8 +87,7 @@ class RunningEngine:
 
     def __enter__(self) -> Self:
         place = Place(folder=self.folder, log=self.log_file, environment=self._environment)
-        start = start_fresh if self._fresh else start_forked
-        self._leader, self._connection = start(place)
+        self._leader, self._connection = start_forked(place)
         try:
             self._connection.send(self._arguments)
             self._answer_to(STARTED, START_S)

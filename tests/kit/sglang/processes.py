@@ -1,22 +1,21 @@
-"""How a driver comes to be: forked from a process that has imported SGLang, or started on its own.
+"""How a driver is forked from a process that has imported SGLang.
 
 And how programs run that import SGLang and start no engine.
 """
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.kit.forks.processes import Nursery, Place, with_a_pipe
+from tests.kit.forks.processes import Nursery, Place
 from tests.kit.programs import program
 from tests.kit.source_tree import ROOT
 
 KIT = Path(__file__).parent
-ON_THE_PATH = (KIT / "stand_ins", KIT / "plugins", ROOT, ROOT / "src")
+ON_THE_PATH = (ROOT / "tests" / "install" / "stand_ins", KIT / "plugins", ROOT, ROOT / "src")
 IMPORTED = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.detokenizer_manager",
@@ -29,28 +28,6 @@ DRIVER = "tests.kit.sglang.driver"
 def start_forked(place: Place) -> tuple[int, Connection]:
     """Start a driver, of which also the ranks are forked; return it and what to speak through."""
     return _nursery().start(f"{DRIVER}:drive", place)
-
-
-def start_fresh(place: Place) -> tuple[int, Connection]:
-    """Start a driver of which each process imports SGLang, as whoever serves with it does."""
-
-    def start(there: Connection) -> int:
-        with place.log.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", DRIVER, str(there.fileno())],
-                pass_fds=[there.fileno()],
-                cwd=place.folder,
-                env=place.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        # Whoever ends it waits for it by its number.
-        process.returncode = 0
-        return process.pid
-
-    return with_a_pipe(start)
 
 
 def said_by(module: str, *arguments: object) -> str:

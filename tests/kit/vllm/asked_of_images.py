@@ -20,7 +20,7 @@ from tests.kit.vllm.group import lockstep_connector
 from tests.kit.vllm.plan import BLOCK_TOKENS
 from tests.kit.vllm.tiny_models import IMAGE_PIXELS, IMAGE_TOKEN
 
-STAND_INS = str(ROOT / "tests" / "kit" / "sglang" / "stand_ins")
+STAND_INS = str(ROOT / "tests" / "install" / "stand_ins")
 SYSTEM = [1, *(5 + each % 400 for each in range(2_000))]
 QUESTION = list(range(100, 120))
 

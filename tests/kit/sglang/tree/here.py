@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.source_tree import ROOT
 
-STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
+STAND_INS = ROOT / "tests" / "install" / "stand_ins"
 
 MARKS = [
     pytest.mark.engines,

@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise AttributeError(name)
 
     def missing(*arguments: Any, **options: Any) -> NoReturn:
-        message = f"sgl_kernel.{name} has no stand-in: write one in tests/kit/sglang/stand_ins"
+        message = f"sgl_kernel.{name} has no stand-in: write one in tests/install/stand_ins"
         raise NotImplementedError(message)
 
     return missing

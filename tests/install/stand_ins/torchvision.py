@@ -1,4 +1,7 @@
-"""A package of which every name exists and does nothing, for what SGLang imports and never calls."""
+"""Stands in for torchvision, whose wheels need a torch for CUDA: every name exists and does nothing.
+
+Engines import it for pictures alone.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -6,6 +9,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+__version__ = "0.0"
 
 
 class Nothing:
@@ -54,16 +59,14 @@ class _Finder(MetaPathFinder, Loader):
         pass
 
 
-def have_every_name(package: str) -> None:
-    """Let the module of that name, which is being imported, be a package that has every name."""
-    module = sys.modules[package]
-    module.__class__ = _Package
-    module.__path__ = []
-    sys.meta_path.insert(0, _Finder(package))
-
-
 def _nothing_named(name: str) -> Nothing:
     # Python asks for its own names to find out what a thing can do.
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(name)
     return Nothing()
+
+
+_here = sys.modules[__name__]
+_here.__class__ = _Package
+_here.__path__ = []
+sys.meta_path.insert(0, _Finder(__name__))

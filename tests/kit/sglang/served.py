@@ -1,0 +1,39 @@
+"""An SGLang server of its own, as `sglang.launch_server` starts one."""
+
+import json
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from tests.kit.servers.engines import serving
+from tests.kit.servers.ports import free_port
+from tests.kit.sglang.engine import ARGUMENTS
+from tests.kit.sglang.lockstep import lockstep_flags
+from tests.kit.sglang.processes import environment
+
+
+@contextmanager
+def served(model: Path, log: Path, store: str) -> Generator[str]:
+    """Start a server of one rank with a store; give its address, and kill it."""
+    options = {"model_path": model, **ARGUMENTS, **lockstep_flags(store)}
+    command = [sys.executable, "-m", "sglang.launch_server"]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    with serving(command, environment(1, ["lockstep"]), log, free_port()) as address:
+        yield address
+
+
+def generate(address: str, tokens: Sequence[int]) -> tuple[list[int], int]:
+    """Return what a server answers to a prompt, and how many tokens of it were cached."""
+    asked: dict[str, Any] = {
+        "input_ids": [*tokens],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+    }
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{address}/generate", json.dumps(asked).encode(), headers)  # noqa: S310
+    with urlopen(request, timeout=120) as answer:  # noqa: S310 - on loopback.
+        told = json.load(answer)
+    return told["output_ids"], told["meta_info"]["cached_tokens"]

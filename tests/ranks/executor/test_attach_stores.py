@@ -24,7 +24,6 @@ from lockstep import (
     UsageError,
 )
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.storage_backends import registry
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.uri import StoreUri
 from tests.kit.ranks.executor_parts import PATIENCE_S
@@ -128,7 +127,7 @@ def test_a_scheme_of_another_package_is_loaded_in_the_background(
     def installed(*, group: str) -> EntryPoints:
         return EntryPoints([Tapes("tape", "tapes:make", group)])
 
-    monkeypatch.setattr(registry, "entry_points", installed)
+    monkeypatch.setattr("importlib.metadata.entry_points", installed)
     running = engine()
     outcomes = told(running.caches, "tape://x")
     running.until(lambda cache: outcomes[cache.rank].done())

@@ -187,3 +187,19 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)
 """All metrics, in the order in which they are exposed."""
+
+
+def ranked_samples(stats: CacheStats) -> Iterator[tuple[Family[Any], list[tuple[Labels, Number]]]]:
+    """Yield each family with its samples, whose first label is the rank that has counted them."""
+    own: Mapping[int, Any] = {stats.rank: stats}
+    workers: Mapping[int, Any] = own if stats.workers is None else stats.workers
+    for family in FAMILIES:
+        by_rank = workers if family in EXECUTOR_FAMILIES else own
+        yield (
+            family,
+            [
+                ((str(rank), *labels), number)
+                for rank, counted in by_rank.items()
+                for labels, number in family.samples(counted)
+            ],
+        )

@@ -4,7 +4,7 @@ Nothing is counted for it: a scrape reads what the cache counts anyway, in a thr
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..ranks.group.member.cache_stats import CacheStats
 from ..ranks.group.member.member import Member
 from ..storage_backends.latencies import BOUNDS_S, Histogram
-from .families import FAMILIES, PREFIX, Family, Type
+from .families import PREFIX, Family, Labels, Number, Type, ranked_samples
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -40,16 +40,15 @@ class CacheCollector:
 
     def collect(self) -> "Iterator[Metric]":
         """Yield all families with what the cache has counted by now."""
-        stats = self._stats()
-        for family in FAMILIES:
-            yield _exposed(family, stats)
+        for family, samples in ranked_samples(self._stats()):
+            yield _exposed(family, samples)
 
     def describe(self) -> "list[Metric]":
         """Return nothing, so that registering a cache does not read it."""
         return []
 
 
-def _exposed(family: Family[CacheStats], stats: CacheStats) -> "Metric":
+def _exposed(family: Family[Any], samples: Iterable[tuple[Labels, Number]]) -> "Metric":
     # Only who exposes metrics needs the package.
     from prometheus_client import core  # noqa: PLC0415
 
@@ -60,9 +59,9 @@ def _exposed(family: Family[CacheStats], stats: CacheStats) -> "Metric":
     }
     name, labels = f"{PREFIX}{family.name}", ("rank", *family.labels)
     metric = makers[family.type](name, family.meaning, labels=labels)
-    for values, value in family.samples(stats):
+    for values, value in samples:
         numbers = (_buckets(value), value.sum_s) if isinstance(value, Histogram) else (value,)
-        metric.add_metric((str(stats.rank), *values), *numbers)
+        metric.add_metric(values, *numbers)
     exposed: Metric = metric
     return exposed
 

@@ -263,7 +263,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         cache = self._side.cache
         if isinstance(cache, DecidingCache):
             ballots = connector_output.kv_connector_worker_meta
-            cache.deliver(ballots.folded if isinstance(ballots, Ballots) else None)
+            if isinstance(ballots, Ballots):
+                cache.deliver(ballots.folded, ballots.counts)
             settled: PassResult | None = self._side.answered()
         else:
             settled = self._side.settle()
@@ -302,11 +303,8 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     # Both.
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Return what was added to the statistics, now and then; of a worker, its executor's."""
-        if self._watching is not None:
-            told = self._watching.told()
-        else:
-            told = None if self._worker is None else self._worker.told()
+        """Return what was added to the statistics, now and then; workers tell with their ballots."""
+        told = None if self._watching is None else self._watching.told()
         return None if told is None else LockstepStats(data=told)
 
     @property

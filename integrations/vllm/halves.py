@@ -4,7 +4,8 @@ Both begin the copies where the forward pass stands. With the scheduler elsewher
 from it what to do, and answers with its ballot.
 """
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -15,10 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ...coordinator.collectives.engine_channel import FoldedBallots
 from ...errors import InternalError
+from ...ranks.executor.base import ExecutorCounts
 from ...ranks.group.decider.worker import WorkerRank
-from ...telemetry.families import EXECUTOR_FAMILIES
 from .handover import Handover
-from .stats import StatsFeed, Told
+from .stats import TOLD_EVERY_S
 from .tracked import PassResult
 
 
@@ -45,12 +46,14 @@ class Ballots(KVConnectorWorkerMetadata):
     """Carries the ballots of workers to the scheduler, and folds them on the way."""
 
     folded: FoldedBallots
+    counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
+    """What the executors of some workers have counted so far, by rank."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
         """Return the ballots of both."""
         if not isinstance(other, Ballots):
             raise InternalError(f"a worker answered with a {type(other).__name__}")
-        return Ballots(self.folded.joined(other.folded))
+        return Ballots(self.folded.joined(other.folded), self.counts | other.counts)
 
 
 class BesideScheduler:
@@ -78,10 +81,6 @@ class BesideScheduler:
         """Return when no copy touches the engine's KV, which is about to be unmapped."""
         self._handover.opened.keep_off()
 
-    def told(self) -> Told | None:
-        """Return what was added to this rank's statistics, if it is time and nobody else tells it."""
-        return None
-
     def close(self) -> None:
         """Stop all copies; here the scheduler's half closes the cache."""
 
@@ -99,7 +98,7 @@ class UnderScheduler:
         self._drafts_last = drafts_last
         self._late = False
         """Whether backups of the step before wait for its drafter."""
-        self._feed = StatsFeed(rank.rank)
+        self._counts_due_s = 0.0
         self._obeyed: PassMetadata | None = None
 
     def obey(self, metadata: PassMetadata) -> None:
@@ -119,20 +118,22 @@ class UnderScheduler:
 
     def ballots(self) -> Ballots | None:
         folded = self._rank.vote()
-        return None if folded is None else Ballots(folded)
+        return None if folded is None else Ballots(folded, self._counts())
 
     def wait_for_copies(self) -> None:
         self._begin_late_backups()
         self._rank.wait_for_copies(self._fence_s)
 
-    def told(self) -> Told | None:
-        idle = self._obeyed is not None and not self._obeyed.computes
-        if not self._feed.due(idle=idle):
-            return None
-        return self._feed.told((EXECUTOR_FAMILIES, self._rank.executor.counts()))
-
     def close(self) -> None:
         self._rank.close()
+
+    def _counts(self) -> dict[int, ExecutorCounts]:
+        """Return what this rank has counted: now and then, and in each step that computes nothing."""
+        now = time.monotonic()
+        if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
+            return {}
+        self._counts_due_s = now + TOLD_EVERY_S
+        return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:
         """Begin backups that waited for the drafter, before the next step adds others."""

@@ -1,8 +1,7 @@
 """What vLLM is told of a cache's statistics: what was added since it was last told, as plain numbers.
 
 Names and labels are those of `telemetry.families`, so that whoever knows Lockstep's own metrics knows
-these. Each number has the label `rank`: what the ranks of one engine tell can be put together without
-knowing what it means.
+these. Each number has the label `rank`: the scheduler tells of all workers of its engine.
 
     name of a family -> label values, joined by commas and the rank first -> number
 
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ...storage_backends.latencies import BOUNDS_S, Histogram
-from ...telemetry.families import FAMILIES, Family, Type
+from ...telemetry.families import FAMILIES, Family, Labels, Type
 
 TOLD_EVERY_S: Final = 1.0
 """How often an engine that is busy is told; one that falls idle is told at once."""
@@ -59,10 +58,9 @@ ALL: Final[Mapping[str, Family[Any]]] = {
 
 
 class StatsFeed:
-    """Tells what was added to the statistics of one rank since they were last told."""
+    """Tells what was added to statistics since they were last told."""
 
-    def __init__(self, rank: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rank = str(rank)
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._due = clock()
         self._before: dict[tuple[str, str], Any] = {}
@@ -75,16 +73,17 @@ class StatsFeed:
         self._due = now + TOLD_EVERY_S
         return True
 
-    def told(self, *parts: tuple[Iterable[Family[Any]], object]) -> Told:
-        """Return what has changed: of each part its families, with what they are counted of."""
+    def told(
+        self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
+    ) -> Told:
+        """Return what has changed of these families; the first label of each sample is the rank."""
         told: Told = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
-        for families, counted in parts:
-            for family in families:
-                for labels, value in family.samples(counted):
-                    where = family.name, ",".join((self._rank, *labels))
-                    gone.discard(where)
-                    self._tell(told, where, family.type, value)
+        for family, samples in statistics:
+            for labels, value in samples:
+                where = family.name, ",".join(labels)
+                gone.discard(where)
+                self._tell(told, where, family.type, value)
         for where in gone:
             # What is not there any more is not what it was last.
             self._tell(told, where, Type.GAUGE, 0)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ...ranks.group.decider.deciding import DecidingCache
 from ...storage_backends.uri import parse_uri
-from ...telemetry.families import FAMILIES, GROUP_FAMILIES
+from ...telemetry.families import ranked_samples
 from .contract import VllmRequest
 from .scheduler_side import SchedulerSide
 from .stats import RESTORED, Restored, StatsFeed, Told
@@ -29,7 +28,7 @@ class Watching:
     def __init__(self, side: SchedulerSide, store: str | None) -> None:
         self._side = side
         self._source = source_of(store)
-        self._feed = StatsFeed(side.cache.rank)
+        self._feed = StatsFeed()
         self._restored = Restored()
 
     def load_begun(self, request: VllmRequest, tokens: int) -> None:
@@ -49,11 +48,11 @@ class Watching:
         """Return what was added to the statistics, if it is time to tell."""
         if not self._feed.due(idle=self._side.idle):
             return None
-        cache = self._side.cache
-        # What executors do elsewhere, their workers tell.
-        families = GROUP_FAMILIES if isinstance(cache, DecidingCache) else FAMILIES
         # The times of single steps are many, and no metric has them.
-        return self._feed.told((families, cache.stats(rounds=0)), ((RESTORED,), self._restored))
+        stats = self._side.cache.stats(rounds=0)
+        restored = RESTORED.samples(self._restored)
+        own = [((str(stats.rank), *labels), tokens) for labels, tokens in restored]
+        return self._feed.told([*ranked_samples(stats), (RESTORED, own)])
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
         """Return how many of the `tokens` that a request loads are from where, in vLLM's words."""

@@ -1,8 +1,8 @@
 """The interface of an executor: it carries out orders, reports progress, and ends cleanly."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol
 
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
@@ -42,6 +42,19 @@ class ExecutorCounts:
     """How long copies took, from when they began until the step that heard of their end."""
     calls: Mapping[str, Metrics] = field(default_factory=dict[str, Metrics])
     """What was asked of stores, by the kind of store: its URI's scheme with the wrappers before it."""
+
+
+def added(counts: Sequence[Any]) -> Any:
+    """Return what counts of one shape come to: numbers, or dataclasses, mappings and tuples of them."""
+    first: Any = counts[0]
+    make: Any = first.__class__
+    if is_dataclass(first):
+        names = (each.name for each in fields(first))
+        return make(**{name: added([getattr(each, name) for each in counts]) for name in names})
+    if isinstance(first, Mapping):
+        keys: dict[Any, None] = dict.fromkeys(key for each in counts for key in each)
+        return {key: added([each[key] for each in counts if key in each]) for key in keys}
+    return tuple(map(added, zip(*counts, strict=True))) if isinstance(first, tuple) else sum(counts)
 
 
 class PageServer(Protocol):

@@ -1,6 +1,5 @@
 """The dashboard and the alerts name only what a group exposes, and Prometheus reads the rules."""
 
-import json
 import re
 
 import pytest
@@ -8,9 +7,9 @@ import pytest
 from lockstep.telemetry.families import FAMILIES, Type
 from tests.kit.servers.promtool import checked_by_promtool
 from tests.kit.source_tree import ROOT
+from tests.kit.telemetry import watching_files
+from tests.kit.telemetry.watching_files import NAME, WATCHING
 
-WATCHING = ROOT / "examples" / "watching"
-NAME = re.compile(r"\blockstep_\w+")
 LABELS = re.compile(r"\b(lockstep_\w+)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)(?:=~|=)")
 PARTS = ("_bucket", "_sum", "_count")
@@ -30,13 +29,8 @@ def exposed() -> dict[str, set[str]]:
 
 
 def texts() -> dict[str, str]:
-    dashboard = json.loads((WATCHING / "grafana.json").read_text(encoding="utf-8"))
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return {
-        "grafana.json": "\n".join(queries),
-        "alerts.yml": (WATCHING / "alerts.yml").read_text(encoding="utf-8"),
-        "watching.md": (ROOT / "docs" / "watching.md").read_text(encoding="utf-8"),
-    }
+    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+    return {**watching_files.texts(), "watching.md": page}
 
 
 @pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "watching.md"])

@@ -10,8 +10,10 @@ Nothing here touches a page, waits for anybody, or runs a round on its own: the 
 long as it does not, nothing ends.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from ....coordinator.ballot import Ballot, Progress
 from ....coordinator.collective import Vector
@@ -20,7 +22,7 @@ from ....coordinator.expectations import Expectation
 from ....coordinator.lanes import BallotShape, LaneLayout, Voter
 from ....coordinator.proposal import Proposal, Readiness
 from ....errors import ConfigError, GroupError, InternalError
-from ...executor.base import ExecutorCounts
+from ...executor.base import ExecutorCounts, added
 from ...protocol.dispatch import (
     DISPATCHES,
     CarryOut,
@@ -38,7 +40,8 @@ from ...protocol.orders import Direction, Order
 from ...replica.parts import Parts
 from ..control.opening import controlled_alone
 from ..host_cache import HostCache
-from ..member.member import Listener, Substitutes
+from ..member.cache_stats import CacheStats
+from ..member.member import ROUND_TIMES_KEPT, Listener, Substitutes
 
 
 class _Outgoing:
@@ -81,6 +84,8 @@ class _DistantExecutors:
     def __init__(self, outgoing: _Outgoing, serving_address: str) -> None:
         self._outgoing = outgoing
         self._serving_address = serving_address
+        self.by_rank: Mapping[int, ExecutorCounts] = {}
+        """What each worker has last told of its own."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         self._outgoing.told.append(CarryOut(tuple(orders)))
@@ -110,7 +115,9 @@ class _DistantExecutors:
         return self._serving_address
 
     def counts(self) -> ExecutorCounts:
-        return ExecutorCounts()
+        told = [*self.by_rank.values()]
+        total: ExecutorCounts = added(told) if told else ExecutorCounts()
+        return total
 
     def close(self) -> None:
         """The workers close theirs."""
@@ -135,11 +142,12 @@ class DecidingCache(HostCache):
     ) -> None:
         """`opened` is what any one of the workers has told; see `decide`."""
         self._outgoing = _Outgoing()
+        self._executors = _DistantExecutors(self._outgoing, opened.serving_address)
         self._channel = EngineChannel(opened.world_size)
         super().__init__(
             opened.config,
             self._channel,
-            _DistantExecutors(self._outgoing, opened.serving_address),
+            self._executors,
             opened.replica,
             listener=listener,
             substitutes=Substitutes(parts=Parts(ballot=partial(_DistantBallot, self._outgoing))),
@@ -187,13 +195,27 @@ class DecidingCache(HostCache):
         """Return what every worker is to be told with this step; once in each, after `end_step`."""
         return self._outgoing.take()
 
-    def deliver(self, ballots: FoldedBallots | None) -> None:
-        """Take the ballots that came back with a step's outputs; None where the engine brought none."""
+    def deliver(
+        self,
+        ballots: FoldedBallots | None,
+        counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
+    ) -> None:
+        """Take the ballots that came back with a step's outputs; None where the engine brought none.
+
+        `counts` are what executors have counted so far, by rank, of the workers that tell it by now.
+        """
+        if counts:
+            # A new one, since any thread may read the statistics.
+            self._executors.by_rank = {**self._executors.by_rank, **counts}
         if ballots is not None:
             try:
                 self._channel.deliver(ballots)
             except InternalError as error:
                 self._rounds.end(error)
+
+    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
+        """See `Member.stats`; executors' figures are those of all workers, added up."""
+        return replace(super().stats(rounds=rounds), workers=self._executors.by_rank)
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:  # noqa: ARG002
         """There is nobody to compare with: one replica decides."""

@@ -94,6 +94,8 @@ class CacheStats(ExecutorCounts):
     """The name of the error that has ended the epoch, or nothing while it lasts."""
     digest: int
     """The digest of the replicated state; equal on all ranks."""
+    workers: Mapping[int, ExecutorCounts] | None = None
+    """Where one replica decides for workers elsewhere: what each of them has last told, by rank."""
 
     @property
     def operations(self) -> dict[str, dict[str, int]]:

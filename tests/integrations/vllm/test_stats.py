@@ -1,6 +1,8 @@
 """What vLLM is told of the statistics adds up to what the cache has counted, to the token."""
 
+import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,20 @@ from lockstep.integrations.vllm.stats import (
     spread,
 )
 from lockstep.integrations.vllm.watching import ELSEWHERE, Watching, source_of
+from lockstep.launch.top.sighting import Sighting, numbers_in
+from lockstep.launch.top.window import Window
 from lockstep.ranks.executor.base import BytesMoved, ExecutorCounts, LateCalls
-from lockstep.ranks.group.decider.deciding import decide
+from lockstep.ranks.group.decider.deciding import DecidingCache, decide
 from lockstep.ranks.group.member.cache_stats import CacheStats
 from lockstep.ranks.protocol.dispatch import Opened
+from lockstep.ranks.protocol.orders import Direction
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.storage_backends.latencies import Latencies
-from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, GROUP_FAMILIES, Type
+from lockstep.telemetry.families import EXECUTOR_FAMILIES, FAMILIES, Type, ranked_samples
 from tests.kit.ranks.in_turn import HostRanksInTurn
 from tests.kit.source_tree import ROOT
+from tests.kit.telemetry.watched_group import exposed_by
+from tests.kit.telemetry.watching_files import metrics_asked_for
 from tests.kit.vllm.scripted import PAGE_TOKENS, scripted
 from tests.kit.vllm.sides import side_of
 
@@ -93,7 +100,7 @@ def test_a_store_is_called_what_the_engine_has_a_name_for(store: str | None, sou
 
 def test_a_busy_engine_is_told_now_and_then_and_one_that_falls_idle_at_once() -> None:
     now = 100.0
-    feed = StatsFeed(0, clock=lambda: now)
+    feed = StatsFeed(clock=lambda: now)
 
     assert feed.due(idle=False)
     assert not feed.due(idle=False)
@@ -104,45 +111,76 @@ def test_a_busy_engine_is_told_now_and_then_and_one_that_falls_idle_at_once() ->
 
 def test_a_gauge_is_told_when_it_changes_and_is_nothing_once_it_is_gone() -> None:
     with scripted() as engine:
-        feed = StatsFeed(3)
+        feed = StatsFeed()
         engine.cache.prefetch("waits", PROMPT)
         engine.cache.back_up("r", PROMPT[:-1], range(4))
-        first = feed.told((GROUP_FAMILIES, engine.cache.stats()))
-        again = feed.told((GROUP_FAMILIES, engine.cache.stats()))
+        first = feed.told(ranked_samples(engine.cache.stats()))
+        again = feed.told(ranked_samples(engine.cache.stats()))
         engine.cache.flush()
-        later = feed.told((GROUP_FAMILIES, engine.cache.stats()))
+        later = feed.told(ranked_samples(engine.cache.stats()))
 
-    assert first["operations_in_flight"] == {"3,backup": 1}
+    assert first["operations_in_flight"] == {"0,backup": 1}
     assert again == {}
-    assert later["operations_in_flight"] == {"3,backup": 0}
+    assert later["operations_in_flight"] == {"0,backup": 0}
 
 
-def test_what_the_workers_of_one_scheduler_tell_is_kept_apart_by_their_ranks() -> None:
-    """The replica's part comes from the scheduler, and each executor's from its worker."""
-    counts = [
-        ExecutorCounts(
+def deciding(ranks: int) -> DecidingCache:
+    """Return a scheduler's cache for so many workers."""
+    config = HostRanksInTurn(ranks=ranks).caches[0].config
+    replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
+    return decide(Opened(rank, ranks, config, replica, "") for rank in range(ranks))
+
+
+def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_operator() -> None:
+    """The replica's part is the scheduler's, and each executor's that of its worker, by rank."""
+    took = Latencies()
+    took.add(0.5)
+    counts = {
+        rank: ExecutorCounts(
             bytes_moved=BytesMoved(l1_to_l2=100_000 + rank),
             pages_corrupt=rank,
             storage_late=LateCalls(2),
+            copies={Direction.TO_HOST: took.histogram()},
         )
         for rank in range(2)
-    ]
-    one, other = (StatsFeed(rank).told((EXECUTOR_FAMILIES, counts[rank])) for rank in range(2))
+    }
+    cache = deciding(2)
+    cache.deliver(None, {0: counts[1]})
+    cache.deliver(None, counts)
 
-    told = add(one, other)
+    told = Watching(side_of(cache, Lending([])), None).told() or {}
+    window = Window(Sighting(0.0, {0: numbers_in(exposed_by(cache))}))
+    stats = cache.stats()
 
     assert told["corrupt_pages"] == {"0": 0, "1": 1}
     assert told["storage_late_calls"] == {"0": 2, "1": 2}
     moved = told["moved_bytes"]
     assert (moved["0,device,host"], moved["1,device,host"]) == (100_000, 100_001)
     assert line(told)["MB device to host"] == pytest.approx(0.2)
+    seen = {
+        name: [window.is_at(name, rank=rank) for rank in ("0", "1")]
+        for name in ("moved_bytes_total", "corrupt_pages_total", "copy_seconds_count")
+    }
+    assert seen == {
+        "moved_bytes_total": [100_000, 100_001],
+        "corrupt_pages_total": [0, 1],
+        "copy_seconds_count": [1, 1],
+    }
+    assert (stats.bytes_moved.l1_to_l2, stats.pages_corrupt) == (200_001, 1)
+    assert sum(stats.copies[Direction.TO_HOST].counts) == stats.storage_late.calls // 2 == 2
+    json.dumps(asdict(stats))
 
 
-def test_a_scheduler_whose_workers_are_elsewhere_tells_nothing_of_what_they_move() -> None:
-    """Of them it knows nothing, and zeros would stand beside what the workers tell."""
-    config = HostRanksInTurn(ranks=1).caches[0].config
-    replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
-    cache = decide([Opened(0, 1, config, replica, "")])
+def test_the_scheduler_s_port_has_each_metric_that_the_dashboard_and_the_alerts_ask_for() -> None:
+    exported = {
+        line.split()[2] for line in exposed_by(deciding(2)).splitlines() if "# TYPE" in line
+    }
+
+    assert metrics_asked_for() - exported == set()
+
+
+def test_a_scheduler_that_has_heard_of_no_worker_tells_no_zeros_in_their_place() -> None:
+    cache = deciding(1)
 
     told = Watching(side_of(cache, Lending([])), None).told() or {}
 
@@ -221,4 +259,4 @@ def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() 
 def test_the_page_on_vllm_explains_what_is_told_beside_the_cache_s_own_metrics() -> None:
     said = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 
-    assert f"vllm:{RESTORED.full_name}" in said
+    assert RESTORED.full_name in said

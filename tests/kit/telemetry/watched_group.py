@@ -10,6 +10,7 @@ from lockstep.launch.cli.settings import ReplaySettings
 from lockstep.launch.replay.worker import limits_of
 from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.group.member.member import Member
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.scheduler import Scheduler
@@ -56,7 +57,7 @@ class WatchedGroup:
         )
 
 
-def exposed_by(cache: Cache) -> str:
+def exposed_by(cache: Member) -> str:
     """Return the text that a scrape of a cache gets."""
     registry = CollectorRegistry()
     registry.register(CacheCollector(cache.stats))

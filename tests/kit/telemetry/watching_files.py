@@ -1,0 +1,28 @@
+"""What the dashboard and the alerts ask Prometheus for."""
+
+import json
+import re
+
+from tests.kit.source_tree import ROOT
+
+WATCHING = ROOT / "examples" / "watching"
+NAME = re.compile(r"\blockstep_\w+")
+PARTS = re.compile(r"_(bucket|sum|count)$")
+"""What Prometheus puts after a histogram's name."""
+
+
+def texts() -> dict[str, str]:
+    """Return the queries of each file, by the file's name."""
+    dashboard = json.loads((WATCHING / "grafana.json").read_text(encoding="utf-8"))
+    panels, variables = dashboard["panels"], dashboard["templating"]["list"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [each["query"]["query"] for each in variables if each["type"] == "query"]
+    return {
+        "grafana.json": "\n".join(queries),
+        "alerts.yml": (WATCHING / "alerts.yml").read_text(encoding="utf-8"),
+    }
+
+
+def metrics_asked_for() -> set[str]:
+    """Return the names of the metrics in all of them, a histogram's without its parts."""
+    return {PARTS.sub("", name) for text in texts().values() for name in NAME.findall(text)}

@@ -297,6 +297,7 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
                 for outcome, times in outcomes.items()
             }
         ),
+        "tokens missed": _counts(replica["missed_tokens"]),
         "pages missed": _counts(replica["missed_pages"]),
         "pages corrupt": stats["pages_corrupt"] or "",
         "pages not written yet": _counts(stats["unwritten_pages"]),

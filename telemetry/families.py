@@ -126,6 +126,9 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "Tokens that admitted requests could have used from the cache."),
     Family("hit_tokens", ("tier",), _COUNTER, lambda stats: stats.replica.hit_tokens,
            "How many of them were cached, by the tier on which they were."),
+    Family("missed_tokens", ("cause",), _COUNTER, lambda stats: stats.replica.missed_tokens,
+           "How many of them no tier had, by cause: never_seen, evicted from host memory, lost in"
+           " storage, or seen under an other_key alone."),
     Family("missed_pages", ("reason",), _COUNTER, lambda stats: stats.replica.missed_pages,
            "Pages that prefetches asked for and did not bring, by the reason."),
     Family("lacking", ("lacking_rank",), _COUNTER, lambda stats: stats.replica.lacking,

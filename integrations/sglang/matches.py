@@ -38,6 +38,7 @@ class Matches:
         waiting = self._of(params.req, params.key, device_tokens)
         if waiting is None or not len(waiting):
             return result
+        waiting.on_device = min(device_tokens, len(waiting))
         if self.is_held(waiting, device_tokens):
             # It is not admitted yet; what is loaded for it counts where requests are put in order.
             coming = 0 if waiting.load is None else waiting.load.end - device_tokens

@@ -149,7 +149,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
     ) -> None:
         """Take note that a request is in the batch."""
-        waiting = self._waiting.forget(handle)
+        waiting = self._waiting.admitted(handle)
         if waiting is not None:
             self._running.admitted(handle, waiting)
 
@@ -337,6 +337,9 @@ class LockstepRadixCache(UnifiedRadixCache):
             "collectives": stats.collectives,
             "digest": stats.digest,
             "pages_corrupt": stats.pages_corrupt,
+            "asked_tokens": stats.replica.asked_tokens,
+            "hit_tokens": stats.replica.hit_tokens,
+            "missed_tokens": stats.replica.missed_tokens,
             "loads": self._waiting.loaded,
             "loaded_tokens": self._waiting.loaded_tokens,
             "loading": self._waiting.loads,

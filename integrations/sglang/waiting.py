@@ -64,6 +64,8 @@ class Waiting:
     """A backup that has to end first: what it was retracted with."""
     prefix: int = 0
     """How many of its tokens are on the device or can be brought there, as of the last match."""
+    on_device: int = 0
+    """How many of its tokens are on the device, as of the last match."""
     load: Load | None = None
     """The load that is under way."""
     landed: tuple[int, int] = (0, 0)
@@ -188,6 +190,14 @@ class WaitingRequests:
             elif good and waiting not in self._landed:
                 self._landed.append(waiting)
             yield waiting, load, good
+
+    def admitted(self, handle: Handle) -> Waiting | None:
+        """Count a request that is in the batch, and forget it."""
+        waiting = self._known.get(handle)
+        if waiting is not None and len(waiting):
+            count = waiting.on_device
+            self.host.admit(waiting.name, waiting.tokens, waiting.namespace, device_tokens=count)
+        return self.forget(handle)
 
     def forget(self, handle: Handle) -> Waiting | None:
         """Forget a request, which was admitted or aborted; what is loaded for it is still awaited."""

@@ -208,6 +208,7 @@ class LockstepCache:
             self._step_until(lambda: cache.load_state(name) is not LoadState.LOADING)
             if cache.load_state(name) is LoadState.FAILED:
                 found = 0
+        cache.admit(name, wanted, salt, device_tokens=found)
         layers = self._pages.layers()
         for layer in layers:
             layer.set_length(found)

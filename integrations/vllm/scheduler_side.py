@@ -162,6 +162,8 @@ class SchedulerSide:
             if not (tracked.computed or tracked.loaded):
                 # Where the engine finds a part of a block, it says nothing of that when it asks.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
+            if not tracked.computed:
+                self._admit(tracked)
             tracked.computed = True
             if state is not None and self._arrivals.trusted(tracked):
                 self._backups.back_up(tracked, tokens, state)
@@ -354,6 +356,13 @@ class SchedulerSide:
         tracked.lives += 1
         self._weights.place(tracked)
         self._prefetch(tracked)
+
+    def _admit(self, tracked: TrackedRequest) -> None:
+        """Count a request that begins to compute, with what the engine has of it by now."""
+        tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
+        self.cache.admit(
+            tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)
+        )
 
     def _prefetch(self, tracked: TrackedRequest) -> None:
         if self._reads(tracked):

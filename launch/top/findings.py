@@ -11,6 +11,13 @@ from typing import Final
 from .sighting import label_of
 from .window import Window
 
+MISSES: Final = {
+    "never_seen": "never seen",
+    "evicted": "evicted",
+    "lost": "lost in storage",
+    "other_key": "other key",
+}
+"""The causes of misses, and their names on the screen."""
 ADMISSIONS_MIN: Final = 8
 """Fewer say nothing about how requests are."""
 SALTED_SHARE: Final = 0.5
@@ -212,11 +219,12 @@ def _nothing_wrong(window: Window) -> Iterator[Finding]:
     if not asked:
         yield Finding(Weight.NORMAL, "no request was admitted", "nothing is to be done")
         return
-    hit = window.grew("hit_tokens_total")
+    missed = {each: window.grew("missed_tokens_total", cause=each) for each in MISSES}
+    causes = (f"{MISSES[each]} {n / asked:.0%}" for each, n in missed.items() if n)
     yield Finding(
         Weight.NORMAL,
-        f"nothing is wrong that numbers show: of the tokens asked for {1 - hit / asked:.0%} were in no"
-        " tier, since they are new or have left long ago",
+        "nothing is wrong that numbers show: of the tokens asked for"
+        f" {sum(missed.values()) / asked:.0%} were in no tier ({', '.join(causes) or 'none'})",
         "`lockstep plan TRACE` says what a larger cache would hit",
     )
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cli.amounts import bytes_in_words, count
-from .findings import Finding, Weight, findings
+from .findings import MISSES, Finding, Weight, findings
 from .sighting import label_of
 from .window import Window
 
@@ -67,11 +67,9 @@ def _hits(windows: Sequence[Window]) -> Table:
     for tier in _TIERS:
         shares = [_share(each.grew("hit_tokens_total", tier=tier), each) for each in windows]
         table.add_row(f"  hit, {tier}", *shares)
-    computed = [
-        _share(each.grew("asked_tokens_total") - each.grew("hit_tokens_total"), each)
-        for each in windows
-    ]
-    table.add_row("  computed", *computed)
+    for cause, words in MISSES.items():
+        shares = [_share(each.grew("missed_tokens_total", cause=cause), each) for each in windows]
+        table.add_row(f"  missed, {words}", *shares)
     table.add_row("requests", *(f"{each.grew('admissions_total'):,.0f}" for each in windows))
     return table
 

@@ -5,7 +5,7 @@ pages for copies: each call names them, on each rank its own, and they stay as t
 copies that touch them have ended on every rank. That is so for every pool that the model has.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
-    compute:    back_up after each chunk whose pages are whole
+    compute:    admit, and back_up after each chunk whose pages are whole
     preemption: fence, before anything overwrites the request's pages
     finish:     release; if that says False, the pages are free once `collect_freed` names the request
 
@@ -112,6 +112,19 @@ class HostCache(RankCache):
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
         self._follow(self._replica.load(request, data, start, self._runs(device_pages)))
+
+    def admit(
+        self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
+    ) -> None:
+        """Count a request that computes from here on, once for each time that it begins to.
+
+        `tokens` are those that it could have had from the cache; the engine has the first
+        `device_tokens` of them on the device, with what was loaded. Nothing but statistics follows.
+        """
+        self._require_group()
+        require_text(namespace)
+        data, count = as_token_bytes(tokens), _start(device_tokens)
+        self._follow(self._replica.admit(request, namespace, data, count))
 
     def needed_from(self, tokens: int) -> dict[str, int]:
         """Return from which token on a match of whole pages that ends at `tokens` needs each pool's."""

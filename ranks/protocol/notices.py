@@ -81,8 +81,20 @@ class Removed(NamedTuple):
     """The keys of the pages, where the cache was told to name pages."""
 
 
+class MissedTokens(NamedTuple):
+    """Tokens that a request asked for and that no tier has, by cause; see `replica.core.misses`."""
+
+    lost: int = 0
+    """Storage has or had them, and did not bring them."""
+    evicted: int = 0
+    """They have left, or found no room in, host memory."""
+    other_key: int = 0
+    """They were seen under another key: of a tenant, an adapter, or former weights."""
+    never_seen: int = 0
+
+
 class Hit(NamedTuple):
-    """A request was admitted: how much of its tokens every rank has, and where."""
+    """A request was admitted: how much of its tokens every rank has, where, and why not the rest."""
 
     request: str
     tokens: int
@@ -91,6 +103,8 @@ class Hit(NamedTuple):
     host_tokens: int
     storage_tokens: int
     """Tokens that its prefetch has brought to host memory before; not among `host_tokens`."""
+    missed: MissedTokens = MissedTokens()
+    """The rest of `tokens`."""
 
 
 class Missed(NamedTuple):

@@ -22,6 +22,7 @@ from ..protocol.replica_config import ReplicaConfig
 from .attaching import StoreState
 from .clearing import Clearing
 from .core.basis import Basis
+from .core.misses import Misses
 from .core.pages import PageRun
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
@@ -66,8 +67,10 @@ class Replica:
         self.config = config
         self.lost: str | None = None
         """Why no rank can go on, in the same words on all of them; None while they can."""
-        basis = Basis(config)
+        pages = config.host_pages + config.device_pages + config.engine_pages
+        basis = Basis(config, misses=Misses(pages))
         self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
+        self.misses = basis.misses
         journal, outbox = basis.journal, basis.outbox
         self.prefixes = prefixes = parts.prefixes(basis, parts.residence)
         self.agenda = agenda = parts.agenda(basis, prefixes.residence)
@@ -282,6 +285,13 @@ class Replica:
         return lent.hit(request, tokens, device_tokens)
 
     @command
+    def admit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> None:
+        """Count what a request has of `tokens` on the device, and what it lacks: it computes now."""
+        lent, request = self._lent, self._enter(name, namespace)
+        assert isinstance(request, LentRequest)
+        lent.admit(request, tokens, device_tokens)
+
+    @command
     def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self._lent_request(name)
@@ -350,6 +360,7 @@ class Replica:
         clock = self.clock
         clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
         self.store.forget_old_misses()
+        self.misses.settle()
         for each in verdict.seats:
             if isinstance(each, Found):
                 self.prefetching.found(each)

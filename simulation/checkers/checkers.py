@@ -284,6 +284,10 @@ def check_at_rest(
 
     Only operations whose I/O a store or copy never lets go of may be quarantined then.
     """
+    counted = cache.stats(rounds=0).replica
+    found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())
+    if found != counted.asked_tokens:
+        raise Violated(f"{counted.asked_tokens} tokens were asked for, {found} hit or missed")
     in_flight = cache.inspection.in_flight
     never_quiet = set[int]().union(*restless)
     for operation in in_flight.values():

@@ -28,6 +28,17 @@ class LendingLoads(Lending):
             )
         return hit
 
+    def admit(self, request: EngineRequest) -> None:
+        """Say that a request computes what it has not on the device by now."""
+        tokens = request.head(request.prompt - 1)
+        self.ask(
+            request,
+            "admit",
+            lambda c: c.admit(
+                request.name, tokens, request.namespace, device_tokens=request.computed
+            ),
+        )
+
     def choose(self, request: EngineRequest) -> tuple[int, int]:
         """Return how many pages a request has on the device, and how many with those it can load."""
         unit, most, hit = self.page_tokens, request.prompt - 1, 0

@@ -177,6 +177,7 @@ class LendingWorkload(Engine[HostCache]):
         self._coverage["tokens from device"] += request.computed
         if computes:
             self._model.check_tables(request)
+            self._loads.admit(request)
             request.stage = EngineStage.COMPUTING
         else:
             self._loads.load(request, first, last)
@@ -188,6 +189,7 @@ class LendingWorkload(Engine[HostCache]):
             return
         pools, resumes, request.resumes = self._pools, request.resumes, False
         if state is LoadState.READY:
+            self._loads.admit(request)
             request.stage = self._stage(request)
             self._model.check_tables(request)
             pools.publish(request)

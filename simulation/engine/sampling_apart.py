@@ -46,6 +46,7 @@ def host_cache_commands(
     commands: list[Bringing[HostCache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
         ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
+        ("admit", prompt, lambda c, t: c.admit(_NAME, t, namespace)),
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
     computing = (EngineStage.COMPUTING, EngineStage.ANSWERING)

@@ -115,6 +115,7 @@ STATS: dict[str, Any] = {
         "asked_tokens": 2_000,
         "hit_tokens": {"device": 500, "host": 250, "storage": 0},
         "operations": {"backup": {"complete": 3, "failed": 1}, "prefetch": {}},
+        "missed_tokens": {"evicted": 1_150, "lost": 0, "never_seen": 100},
         "missed_pages": {"missing": 4, "late": 0},
     },
     "pools": {
@@ -141,6 +142,7 @@ def test_statistics_are_told_in_lines_and_what_is_not_there_is_left_out() -> Non
         "kv    host        9       0     0     9",
         "in flight: prefetch 1",
         "operations: backup complete 3, backup failed 1",
+        "tokens missed: evicted 1,150, never_seen 100",
         "pages missed: missing 4",
         "pages lost unwritten: store_failed 2",
         "bytes moved: l1_to_l2 4,096",

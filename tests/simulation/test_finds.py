@@ -82,8 +82,9 @@ class _GathersInAStep(Cache):
 
 
 class _CountsTokens(Requests):
-    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> None:
+    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
         self._journal.record("tokens", command, name, len(tokens), *facts)
+        return 0
 
 
 def test_a_free_list_in_another_order_on_one_rank_is_found() -> None:

@@ -24,6 +24,8 @@ class ReplicaStats:
     """How many tokens admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
     """How many of those were cached, by the tier on which they were."""
+    missed_tokens: dict[str, int]
+    """How many of those were not, by the cause: see `MissedTokens`."""
     missed_pages: dict[str, int]
     """Pages that prefetches asked for and did not bring, by reason."""
     stored_pages: Counts

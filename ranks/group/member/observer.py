@@ -55,6 +55,7 @@ class Observer:
         self._admissions = self._asked_tokens = self._quarantined = 0
         self._operations = Counter[tuple[str, str]]()
         self._hits = Counter[str]()
+        self._missed_tokens = Counter[str]()
         self._missed = Counter[str]()
         self._stored = Counter[tuple[str, str]]()
         self._removed = Counter[tuple[str, str]]()
@@ -82,6 +83,7 @@ class Observer:
             admissions=self._admissions,
             asked_tokens=self._asked_tokens,
             hit_tokens=dict(self._hits),
+            missed_tokens=dict(self._missed_tokens),
             missed_pages=dict(self._missed),
             stored_pages=_by_two(self._stored),
             removed_pages=_by_two(self._removed),
@@ -106,6 +108,7 @@ class Observer:
                     self._hits["device"] += notice.device_tokens
                     self._hits["host"] += notice.host_tokens
                     self._hits["storage"] += notice.storage_tokens
+                    self._missed_tokens.update(notice.missed._asdict())
                 case Missed():
                     self._missed[notice.why] += notice.pages
                 case Lacking():
@@ -162,7 +165,7 @@ class Observer:
             elif isinstance(notice, Quarantined):
                 tell(OperationMoved(notice.operation, _word(Phase.QUARANTINED), now))
             elif isinstance(notice, Hit):
-                tell(RequestAdmitted(*notice, now))
+                tell(RequestAdmitted(*notice[:5], now))
 
 
 def _word(of: Kind | Outcome | Phase) -> str:

@@ -1,10 +1,11 @@
-"""The basis of a replica: the settings, clocks, journal and outbox that most of its parts share."""
+"""The basis of a replica: the settings, clocks, journal, outbox and memory of misses of its parts."""
 
 from dataclasses import dataclass, field
 
 from ...protocol.effects import Outbox
 from ...protocol.replica_config import ReplicaConfig
 from .journal import Journal
+from .misses import Misses
 
 
 @dataclass(slots=True)
@@ -32,3 +33,4 @@ class Basis:
     clock: Clock = field(default_factory=Clock)
     journal: Journal = field(default_factory=Journal)
     outbox: Outbox = field(default_factory=Outbox)
+    misses: Misses = field(default_factory=Misses)

@@ -4,7 +4,7 @@ The engine names pages of a request in a command, and leaves them as they are un
 ended on every rank. To the replica they are opaque. They go into the order and into nothing else,
 since they may differ between ranks, and the digest must not.
 
-    before it computes   `hit` says how much host memory can bring, `load` brings it
+    before it computes   `hit` says how much host memory can bring, `load` brings it, `admit` counts it
     after it computed    `back_up` copies whole pages to the host
     before it overwrites `fence` ends the backups that read the request's pages, on this rank
     under pressure       `retract` saves all that a request has, and `resume` brings it back
@@ -19,6 +19,7 @@ from ...protocol.answers import Wait
 from ...protocol.notices import Hit
 from ...protocol.orders import Fence
 from ..core.basis import Basis
+from ..core.misses import NOTHING_SOUGHT
 from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -76,6 +77,7 @@ class LentDevice:
         self._saving = saving
         self._journal = basis.journal
         self._outbox = basis.outbox
+        self._seen = basis.misses
         self._operations = agenda.in_flight
         self.leaving: dict[str, LentRequest] = {}
         """Requests that were released, whose device pages copies still touch."""
@@ -104,8 +106,24 @@ class LentDevice:
         Nothing for a request whose load failed once: it computes, and does not loop.
         """
         self._requests.witness_tokens("hit", request.id, tokens)
-        request.asked = len(tokens) // TOKEN_BYTES, device_tokens
         return max(0, self._restorable(request, tokens) - device_tokens)
+
+    def admit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> None:
+        """Put out a notice of what a request begins with, of `tokens` that it could have had.
+
+        The engine has the first `device_tokens` of them on the device, with what was loaded.
+        """
+        self._requests.witness_tokens("admit", request.id, tokens, device_tokens)
+        unit, asked = self._config.page_tokens, len(tokens) // TOKEN_BYTES
+        cached = min(device_tokens, asked)
+        first, last = request.loaded
+        brought = max(0, min(cached, last * unit) - first * unit)
+        first, last = max(first, request.fetched[0]), min(last, request.fetched[1])
+        fetched = max(0, min(cached, last * unit) - first * unit)
+        missed = self._seen.count(request.place, tokens, unit, cached, request.sought)
+        told = Hit(request.id, asked, cached - brought, brought - fetched, fetched, missed)
+        self._outbox.notices.append(told)
+        request.sought = NOTHING_SOUGHT
 
     def require_loadable(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
@@ -148,8 +166,7 @@ class LentDevice:
         pages = lent.pages_for(missing, self._components)
         self._loading_back.begin(request, node, missing, pages, lent=True)
         self._load_began(request, first, starts)
-        stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0])) * unit
-        self._tell(request, tokens, node.end * unit - start_tokens - stored, stored)
+        request.loaded = request.loaded[0] if request.loaded[1] == first else first, node.end
 
     def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
         """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
@@ -162,9 +179,8 @@ class LentDevice:
         copies have ended.
         """
         self.require_no_copy(request)
-        self._requests.witness_tokens("back up", request.id, tokens)
-        if not request.admitted:
-            self._tell(request, tokens, 0, 0)
+        digest = self._requests.witness_tokens("back up", request.id, tokens)
+        self._seen.computed(request.place, digest)
         self._requests.move(request, Event.COMPUTE)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
@@ -184,7 +200,7 @@ class LentDevice:
         self.require_no_copy(request)
         self._backing_up.lender_gave_up(request.id)
         copies = self._copies_of(request)
-        request.copies = frozenset()
+        request.copies, request.loaded = frozenset(), (0, 0)
         self._requests.move(request, Event.FENCE)
         self._journal.record("fence", request.id, len(copies))
         if copies:
@@ -317,15 +333,6 @@ class LentDevice:
         # It follows from which pages the engine lends, which must be the same on every rank.
         self._journal.record("unfilled", load, first, starts)
 
-    def _tell(
-        self, request: LentRequest, tokens: bytes, host_tokens: int, storage_tokens: int
-    ) -> None:
-        """Put out a notice of what a request begins with, of what it last asked for."""
-        asked, on_device = request.asked
-        asked = asked or len(tokens) // TOKEN_BYTES
-        told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
-        self._outbox.notices.append(told)
-
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:
         return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
 
@@ -411,6 +418,7 @@ class LentDevice:
         if isinstance(request, LentRequest):
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
+            request.loaded = 0, 0
             # What it has not brought is computed now.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 

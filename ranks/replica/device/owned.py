@@ -18,6 +18,7 @@ from ...protocol.answers import Admission, Wait
 from ...protocol.notices import Cause, Hit
 from ...protocol.orders import Fork
 from ..core.basis import Basis
+from ..core.misses import NOTHING_SOUGHT
 from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -67,6 +68,7 @@ class OwnedDevice:
         self._saving = saving
         self._journal = basis.journal
         self._outbox = basis.outbox
+        self._seen = basis.misses
         self._least_pages = min(
             self._residence.pools[DEVICE][each.index].capacity for each in self._paged
         )
@@ -177,7 +179,8 @@ class OwnedDevice:
             raise UsageError(
                 f"request {request.id!r} inserts other tokens than those that it was admitted with"
             )
-        self._requests.witness_tokens("insert", request.id, tokens, int(final))
+        digest = self._requests.witness_tokens("insert", request.id, tokens, int(final))
+        self._seen.computed(request.place, digest)
         self._clock.tick()
         nodes = prefixes.cut_to(*found)
         node = nodes[-1] if nodes else root
@@ -332,7 +335,9 @@ class OwnedDevice:
         unit, best, (start, stop) = self._page_tokens, request.prefix, request.fetched
         fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
         on_device, from_host = device * unit, (best - device - fetched) * unit
-        told = Hit(request.id, len(tokens) // TOKEN_BYTES, on_device, from_host, fetched * unit)
+        missed = self._seen.count(request.place, tokens, unit, best * unit, request.sought)
+        asked, request.sought = len(tokens) // TOKEN_BYTES, NOTHING_SOUGHT
+        told = Hit(request.id, asked, on_device, from_host, fetched * unit, missed)
         self._outbox.notices.append(told)
         stops = self._stops(request, tokens) if self._states else ()
         return Admission(on_device, from_host, fetched * unit, request.waits_for, stops)

@@ -42,6 +42,7 @@ class Persisting:
         self._store = store
         self._requests = requests
         self._outbox = basis.outbox
+        self._seen = basis.misses
         self.waiting: deque[Persist] = deque()
         self.issued = 0
         """Persists whose order was given and that have not settled."""
@@ -185,6 +186,8 @@ class Persisting:
             assert operation.used_at is not None
             self._store.note_written(segment.node, segment.component, len(keys), operation.used_at)
             self._store.forget_misses(pool, keys)
+            if not segment.component:
+                self._seen.stored(keys)
             if self._prefixes.residence.not_on_host.awaited:
                 self._store.note_lately(pool, keys)
             after = b""

@@ -22,11 +22,12 @@ from hashlib import sha256
 
 from ....errors import InternalError, UsageError
 from ..core.journal import Journal
+from ..core.misses import NOTHING_SOUGHT, Sought
 from ..core.pages import PageRun
 from ..tree.holds import Receipt
 from ..tree.node import Node, Place
 from ..tree.prefixes import Prefixes
-from ..tree.tokens import TOKEN_BYTES, token_hash
+from ..tree.tokens import TOKEN_BYTES, token_hashes
 from .kinds import Operation
 from .lent import Unfilled
 
@@ -157,6 +158,8 @@ class Request:
     """Up to which position of its prefix `serve` has last had it backed up."""
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
+    sought: Sought = NOTHING_SOUGHT
+    """What its last prefetch has asked for, until it is admitted."""
 
     @property
     def admitted(self) -> bool:
@@ -204,8 +207,8 @@ class OwnedRequest(Request):
 class LentRequest(Request):
     """A request where the engine owns the device pages, and lends them for copies."""
 
-    asked: tuple[int, int] = (0, 0)
-    """How many tokens it last asked for, and had itself."""
+    loaded: tuple[int, int] = (0, 0)
+    """Positions, in pages, that loads have brought, or bring, to lent pages."""
     saved_from: Sequence[int] = ()
     """By component, once it is retracted: the first position of its prefix that it needs."""
     unfilled: Sequence[Unfilled] = ()
@@ -338,11 +341,15 @@ class Requests:
             if not request.admitted:
                 self.renew(request)
 
-    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> None:
+    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
         """Let the digest cover a command, and the tokens that it brings for a request or a pin (R2).
+
+        Returns `token_hash` of their whole pages.
 
         Ranks whose engines have sampled other tokens of equal count are told apart by it in the next
         round, and not by an answer that differs some day.
         """
         count = len(tokens) // TOKEN_BYTES
-        self._journal.record("tokens", command, name, count, token_hash(tokens), *facts)
+        pages, whole = token_hashes(tokens, self._prefixes.tree.page_bytes)
+        self._journal.record("tokens", command, name, count, whole, *facts)
+        return pages

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from ...protocol.orders import Need
 from ..core.basis import Basis
+from ..core.misses import Sought
 from ..operations.kinds import Prefetch
 from ..operations.requests import Request
 from ..operations.store import Store
@@ -50,6 +51,7 @@ class Lookups:
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
         # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
+        request.sought = Sought(anchor.end, keys)
         components = prefixes.components
         if heeds:
             keys = store.before_misses(components[0].pool, keys)

@@ -58,6 +58,7 @@ class Prefetching:
         self._store = store
         self._requests = requests
         self._outbox = basis.outbox
+        self._seen = basis.misses
         self._lookups = Lookups(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.budget_used = 0
@@ -147,6 +148,8 @@ class Prefetching:
         longest = verdict.longest or 0
         if operation.phase is _QUERY:
             self._note_first_lacking(operation, verdict)
+            stored = longest + operation.floor - operation.anchor.end
+            self._seen.stored(operation.keys[: max(0, stored)])
         why = Why.ONE_RANK_LACKS_IT if verdict.pages < longest else Why.NOT_STORED
         if not verdict.pages:
             self._end_query(operation, Outcome.MISS, why)
@@ -426,8 +429,12 @@ class Prefetching:
     def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
         """Put out a notice of how much a prefetch has missed, and why."""
         short = (operation.end if end is None else end) - reached
-        if short > 0:
-            self._outbox.notices.append(Missed(operation.request, short, why))
+        if short <= 0:
+            return
+        self._outbox.notices.append(Missed(operation.request, short, why))
+        request = self._requests.get(operation.request)
+        if request is not None and why is Why.NO_ROOM:
+            request.sought = request.sought._replace(no_room=True)
 
     def _note_first_lacking(self, operation: Prefetch, verdict: Found) -> None:
         """Note which page it is that ends what every rank's store has, if the answers tell."""

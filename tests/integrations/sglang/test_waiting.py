@@ -68,6 +68,25 @@ def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
     assert below.every(lambda rank: len(rank.known("r"))) == len(LONGER)
 
 
+def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() -> None:
+    """And a backup, which has a name of its own, asks for nothing."""
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("r", LONGER))
+    assert below.every(lambda rank: rank.hit("r", PAGE_TOKENS)) == 3 * PAGE_TOKENS
+    below.every(lambda rank: rank.load("r", PAGE_TOKENS))
+    below.ranks.settle()
+    below.every(lambda rank: rank.ended())
+    for rank in below.below:
+        rank.known("r").on_device = len(PROMPT)
+
+    below.every(lambda rank: rank.waiting.admitted("r") is not None)
+
+    stats = below.ranks.every(lambda cache: cache.stats().replica)
+    assert (stats.admissions, stats.asked_tokens) == (1, len(LONGER))
+    assert stats.hit_tokens == {"device": PAGE_TOKENS, "host": 3 * PAGE_TOKENS, "storage": 0}
+    assert stats.missed_tokens["never_seen"] == PAGE_TOKENS
+
+
 def test_a_load_is_good_once_every_rank_has_it() -> None:
     below = published(store=False)
     operation = loading(below)

@@ -27,6 +27,14 @@ ROUNDING = 1e-5
 CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 
 
+def stored_bytes(folder: Path) -> list[int]:
+    """Return how many bytes the objects in each rank's store have."""
+    return [
+        sum(each.stat().st_size for each in (folder / f"rank{rank}").rglob("*") if each.is_file())
+        for rank in range(2)
+    ]
+
+
 def run(
     group: Group,
     phases: list[Phase],
@@ -87,6 +95,16 @@ def test_it_is_exact_cold_and_warm_with_tenants_and_after_a_reset(
     assert other.cached_tokens == cold.cached_tokens
     assert reset.cached_tokens == cold.cached_tokens
     assert again.cached_tokens == warm.cached_tokens
+    # What vLLM tells its users is what is counted, and workers' bytes reach the scheduler.
+    stats, replica = filled_once[1].stats, filled_once[1].stats["replica"]
+    cached = sum(each.cached_tokens for each in filled_once[1].phases)
+    assert sum(replica["hit_tokens"].values()) == cached
+    assert sum(replica["missed_tokens"].values()) == replica["asked_tokens"] - cached
+    written = [stats["workers"][rank]["bytes_moved"]["l2_to_l3"] for rank in ("0", "1")]
+    assert [
+        0 < each <= size for each, size in zip(written, stored_bytes(filled_once[0]), strict=True)
+    ]
+    assert stats["bytes_moved"]["l2_to_l3"] == sum(written)
 
 
 def test_after_a_restart_pages_come_from_storage_also_in_chunks(
@@ -132,6 +150,8 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
 
     assert_exact(reference, [result])
     assert result.phases[0].cached_tokens > 0
+    assert result.stats["pages_corrupt"] == result.stats["workers"]["0"]["pages_corrupt"] > 0
+    assert result.stats["replica"]["missed_tokens"]["lost"] > 0
 
 
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(

@@ -50,6 +50,20 @@ def served(request: pytest.FixtureRequest, model: Path) -> "Served":
     return served
 
 
+def test_what_vllm_says_was_cached_is_what_is_counted_by_tier(served: "Served") -> None:
+    """Also what vLLM's own prefix cache has, beyond which nothing can be loaded."""
+    for name, tokens in (("loads", PROMPT), ("has all", PROMPT), ("has some", [*PROMPT, *OTHER])):
+        served.send(name, tokens)
+        served.run()
+
+    stats = served.scheduler.connector._side.cache.stats().replica
+
+    assert stats.hit_tokens == {"device": 8 * BLOCK_TOKENS, "host": 4 * BLOCK_TOKENS, "storage": 0}
+    assert sum(stats.hit_tokens.values()) == sum(served.cached.values())
+    assert stats.admissions == 5
+    assert stats.asked_tokens - sum(stats.missed_tokens.values()) == sum(served.cached.values())
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_load_that_fails_on_one_rank_is_computed_and_the_others_go_on(
     served: "Served", rank: int

@@ -137,6 +137,45 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
     assert ranks.executors[0].given(CopyToDevice) == []
 
 
+@pytest.mark.parametrize("own", [0, 1, 3, 4])
+@pytest.mark.parametrize("backs_up", [True, False])
+def test_what_the_engine_s_own_prefix_cache_has_is_a_hit(own: int, *, backs_up: bool) -> None:
+    """Also where it has all that Lockstep could bring, and where nothing is ever backed up."""
+    ranks = HostRanksInTurn(ranks=1, store=False)
+    side, request = scheduler(ranks, backs_up=backs_up), Sent(PROMPT)
+    side.arrived(request)
+    assert side.hit(request, own * PAGE_TOKENS) == 0
+    request.num_computed_tokens = own * PAGE_TOKENS
+    tokens = request.num_tokens - request.num_computed_tokens
+    side.end_pass(Scheduled({"r": tokens}, None, Blocks(lambda _: (range(5),))))
+    request.num_computed_tokens = request.num_tokens
+    request.all_token_ids = [*PROMPT, *range(PAGE_TOKENS)]
+    side.end_pass(Scheduled({"r": 1}, None, Blocks(lambda _: (range(6),))))
+
+    stats = side.cache.stats().replica
+
+    assert (stats.admissions, stats.asked_tokens) == (1, 4 * PAGE_TOKENS)
+    assert stats.hit_tokens == {"device": own * PAGE_TOKENS, "host": 0, "storage": 0}
+
+
+def test_a_hit_is_counted_once_it_is_loaded_and_none_that_failed_is() -> None:
+    ranks, side, request = promised()
+    side.allocated(request, (range(4),), 4 * PAGE_TOKENS)
+    side.end_pass(Scheduled())
+    for executor in ranks.executors:
+        executor.fail()
+    ranks.settle()
+    assert side.end_pass(Scheduled()).failed == ("second",)
+    assert side.hit(request, 0) == 0
+    side.end_pass(computed(request))
+
+    stats = side.cache.stats().replica
+
+    assert (stats.admissions, stats.asked_tokens) == (2, 8 * PAGE_TOKENS)
+    assert stats.hit_tokens == {"device": 0, "host": 0, "storage": 0}
+    assert sum(stats.missed_tokens.values()) == stats.asked_tokens
+
+
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
     """An engine that schedules ahead has an empty pass beside each last one that computes."""
     ranks = HostRanksInTurn(ranks=1)

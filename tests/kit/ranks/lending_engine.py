@@ -116,6 +116,7 @@ class LendingEngine(HostCache):
         self._allocate(request, found, max(found, reserve_tokens))
         if found:
             self.load(request, tokens[:found], self._lends(request, found))
+        self.admit(request, tokens, namespace, device_tokens=found)
         return Admission(0, found, 0, None)
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:

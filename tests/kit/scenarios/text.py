@@ -10,6 +10,7 @@ from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.protocol.answers import Admission, Dropped, Wait
 from lockstep.ranks.protocol.effects import Effects
+from lockstep.ranks.protocol.notices import MissedTokens
 from lockstep.ranks.protocol.orders import CopyTransfer, Need, ObjectTransfer
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from tests.kit.scenarios.language import Names
@@ -107,6 +108,10 @@ class Writer:
         match value:
             case None | False | () | b"" | "":
                 return ""
+            case MissedTokens():
+                counts = value._asdict().items()
+                told = [f"{cause.replace('_', ' ')} {count}" for cause, count in counts if count]
+                return f"{label} {', '.join(told)}" if told else ""
             case True:
                 return label
             case Enum():

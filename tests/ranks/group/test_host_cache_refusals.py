@@ -101,6 +101,7 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(
 def test_a_request_without_a_hit_counts_among_what_was_asked_for() -> None:
     (cache,) = HostRanksInTurn(1, store=False).caches
     cache.hit("r", TOKENS)
+    cache.admit("r", TOKENS)
     for pages in (2, PAGES):
         cache.back_up("r", TOKENS[: pages * PAGE_TOKENS], range(pages))
 

@@ -49,12 +49,19 @@ def served(
 def test_cold_and_warm_from_host_memory(served: Served) -> None:
     cold = served.engine.generate(REQUESTS, together=False)
     warm = served.engine.generate(REQUESTS, together=False)
+    counted = served.engine.ranks()
     together = served.engine.generate(REQUESTS)
 
     assert differences(served.stock.cold, cold, tolerance=TOLERANCE) == []
     assert differences(served.stock.warm, warm, tolerance=TOLERANCE) == []
     assert differences(served.stock.together, together, tolerance=TOLERANCE) == []
     assert by_tier(warm, "host") > 0
+    # What SGLang tells its users of where cached tokens were is what Lockstep counts.
+    tiers = {tier: by_tier([*cold, *warm], tier) for tier in ("device", "host", "storage")}
+    assert [each.state["hit_tokens"] for each in counted] == [tiers] * len(counted)
+    missed = [sum(each.state["missed_tokens"].values()) for each in counted]
+    asked = [each.state["asked_tokens"] - sum(tiers.values()) for each in counted]
+    assert missed == asked
 
 
 def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(served: Served) -> None:

@@ -1,8 +1,10 @@
 """The statistics of `stats` as vLLM takes them: for its log, and for its own port of metrics."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -12,8 +14,8 @@ from ...storage_backends.latencies import BOUNDS_S
 from ...telemetry.families import PREFIX, Family, Type
 from .stats import ALL, Number, Told, add, line, spread
 
-NAMES = f"vllm:{PREFIX}"
-"""What the names begin with: vLLM forgets what begins so when another engine starts in its process."""
+_registered: list[Any] = []
+"""The metrics in the registry. vLLM forgets its own when another engine starts in its process."""
 
 
 class LockstepStats(KVConnectorStats):
@@ -35,7 +37,7 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics beside vLLM's own, with vLLM's labels before theirs."""
+    """Lockstep's metrics beside vLLM's own: the names of `metrics_port`, with vLLM's labels too."""
 
     def __init__(
         self,
@@ -45,7 +47,12 @@ class LockstepMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        while _registered:
+            # Ray's metrics are in no registry.
+            with suppress(KeyError):
+                REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
+        _registered.extend(self._metrics.values())
 
     def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
         """Count what an engine has told."""
@@ -65,7 +72,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
 
     def _made(self, family: Family[Any]) -> Any:
         options: dict[str, Any] = {
-            "name": f"{NAMES}{family.name}",
+            "name": f"{PREFIX}{family.name}",
             "documentation": family.meaning,
             "labelnames": [*self._labelnames, "rank", *family.labels],
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.telemetry.watching_files import metrics_asked_for
 from tests.kit.vllm.processes import said_by
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -20,6 +21,7 @@ class Seen:
 
     events: list[dict[str, Any]]
     metrics: dict[str, float]
+    names: list[str]
     stats: dict[str, Any]
 
     def stored(self, medium: str) -> list[tuple[int, int | None, list[int], Any]]:
@@ -57,18 +59,22 @@ def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(see
 
 def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen) -> None:
     hits = {
-        tier: seen.metrics[
-            f"vllm:lockstep_hit_tokens_total {LABELS}('rank', '0'), ('tier', '{tier}')]"
-        ]
+        tier: seen.metrics[f"lockstep_hit_tokens_total {LABELS}('rank', '0'), ('tier', '{tier}')]"]
         for tier in ("device", "host", "storage")
     }
-    restored = f"vllm:lockstep_restored_tokens_total {LABELS}('outcome', 'saved'), ('rank', '0')]"
+    restored = f"lockstep_restored_tokens_total {LABELS}('outcome', 'saved'), ('rank', '0')]"
 
     counted = seen.stats["replica"]["hit_tokens"]
     assert counted["host"] > 0
+    own = f"vllm:prompt_tokens_cached_total {LABELS[:-2]}]"
+    assert sum(hits.values()) == seen.metrics[own]
     assert hits == counted
     assert seen.metrics[restored] == counted["host"] + counted["storage"]
-    asked = seen.metrics[f"vllm:lockstep_asked_tokens_total {LABELS}('rank', '0')]"]
+    asked = seen.metrics[f"lockstep_asked_tokens_total {LABELS}('rank', '0')]"]
     assert asked == seen.stats["replica"]["asked_tokens"]
-    steps = seen.metrics[f"vllm:lockstep_step_seconds_count {LABELS}('rank', '0')]"]
+    steps = seen.metrics[f"lockstep_step_seconds_count {LABELS}('rank', '0')]"]
     assert steps == seen.stats["steps"]
+
+
+def test_vllm_exports_each_metric_that_the_dashboard_and_the_alerts_ask_for(seen: Seen) -> None:
+    assert metrics_asked_for() - set(seen.names) == set()

@@ -27,6 +27,7 @@ PATIENCE_S = 10.0
 # What vLLM brings along, and what nobody else here needs.
 msgspec: Any = import_module("msgspec")
 zmq: Any = import_module("zmq")
+loggers: Any = import_module("vllm.v1.metrics.loggers")
 published: Any = import_module("vllm.distributed.kv_events")
 
 
@@ -94,16 +95,25 @@ def main() -> None:
             )
         cache.flush()
         llm.reset_prefix_cache()
+    for _ in range(2):
+        # The second time vLLM's own prefix cache has all of it.
+        llm.generate([{"prompt_token_ids": PROMPTS[0][0]}], sampling, use_tqdm=False)
     llm.generate([{"prompt_token_ids": [9, 9, 9]}], sampling, use_tqdm=False)
     llm.llm_engine.do_log_stats()
     # It hands out what it has kept once its thread has published all.
     llm.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher._event_queue.join()
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
-        "metrics": samples("vllm:lockstep_"),
+        "metrics": samples("lockstep_") | samples("vllm:prompt_tokens_cached"),
+        "names": [
+            f"{family.name}_total" if family.type == "counter" else family.name
+            for family in REGISTRY.collect()
+        ],
         "stats": asdict(cache.stats(rounds=0)),
     }
     llm.llm_engine.engine_core.shutdown()
+    # As another engine in this process would: what the first one has registered is forgotten.
+    loggers.PrometheusStatLogger(llm.llm_engine.vllm_config)
     print(json.dumps(seen, default=str))  # noqa: T201 - the test reads it.
 
 

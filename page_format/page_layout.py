@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import ConfigError
-from .object_shape import PARTS_MAX, ObjectShape, Part
+from .object_shape import PART_BYTES_MAX, PARTS_MAX, ObjectShape, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 """Element types that a column may have, with their size in bytes; the names are torch's."""
@@ -204,6 +204,12 @@ class PageLayout:
         for group in groups:
             offset = self._lay_out(group, place, offset, shards)
         parts = list(self.parts(place))
+        largest = max(part.nbytes for _, part in parts)
+        if largest > PART_BYTES_MAX:
+            raise ConfigError(
+                f"a page of {self.page_tokens} tokens has a part of {largest} bytes, must be"
+                f" {PART_BYTES_MAX} at most; take fewer tokens a page"
+            )
         keys = [key for key, _ in parts]
         absent_bits = {self._bit(column) for column in self.optional_columns if column not in kept}
         held = tuple(at for at, key in enumerate(keys) if key[0] not in absent_bits)

@@ -10,6 +10,7 @@ from msgspec import Meta
 from ...errors import ConfigError
 
 CONFIG = "config.json"
+NUMBER_MAX = 1 << 30
 
 
 class ConfigFields:
@@ -60,10 +61,12 @@ class ConfigFields:
         """Return a list of texts; empty where it is not given."""
         return self._converted(name, list[str]) if self.has(name) else []
 
-    def number(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def number(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = NUMBER_MAX
+    ) -> int:
         """Return a whole number."""
         if self.has(name):
-            number: int = self._converted(name, Annotated[int, Meta(ge=least)])
+            number: int = self._converted(name, Annotated[int, Meta(ge=least, le=most)])
             return number
         if default is None:
             raise ConfigError(f"{self.where}: {name} is missing")

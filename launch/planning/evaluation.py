@@ -10,6 +10,7 @@ from ...simulation.planning.group import InstantGroup, Served
 from ...simulation.planning.key_store import KeyStore
 from ...simulation.planning.oracles import Path, belady, fifo, ideal, paths
 from ...simulation.planning.prompts import PagedPrompt, paged, require_page_tokens
+from ...small_engine.profile import KV_PAGES_PER_WINDOW_PAGE
 from ...small_engine.request import WorkloadRequest
 from ...small_engine.workload import requests_of
 from ..replay.report import HitTokens
@@ -78,8 +79,10 @@ class Evaluation:
             store = None
             if stored:
                 store = KeyStore(pools.stored_bytes, None if isinf(stored) else int(stored))
+            enough = self._pages_enough(size.page_tokens)
+            sizes = min(device, enough), min(host, enough)
             group = InstantGroup(
-                pools.replica(device, host, has_store=store is not None, policy=size.policy),
+                pools.replica(*sizes, has_store=store is not None, policy=size.policy),
                 chunk_pages=pools.chunk_pages(device),
                 store=store,
             )
@@ -114,6 +117,14 @@ class Evaluation:
     def whole_gib(self, page_tokens: int) -> float:
         """Return the host memory of each rank in which all pages of the trace have room."""
         return self.pools(page_tokens).nbytes(self.prompts(page_tokens)[3], "host") / GIB
+
+    def _pages_enough(self, page_tokens: int) -> int:
+        """Return with how many pages nothing of the trace leaves a tier: more would take memory."""
+        state = self.model.profile.state
+        # So that the pools beside full attention have room for all of each request, too.
+        beside = 1 if state is None else state.every(page_tokens) // page_tokens
+        prompts = self.prompts(page_tokens)[0]
+        return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)
 
     def _prompts(self, page_tokens: int) -> tuple[list[PagedPrompt], list[Path], list[int], int]:
         prompts = paged(self.requests, page_tokens)

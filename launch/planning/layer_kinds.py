@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ...errors import ConfigError
 from .config_fields import ConfigFields
 
+LAYERS_MAX, WINDOW_MAX = 10_000, 1 << 22
 FULL, WINDOW, STATE = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -21,7 +22,7 @@ class LayerKinds:
 
 def layer_kinds(fields: ConfigFields) -> LayerKinds:
     """Return the kinds of a model's layers; raise `ConfigError` that names what is not understood."""
-    kinds = Counter(_kinds(fields, fields.number("num_hidden_layers")))
+    kinds = Counter(_kinds(fields, fields.number("num_hidden_layers", most=LAYERS_MAX)))
     unknown = kinds.keys() - {FULL, WINDOW, STATE}
     if unknown:
         raise ConfigError(
@@ -33,7 +34,7 @@ def layer_kinds(fields: ConfigFields) -> LayerKinds:
             f"{fields.where}: no layer has full attention, which every page of Lockstep's has; plan"
             " with the profile that is nearest to the model"
         )
-    window_tokens = fields.number("sliding_window") if kinds[WINDOW] else 0
+    window_tokens = fields.number("sliding_window", most=WINDOW_MAX) if kinds[WINDOW] else 0
     return LayerKinds(kinds[FULL], kinds[WINDOW], kinds[STATE], window_tokens)
 
 

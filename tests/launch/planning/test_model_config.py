@@ -143,6 +143,19 @@ def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path) -> None:
         ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many': Expected `int`, got `str`"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0: Expected `int` >= 1"),
+        (
+            {"num_hidden_layers": 50_000_000},
+            "num_hidden_layers is 50000000: Expected `int` <= 10000",
+        ),
+        (
+            {"num_hidden_layers": 1 << 63},
+            "num_hidden_layers is 9223372036854775808: Expected `int` <=",
+        ),
+        ({"head_dim": 10**30}, "head_dim is 10{30}: Expected `int` <= 1073741824"),
+        (
+            {"model_type": "gemma2", "sliding_window": 1 << 23},
+            "sliding_window is 8388608: Expected `int` <= 4194304",
+        ),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 36"),
         ({"layer_types": [3]}, "layer_types is .3.: Expected `str`, got `int`"),
         (

@@ -96,6 +96,16 @@ def test_twice_the_ranks_keep_twice_the_tokens_in_as_much_memory_each() -> None:
     assert [2 * pages for pages in one.require(size)] == list(two.require(size))
 
 
+def test_memory_far_beyond_what_the_trace_needs_costs_none() -> None:
+    evaluation = Evaluation(PlanSettings(requests=4))
+    ample, endless = (
+        evaluation.evaluate(Size(device_gib=gib, host_gib=gib)) for gib in (64, 1 << 30)
+    )
+
+    assert endless["host_pages"] > 1000 * ample["host_pages"]
+    assert endless["hit_tokens"] == ample["hit_tokens"]
+
+
 def test_a_goal_is_reached_with_the_least_host_memory(lockstep: Run, tmp_path: Path) -> None:
     report = tmp_path / "plan.json"
     goal = ("plan", "--device-gib", "1", "--goal", "70%", "--report", report)

@@ -75,7 +75,10 @@ def test_where_no_page_comes_to_that_the_largest_is_advised(lockstep: Run) -> No
     [
         (["--tokens", "-1"], "--tokens. Must be >= 0"),
         (["--tokens", "1e30"], "pages at most"),
+        (["--tokens", "inf"], "--tokens. Must be < inf"),
         (["--device-gib", "inf"], "--device-gib. Must be <= 1073741824"),
+        (["--host-gib", "1e300"], "--host-gib. Must be <= 1073741824"),
+        (["--page-tokens", "1048576"], "a page of 1048576 tokens has a part of 17179869184 bytes"),
         (["--tp", "16"], "8 KV heads, which 16 ranks cannot divide evenly"),
         (["--model", "/"], "cannot read /config.json"),
     ],

@@ -81,6 +81,12 @@ def _pool_pages(stats: CacheStats) -> Nested:
     }
 
 
+def _store_states(stats: CacheStats) -> Nested:
+    never = stats.store is StoreState.DETACHED and not stats.stores
+    states = {state.value: int(stats.store is state and not never) for state in StoreState}
+    return {"none": int(never), **states}
+
+
 def _moved(stats: ExecutorCounts) -> Nested:
     moved = stats.bytes_moved
     return {
@@ -125,7 +131,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
     Family("asked_tokens", (), _COUNTER, lambda stats: stats.replica.asked_tokens,
            "Tokens that admitted requests could have used from the cache."),
     Family("hit_tokens", ("tier",), _COUNTER, lambda stats: stats.replica.hit_tokens,
-           "How many of them were cached, by the tier on which they were."),
+           "How many of them were cached, by the tier on which they were; peer is another group."),
     Family("missed_tokens", ("cause",), _COUNTER, lambda stats: stats.replica.missed_tokens,
            "How many of them no tier had, by cause: never_seen, evicted from host memory, lost in"
            " storage, or seen under an other_key alone."),
@@ -154,10 +160,12 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
     Family("left_unwritten_pages", ("cause",), _COUNTER, lambda stats: stats.left_unwritten_pages,
            "Pages that have left memory before they could be copied or written."),
     Family("quarantined_operations", (), _COUNTER, lambda stats: stats.replica.quarantined,
-           "Operations that did not fall quiet in time: their pages are out of use."),
+           "Operations that did not fall quiet in time, whether or not they have since."),
+    Family("operations_quarantined", (), _GAUGE, lambda stats: stats.quarantined,
+           "Operations that were stopped and do not fall quiet: their pages are out of use."),
     Family("store_state", ("state",), _GAUGE,
-           lambda stats: {state.value: int(stats.store is state) for state in StoreState},
-           "1 for the state that the group's store is in, 0 for the others."),
+           _store_states,
+           "1 for the state of the group's store, none if there never was one; 0 for the others."),
 )
 """What a cache counts itself."""
 

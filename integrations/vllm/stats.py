@@ -155,6 +155,7 @@ def line(told: Told) -> dict[str, Number]:
         "restored tokens": total("restored_tokens", "saved"),
     }
     seldom: dict[str, Number] = {
+        "brought from peers": total("hit_tokens", "peer"),
         "failed tokens": total("restored_tokens", "failed"),
         "failed loads": total("operations", "load_back", "failed"),
         "missed pages": total("missed_pages"),

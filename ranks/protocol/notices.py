@@ -105,6 +105,8 @@ class Hit(NamedTuple):
     """Tokens that its prefetch has brought to host memory before; not among `host_tokens`."""
     missed: MissedTokens = MissedTokens()
     """The rest of `tokens`."""
+    source: str = ""
+    """The group that it brought them from; empty for the store."""
 
 
 class Missed(NamedTuple):

@@ -55,7 +55,7 @@ def state_digest(replica: Replica) -> int:
     for request in requests:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
         add(request.prefix, request.fetched, *(run.tobytes() for run in request.device_pages))
-        add([run.tobytes() for run in request.saved or ()], request.computed)
+        add([run.tobytes() for run in request.saved or ()], request.computed, request.source)
         if isinstance(request, OwnedRequest):
             add(sorted(request.ends), sorted(request.checkpoints), request.priority)
         elif isinstance(request, LentRequest):

@@ -23,7 +23,7 @@ class ReplicaStats:
     asked_tokens: int
     """How many tokens admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
-    """How many of those were cached, by the tier on which they were."""
+    """How many of those were cached, by the tier on which they were: device, host, storage or peer."""
     missed_tokens: dict[str, int]
     """How many of those were not, by the cause: see `MissedTokens`."""
     missed_pages: dict[str, int]
@@ -35,7 +35,7 @@ class ReplicaStats:
     lacking: dict[int, int]
     """How often a rank could not do what the others could have done."""
     quarantined: int
-    """Operations that did not fall quiet in time."""
+    """How many operations did not fall quiet in time, whether or not they have since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,8 @@ class CacheStats(ExecutorCounts):
     """How full each pool is, by its name and tier; equal on all ranks."""
     in_flight: Mapping[str, int]
     """Operations in flight, by their kind; equal on all ranks."""
+    quarantined: int
+    """How many of them were stopped and do not fall quiet: their pages are out of use."""
     unwritten_pages: Mapping[str, int]
     """Pages that are still to be copied to host memory or written to the store, by the cause of the
     delay; equal on all ranks."""
@@ -92,6 +94,8 @@ class CacheStats(ExecutorCounts):
     as requests do."""
     store: StoreState
     """How far the group is with its store; equal on all ranks."""
+    stores: int
+    """How many stores it has had."""
     ended_by: str
     """The name of the error that has ended the epoch, or nothing while it lasts."""
     digest: int

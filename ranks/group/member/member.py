@@ -10,6 +10,7 @@ from typing import TypeVar
 from ....coordinator.collective import Collective
 from ....coordinator.collectives.home_process import HomeProcess
 from ....coordinator.lanes import BallotShape
+from ....coordinator.operation import Phase
 from ....coordinator.round import Rounds
 from ....coordinator.verdict import Verdict
 from ....errors import GroupError, InternalError, RankUnhealthy, UsageError
@@ -302,9 +303,8 @@ class Member:
         """
         rounds = max(0, as_count(rounds, "rounds"))
         counts = self._executor.counts()
-        in_flight = Counter(
-            each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())
-        )
+        in_flight = list(self._replica.agenda.in_flight.values())
+        kinds = Counter(each.kind.word.lower() for each in in_flight)
         prefixes, ended_by = self._replica.prefixes, self._rounds.ended_by
         return CacheStats(
             rank=self.rank,
@@ -320,7 +320,8 @@ class Member:
             replica=self._observer.stats(),
             pools=pools_in_use(prefixes),
             # What is no plain map, `asdict` makes no map of.
-            in_flight=dict(in_flight),
+            in_flight=dict(kinds),
+            quarantined=sum(each.phase is Phase.QUARANTINED for each in in_flight),
             unwritten_pages=dict[str, int](self._replica.unwritten.items()),
             left_unwritten_pages=dict[str, int](self._replica.left_unwritten.items()),
             namespaces=len(prefixes.tree.roots),
@@ -331,6 +332,7 @@ class Member:
             pages_corrupt=counts.pages_corrupt,
             storage_late=counts.storage_late,
             store=self.store_state(),
+            stores=self._replica.store.number,
             ended_by="" if ended_by is None else type(ended_by).__name__,
             digest=self._replica.digest,
         )

@@ -107,7 +107,7 @@ class Observer:
                     self._asked_tokens += notice.tokens
                     self._hits["device"] += notice.device_tokens
                     self._hits["host"] += notice.host_tokens
-                    self._hits["storage"] += notice.storage_tokens
+                    self._hits["peer" if notice.source else "storage"] += notice.storage_tokens
                     self._missed_tokens.update(notice.missed._asdict())
                 case Missed():
                     self._missed[notice.why] += notice.pages

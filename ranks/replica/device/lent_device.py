@@ -121,7 +121,8 @@ class LentDevice:
         first, last = max(first, request.fetched[0]), min(last, request.fetched[1])
         fetched = max(0, min(cached, last * unit) - first * unit)
         missed = self._seen.count(request.place, tokens, unit, cached, request.sought)
-        told = Hit(request.id, asked, cached - brought, brought - fetched, fetched, missed)
+        on_device, from_host, source = cached - brought, brought - fetched, request.source
+        told = Hit(request.id, asked, on_device, from_host, fetched, missed, source)
         self._outbox.notices.append(told)
         request.sought = NOTHING_SOUGHT
 

@@ -336,11 +336,11 @@ class OwnedDevice:
         fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
         on_device, from_host = device * unit, (best - device - fetched) * unit
         missed = self._seen.count(request.place, tokens, unit, best * unit, request.sought)
-        asked, request.sought = len(tokens) // TOKEN_BYTES, NOTHING_SOUGHT
-        told = Hit(request.id, asked, on_device, from_host, fetched * unit, missed)
+        stored, asked, request.sought = fetched * unit, len(tokens) // TOKEN_BYTES, NOTHING_SOUGHT
+        told = Hit(request.id, asked, on_device, from_host, stored, missed, request.source)
         self._outbox.notices.append(told)
         stops = self._stops(request, tokens) if self._states else ()
-        return Admission(on_device, from_host, fetched * unit, request.waits_for, stops)
+        return Admission(on_device, from_host, stored, request.waits_for, stops)
 
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
         """Note where a request keeps a state, and where other requests' matches may end.

@@ -144,6 +144,8 @@ class Request:
     """Its prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
     """Positions, in pages, that its prefetch brought from storage."""
+    source: str = ""
+    """The group that they came from, as far as is known of the last of them; empty for the store."""
     refused: bool = False
     """Whether some rank could not connect to the group that its last prefetch was to read from."""
     prefix: int = 0

@@ -278,6 +278,7 @@ class Prefetching:
             first, last = request.fetched
             began = min(operation.floor, operation.anchor.end)
             request.fetched = (first if last == began else began, reached)
+            request.source = operation.source
         if why is None:
             self._finish(operation, _COMPLETE if reached == operation.end else Outcome.PARTIAL)
             return

@@ -47,7 +47,8 @@ def top(
         str,
         Parameter(
             help="Where rank 0 serves its metrics, as --metrics-port had it: PORT or HOST:PORT. The"
-            " other ranks are looked for at the next ports, unless each is named.",
+            " other ranks are looked for at the next ports, unless each is named or one scheduler"
+            " answers for all.",
             required=True,
         ),
     ],
@@ -75,14 +76,15 @@ def top(
 
 def _looks(address: Sequence[str], every: float, sightings: Sightings) -> Iterator[None]:
     """Look again and again, and keep what is seen; raises `ConfigError` if nobody ever answers."""
-    world_size = 1
+    ports = 1
     while True:
         began = time.monotonic()
-        sighting = look(addresses_of(address, world_size), began)
-        if world_size < sighting.world_size and len(address) == 1:
-            world_size = sighting.world_size
+        sighting = look(addresses_of(address, ports), began)
+        wanted = 1 if sighting.has_one_scheduler else sighting.world_size
+        if len(address) == 1 and wanted not in (0, ports):
+            ports = wanted
             continue
-        if not sighting.ranks and world_size == 1:
+        if not sighting.ranks and ports == 1:
             raise ConfigError(
                 f"nobody answers at {', '.join(sighting.silent)}; start the group with --metrics-port,"
                 " and name that port"

@@ -29,6 +29,7 @@ TURNOVER_S: Final = 600.0
 SKEW: Final = 4.0
 """How many times as long the others wait as the rank that they wait for."""
 SKEW_S: Final = 0.001
+PEER: Final = "peer"
 
 
 class Weight(IntEnum):
@@ -81,11 +82,11 @@ def _silent(window: Window) -> Iterator[Finding]:
 
 
 def _no_store(window: Window) -> Iterator[Finding]:
-    if window.is_at("quarantined_operations_total"):
+    hanging = window.is_at("operations_quarantined")
+    if hanging:
         yield Finding(
             Weight.BROKEN,
-            f"{window.is_at('quarantined_operations_total'):.0f} operations hang, and their pages are"
-            " out of use",
+            f"{hanging:.0f} operations hang, and their pages are out of use",
             "look at the store, or at the device: calls do not come back",
         )
     if window.is_at("store_state", state="draining"):
@@ -94,6 +95,28 @@ def _no_store(window: Window) -> Iterator[Finding]:
             "the store is being let go of: nothing new is read from it",
             "somebody has detached it, or it hung: the log says which",
         )
+
+
+def _unwritten(window: Window) -> Iterator[Finding]:
+    ended = window.by("operations_total", "outcome", kind="persist")
+    failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
+    pages = window.is_at("unwritten_pages", cause="store_failed")
+    # Tries are up to 30 s apart, so a window may have none.
+    if failed or (pages and not done):
+        writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
+        yield Finding(
+            Weight.COSTS_HITS,
+            f"{writes} to the store failed, and {pages:,.0f} pages wait for the next try",
+            "the ranks' logs say why: a full disk, or no right to write; `lockstep doctor --store URI`"
+            " tries the store",
+        )
+
+
+def _source(window: Window) -> str:
+    """Return where the prefetches of the group read."""
+    if PEER not in window.values_of("storage_calls_in_flight", "store"):
+        return "the store"
+    return "peers" if window.is_at("store_state", state="none") else "the store or peers"
 
 
 def _lacking(window: Window) -> Iterator[Finding]:
@@ -106,8 +129,8 @@ def _lacking(window: Window) -> Iterator[Finding]:
     who = f"rank {worst}" if worst else "one rank"
     yield Finding(
         Weight.COSTS_HITS,
-        f"{who} lacks pages that the others have in the store: {pages:,.0f} pages were computed again"
-        " for it",
+        f"{who} lacks pages that the others have in {_source(window)}: {pages:,.0f} pages were computed"
+        " again for it",
         f"look at the store of {who}: objects are gone from it, or it looks in another place; what is"
         " computed again is written again",
     )
@@ -118,13 +141,13 @@ def _unreadable(window: Window) -> Iterator[Finding]:
     if corrupt:
         yield Finding(
             Weight.COSTS_HITS,
-            f"{corrupt:,.0f} pages in the store were damaged",
+            f"{corrupt:,.0f} pages in {_source(window)} were damaged",
             "none was used; `lockstep store verify URI` names the objects",
         )
     elif (pages := _unread(window)) and not window.grew_everywhere("storage_late_calls_total"):
         yield Finding(
             Weight.COSTS_HITS,
-            f"{pages:,.0f} pages could not be read from the store",
+            f"{pages:,.0f} pages could not be read from {_source(window)}",
             "the ranks' logs say why; `lockstep doctor --store URI` tries the store",
         )
 
@@ -144,14 +167,15 @@ def _late(window: Window) -> Iterator[Finding]:
     slow = max(took or 0.0, looked or 0.0)
     if not (pages or late) and slow < SLOW_READ_S:
         return
-    how = f"half of its reads and lookups take {_time(slow)} or more"
+    how = f"half of the reads or lookups take {_time(slow)} or more"
     if slow < SLOW_READ_S:
         how = f"{late:,.0f} calls ran out of their time" if late else "pages came too late"
+    source = _source(window)
     lost = f"; {pages:,.0f} pages were computed for it" if pages else ""
     yield Finding(
         Weight.COSTS_HITS,
-        f"the store is slow: {how}{lost}",
-        "look at the store and the way to it (`lockstep doctor --store URI` measures both), or let"
+        f"{source} {'is' if source == 'the store' else 'are'} slow: {how}{lost}",
+        "look there and at the way to it (`lockstep doctor --store URI` measures a store), or let"
         " requests wait longer or less long for it by the stop policy",
     )
 
@@ -201,7 +225,7 @@ def _host_full(window: Window) -> Iterator[Finding]:
 
 def _slow_rank(window: Window) -> Iterator[Finding]:
     rounds = window.grew("rounds_total")
-    waits = {rank: window.grew_on(rank, "round_wait_seconds_total") for rank in window.now.ranks}
+    waits = window.waits()
     if len(waits) < 2 or not rounds:
         return
     slowest = min(waits, key=lambda rank: waits[rank])
@@ -239,10 +263,12 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _ended,
     _silent,
     _no_store,
-    # What one rank has not written yet, since the store is slow, the others have.
+    _unwritten,
+    # What one rank has not written yet, since the store is slow, or what was damaged and is out of the
+    # way, the others have.
     _late,
-    _lacking,
     _unreadable,
+    _lacking,
     _quota,
     _salts,
     _host_full,

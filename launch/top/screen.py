@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..cli.amounts import bytes_in_words, count
-from .findings import MISSES, Finding, Weight, findings
+from .findings import MISSES, PEER, Finding, Weight, findings
 from .sighting import label_of
 from .window import Window
 
-_TIERS = ("device", "host", "storage")
+_TIERS = ("device", "host", "storage", "peer")
 _WEIGHTS = {
     Weight.BROKEN: "bold red",
     Weight.COSTS_HITS: "bold yellow",
@@ -37,8 +37,11 @@ def _head(window: Window) -> Text:
     info = next((key for key in now.any_rank if key[0] == "lockstep_info"), None)
     carried = "" if info is None else f" · rounds by {label_of(info, 'transport')}"
     version = "" if info is None else f" {label_of(info, 'version')}"
-    answered = f"{len(now.ranks)} of {count(max(now.world_size, len(now.ranks)), 'rank')} answered"
-    return Text(f"lockstep{version} · {answered}{carried} · {_span(window)}", style="bold")
+    ranks = count(max(now.world_size, len(now.ranks)), "rank")
+    who = "one scheduler for" if now.has_one_scheduler else f"{len(now.ranks)} of"
+    return Text(
+        f"lockstep{version} · {who} {ranks} answered{carried} · {_span(window)}", style="bold"
+    )
 
 
 def _span(window: Window) -> str:
@@ -65,7 +68,10 @@ def _hits(windows: Sequence[Window]) -> Table:
     for window in windows:
         table.add_column(_span(window), justify="right", min_width=14)
     for tier in _TIERS:
-        shares = [_share(each.grew("hit_tokens_total", tier=tier), each) for each in windows]
+        hits = [each.grew("hit_tokens_total", tier=tier) for each in windows]
+        if tier == PEER and not any(hits):
+            continue
+        shares = [_share(hit, each) for hit, each in zip(hits, windows, strict=True)]
         table.add_row(f"  hit, {tier}", *shares)
     for cause, words in MISSES.items():
         shares = [_share(each.grew("missed_tokens_total", cause=cause), each) for each in windows]
@@ -128,9 +134,7 @@ def _rounds(window: Window) -> str:
     rounds = window.grew("rounds_total")
     if not rounds:
         return "none"
-    waits = {
-        rank: window.grew_on(rank, "round_wait_seconds_total") / rounds for rank in window.now.ranks
-    }
+    waits = {rank: waited / rounds for rank, waited in window.waits().items()}
     half, last = (window.percentile("step_seconds", share) for share in (0.5, 0.99))
     told = [f"{rounds:,.0f}, a step keeps the engine {_took(half)} (p99 {_took(last)})"]
     if len(waits) > 1:

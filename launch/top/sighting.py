@@ -1,19 +1,27 @@
 """One look at a group: the numbers that each of its ranks exposes, at one moment."""
 
+import re
+import socket
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import isfinite
+from threading import Thread
 from typing import Final
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from ...coordinator.collectives.engine_channel import EngineChannel
 from ...errors import ConfigError
 from ...ranks.protocol.host_port import joined_address, split_address
-from ...telemetry.port import LOOPBACK, MISSING
+from ...telemetry.families import PREFIX
+from ...telemetry.port import LOOPBACK, MISSING, PORT_MAX
 
 _TIMEOUT_S: Final = 2.0
+"""For a whole answer, however its bytes come."""
 _BYTES_MAX: Final = 16 << 20
 """More than any rank exposes; whatever else listens at the port fills no memory."""
+_RANKS_MAX: Final = 4096
+_OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 """The name of a sample, and its labels."""
@@ -26,7 +34,7 @@ class Sighting:
 
     at_s: float
     ranks: Mapping[int, Numbers]
-    """The numbers of each rank that answered."""
+    """The numbers of each rank that answered, or for which another answered."""
     silent: tuple[str, ...] = ()
     """The addresses at which nobody answered."""
 
@@ -38,7 +46,15 @@ class Sighting:
     @property
     def world_size(self) -> int:
         """How many ranks the group says it has; 0 where nobody answered."""
-        return next((int(label_of(key, "world_size")) for key in self.any_rank if _is_info(key)), 0)
+        return int(self._info("world_size") or 0)
+
+    @property
+    def has_one_scheduler(self) -> bool:
+        """Whether an engine's one scheduler answers for all ranks: the others have no port."""
+        return self._info("transport") == EngineChannel.transport
+
+    def _info(self, label: str) -> str:
+        return next((label_of(key, label) for key in self.any_rank if _is_info(key)), "")
 
 
 def numbers_in(text: str) -> dict[Key, float]:
@@ -55,6 +71,7 @@ def numbers_in(text: str) -> dict[Key, float]:
         (sample.name, frozenset(sample.labels.items())): float(sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
+        if isfinite(sample.value) and float(sample.labels.get("le", 0)) >= 0
     }
 
 
@@ -66,10 +83,11 @@ def label_of(key: Key, name: str) -> str:
 def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
     """Return where the ranks are: as given, or, where one is given, at the ports from it on."""
     given = [f"{LOOPBACK}:{each}" if each.isdigit() else each for each in first]
-    host, port = split_address(given[0])
-    if len(given) > 1:
+    (host, port), *others = map(split_address, given)
+    if others:
         return given
-    return [joined_address(host, port + rank) for rank in range(max(1, world_size))]
+    ports = range(port, min(port + max(1, world_size), PORT_MAX + 1))
+    return [joined_address(host, each) for each in ports]
 
 
 def look(addresses: Sequence[str], at_s: float) -> Sighting:
@@ -77,41 +95,63 @@ def look(addresses: Sequence[str], at_s: float) -> Sighting:
 
     Raises `ConfigError` if something else listens there.
     """
-    with ThreadPoolExecutor(min(32, len(addresses))) as threads:
-        texts = list(threads.map(_text_at, addresses))
+    answers: dict[str, bytes] = {}
+    until_s = time.monotonic() + _TIMEOUT_S
+    # Nobody waits at the interpreter's end for a thread that still looks a name up.
+    threads = [
+        Thread(target=_ask, args=(each, until_s, answers), daemon=True) for each in addresses
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
     ranks: dict[int, Numbers] = {}
-    silent: list[str] = []
-    for address, text in zip(addresses, texts, strict=True):
-        if text is None:
-            silent.append(address)
-            continue
-        numbers = _numbers_at(address, text)
-        ranks[_rank_in(address, numbers)] = numbers
-    return Sighting(at_s, ranks, tuple(silent))
+    in_time = answers.copy()  # Others may still come.
+    for address, answer in in_time.items():
+        ranks |= _ranks_in(address, answer)
+    return Sighting(at_s, ranks, tuple(each for each in addresses if each not in in_time))
 
 
-def _text_at(address: str) -> str | None:
+def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
+    """Add the answer of who listens at an address, unless it is not whole in time."""
+    answer = bytearray()
     try:
-        with urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
-            read: bytes = answer.read(_BYTES_MAX)
-            return read.decode("utf-8", "replace")
-    except (URLError, OSError, ValueError):
-        return None
+        with socket.create_connection(split_address(address), _TIMEOUT_S) as connection:
+            # HTTP/1.0: the answer comes in one piece, and ends with the connection.
+            connection.sendall(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
+            while len(answer) < _BYTES_MAX:
+                connection.settimeout(until_s - time.monotonic())  # Below 0 it raises `ValueError`.
+                piece = connection.recv(1 << 16)
+                if not piece:
+                    break
+                answer += piece
+    except (OSError, ValueError):
+        return
+    answers[address] = bytes(answer)
 
 
-def _numbers_at(address: str, text: str) -> dict[Key, float]:
+def _ranks_in(address: str, answer: bytes) -> dict[int, Numbers]:
+    """Return the numbers of each rank in an answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    ranks: defaultdict[int, dict[Key, float]] = defaultdict(dict)
     try:
-        return numbers_in(text)
+        if not _OK.match(head):
+            raise ValueError(f"it answered {head[:40]!r}")
+        numbers = numbers_in(body.decode())
+        for key, number in numbers.items():
+            if key[0].startswith(PREFIX):
+                if not all(value.isprintable() for _, value in key[1]):
+                    raise ValueError(f"{key[0]} has a label that no rank has")
+                ranks[int(label_of(key, "rank"))][key] = number
+        sizes = [int(label_of(key, "world_size")) for key in numbers if _is_info(key)]
+        if not sizes or not 0 < max(sizes) <= _RANKS_MAX:
+            raise ValueError(f"it names world sizes {sizes}")
     except ValueError as error:
-        raise ConfigError(f"what listens at {address} exposes no metrics: {error}") from error
-
-
-def _rank_in(address: str, numbers: Numbers) -> int:
-    for key in numbers:
-        if _is_info(key):
-            return int(label_of(key, "rank"))
-    raise ConfigError(f"what listens at {address} is no rank of Lockstep; name a --metrics-port")
+        raise ConfigError(
+            f"what listens at {address} is no rank of Lockstep: {error}; name a --metrics-port"
+        ) from error
+    return dict(ranks)
 
 
 def _is_info(key: Key) -> bool:
-    return key[0] == "lockstep_info"
+    return key[0] == f"{PREFIX}info"

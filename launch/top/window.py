@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...telemetry.families import PREFIX
 from .sighting import Key, Numbers, Sighting, label_of
-
-PREFIX = "lockstep_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,12 @@ class Window:
     def grew_everywhere(self, name: str, **labels: str) -> float:
         """Return by how much a counter has grown on all ranks together."""
         return sum(self.grew_on(rank, name, **labels) for rank in self.now.ranks)
+
+    def waits(self) -> dict[int, float]:
+        """Return how long each rank that counts it has waited for the others in rounds."""
+        name = "round_wait_seconds_total"
+        ranks = (rank for rank, numbers in self.now.ranks.items() if any(_keys(numbers, name)))
+        return {rank: self.grew_on(rank, name) for rank in ranks}
 
     def is_at(self, name: str, **labels: str) -> float:
         """Return what a gauge that is equal on all ranks is at now."""

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lockstep.telemetry.families import FAMILIES, Type
-from tests.kit.servers.promtool import checked_by_promtool
+from tests.kit.servers.promtool import run_promtool
 from tests.kit.source_tree import ROOT
 from tests.kit.telemetry import watching_files
 from tests.kit.telemetry.watching_files import NAME, WATCHING
@@ -61,6 +61,6 @@ def test_the_page_for_operators_explains_every_metric() -> None:
 
 @pytest.mark.parametrize(("what", "file"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])
 def test_prometheus_itself_finds_nothing_wrong_with_the_files(what: str, file: str) -> None:
-    checked = checked_by_promtool(what, WATCHING / file)
+    checked = run_promtool("check", what, str(WATCHING / file))
 
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,16 +1,67 @@
-"""Prometheus's own checker of rules and settings."""
+"""Prometheus's own checker of rules and settings, and its evaluation of alerts."""
 
+import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lockstep.launch.top.sighting import Key
+from lockstep.launch.top.window import Window
 
-def checked_by_promtool(what: str, file: Path) -> "subprocess.CompletedProcess[str]":
-    """Return what `promtool check` says of a file."""
+MINUTES = 60
+"""How long a group stays as its window shows it, after as long without anything."""
+
+
+def run_promtool(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Return what `promtool` says; skip the test where it is not installed."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool (apt-get install prometheus)")
-    arguments = [promtool, "check", what, str(file)]
-    return subprocess.run(arguments, capture_output=True, text=True, check=False)
+    return subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+
+
+def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path) -> None:
+    """Fail unless exactly these alerts fire while a group goes on as in a window of its scrapes."""
+    samples = [{"labels": f'{{alertname="{each}"}}', "value": 1} for each in sorted(expected)]
+    test = {
+        "interval": "1m",
+        "input_series": [*_series(window)],
+        "promql_expr_test": [
+            {
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{2 * MINUTES}m",
+                "exp_samples": samples,
+            }
+        ],
+    }
+    file = folder / "alerts-test.yml"
+    # JSON is YAML.
+    file.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}), encoding="utf-8")
+    checked = run_promtool("test", "rules", str(file))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def _series(window: Window) -> Iterator[dict[str, str]]:
+    """Yield what Prometheus has of each sample: gauges as they were and are, counters that grow on."""
+    assert window.before is not None
+    for rank, now in window.now.ranks.items():
+        before = window.before.ranks[rank]
+        for key in {**before, **now}:
+            name, labels = key
+            words = {**dict(labels), "job": "lockstep", "instance": str(rank)}
+            text = ",".join(f"{label}={json.dumps(value)}" for label, value in words.items())
+            values = _values(key, before.get(key), now.get(key), window.seconds / 60)
+            yield {"series": f"{name}{{{text}}}", "values": values}
+
+
+def _values(key: Key, before: float | None, now: float | None, minutes: float) -> str:
+    if key[0].endswith(("_total", "_bucket", "_sum", "_count")):
+        start, end = before or 0.0, now or 0.0
+        return f"{start:f}+0x{MINUTES} {start:f}+{(end - start) / minutes:f}x{MINUTES}"
+    parts = (
+        f"_x{MINUTES + 1}" if each is None else f"{each:f}+0x{MINUTES}" for each in (before, now)
+    )
+    return " ".join(parts)

@@ -1,6 +1,6 @@
 """A group of two ranks that serves the built-in workload, and what its metrics say of it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -11,6 +11,8 @@ from lockstep.launch.replay.worker import limits_of
 from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.ranks.group.cache import Cache
 from lockstep.ranks.group.member.member import Member
+from lockstep.ranks.group.member.rank_cache import RankCache
+from lockstep.ranks.replica.attaching import StoreState
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.scheduler import Scheduler
@@ -35,8 +37,13 @@ class WatchedGroup:
         self._namespaces = settings.namespaces
         self._served = 0
 
-    def serve(self, *, seed: int = 1, requests: int = REQUESTS) -> ReplayCounts:
-        """Serve a workload to its end, and wait for the last write; return what rank 0 counts."""
+    def serve(
+        self, *, seed: int = 1, requests: int = REQUESTS, is_written: bool = True
+    ) -> ReplayCounts:
+        """Serve a workload to its end, and wait for the last write; return what rank 0 counts.
+
+        Where not all of it `is_written` the store has failed, and nobody waits.
+        """
         first, self._served = self._served, self._served + requests
 
         def program(cache: Cache, _: ForwardPass) -> ReplayCounts:
@@ -44,17 +51,26 @@ class WatchedGroup:
             numbered = (replace(each, index=first + each.index) for each in workload)
             scheduler = Scheduler(cache, spread_over(self._namespaces, numbered), self._limits)
             assert scheduler.run()
-            assert cache.flush()
+            assert not is_written or cache.flush()
             return scheduler.counts
 
         counts, *_ = [each.result(120) for each in self.group.begin(program)]
         return counts
 
+    def detach(self) -> None:
+        """Let go of the store, and step until it is gone."""
+        for cache in self.group.caches:
+            cache.detach_store()
+        self.group.until(lambda cache: cache.store_state() is StoreState.DETACHED)
+
     def seen(self, at_s: float = 0.0) -> Sighting:
         """Return what a scrape of every rank would see now."""
-        return Sighting(
-            at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in self.group.caches}
-        )
+        return seen_of(self.group.caches, at_s)
+
+
+def seen_of(caches: Sequence[RankCache], at_s: float = 0.0) -> Sighting:
+    """Return what a scrape of the ranks of these caches would see now."""
+    return Sighting(at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in caches})
 
 
 def exposed_by(cache: Member) -> str:

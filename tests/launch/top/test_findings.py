@@ -1,6 +1,8 @@
-"""What `lockstep top` says of a group with something the matter: the matter comes first."""
+"""What `lockstep top` says of a group with something the matter, and which alerts fire for it."""
 
-import re
+import io
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,25 +10,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from lockstep.coordinator.ballot import Answered, Quiesced, QuiesceExpired
+from lockstep.errors import DivergenceError, PeerLost
 from lockstep.launch.top.findings import Weight, findings
+from lockstep.launch.top.screen import screen
 from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.launch.top.window import Window
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.orders import LookUp
+from tests.kit.ranks.in_turn import RanksInTurn, prompt
+from tests.kit.ranks.pair import PAGE_TOKENS, Pair
+from tests.kit.ranks.served_group import keyed
+from tests.kit.servers.promtool import require_alerts
+from tests.kit.source_tree import ROOT
 from tests.kit.storage.calls import opened_at, run
-from tests.kit.telemetry.watched_group import SETTINGS, WatchedGroup, watched_group
+from tests.kit.telemetry.watched_group import REQUESTS, SETTINGS, seen_of, watched_group
 
-Watch = Callable[..., WatchedGroup]
+ALERTS = ROOT / "examples" / "watching" / "alerts.yml"
+WINDOW_S = 10.0
 
 
 @pytest.fixture
-def watched() -> Iterator[Watch]:
-    """Opens groups with some settings changed, and closes them at the end."""
-    with ExitStack() as stack:
-
-        def opened(**changes: Any) -> WatchedGroup:
-            return stack.enter_context(watched_group(replace(SETTINGS, **changes)))
-
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
         yield opened
+
+
+Watch = Callable[[ExitStack, Path], Window]
+
+
+def served(stack: ExitStack, *, requests: int = REQUESTS, **changes: Any) -> Window:
+    """Serve a workload with some settings changed."""
+    group = stack.enter_context(watched_group(replace(SETTINGS, **changes)))
+    before = group.seen()
+    group.serve(requests=requests)
+    return Window(group.seen(WINDOW_S), before)
+
+
+def with_settings(**changes: Any) -> Watch:
+    return lambda stack, _: served(stack, **changes)
 
 
 async def lose_half(uri: str) -> None:
@@ -35,37 +60,190 @@ async def lose_half(uri: str) -> None:
         assert all(await store.remove(sorted(names, key=str)[::2], deadline=1e12))
 
 
-def said(group: WatchedGroup, *, seed: int = 1) -> list[str]:
-    """Return what is found while a workload is served."""
-    before = group.seen(0.0)
-    group.serve(seed=seed)
-    return [each.what for each in findings(Window(group.seen(10.0), before))]
-
-
-def test_a_group_with_room_for_all_has_nothing_wrong(watched: Watch) -> None:
-    *_, last = said(watched())
-
-    assert last.startswith("nothing is wrong that numbers show")
-
-
-def test_a_rank_whose_store_has_lost_half_of_its_objects_is_named(
-    watched: Watch, tmp_path: Path
-) -> None:
-    store = f"file://{tmp_path}/{{rank}}?durability=none"
-    before = watched(store=store)
-    before.serve()
-    before.group.close()
+def half_lost(stack: ExitStack, folder: Path) -> Window:
+    store = f"file://{folder}/{{rank}}?durability=none"
+    with watched_group(replace(SETTINGS, store=store)) as before:
+        before.serve()
     run(lose_half(store.replace("{rank}", "1")))
-
-    first, *_ = said(watched(store=store))
-
-    assert first.startswith("rank 1 lacks pages that the others have in the store")
+    return served(stack, store=store)
 
 
-def test_host_memory_that_is_too_small_is_said_with_how_fast_it_turns_over(watched: Watch) -> None:
-    first, *_ = said(watched(host_pages=40))
+def damaged(stack: ExitStack, folder: Path) -> Window:
+    store = f"file://{folder}?durability=none"
+    with watched_group(replace(SETTINGS, store=store)) as before:
+        before.serve()
+    for file in folder.rglob("*"):
+        if file.is_file() and file.stat().st_size > HEADER_BYTES:
+            with file.open("r+b") as opened:
+                opened.seek(-1, os.SEEK_END)
+                last = opened.read(1)[0]
+                opened.seek(-1, os.SEEK_END)
+                opened.write(bytes([last ^ 1]))
+    # Of further ones some pages would be gone already, on the rank that was the first to read them.
+    return served(stack, store=store, requests=1)
 
-    assert first.startswith("host memory is too small: all of its 40 pages are replaced every")
+
+def unwritable(stack: ExitStack, folder: Path) -> Window:
+    store = folder / "store"
+    settings = replace(SETTINGS, store=f"file://{store}?durability=none")
+    group = stack.enter_context(watched_group(settings))
+    shutil.rmtree(store)
+    store.touch()
+    before = group.seen()
+    group.serve(is_written=False)
+    return Window(group.seen(WINDOW_S), before)
+
+
+def idle(stack: ExitStack, _: Path) -> Window:
+    group = stack.enter_context(watched_group(SETTINGS))
+    return Window(group.seen(WINDOW_S), group.seen())
+
+
+def detached(stack: ExitStack, _: Path) -> Window:
+    group = stack.enter_context(watched_group(replace(SETTINGS, store="memory://detached")))
+    before = group.seen()
+    group.detach()
+    return Window(group.seen(WINDOW_S), before)
+
+
+def ended(stack: ExitStack, _: Path) -> Window:
+    group = stack.enter_context(watched_group(SETTINGS))
+    before, (first, other) = group.seen(), group.group.caches
+    other.abandon()
+    first.open_round()
+    with pytest.raises(PeerLost):
+        first.close_round()
+    return Window(group.seen(WINDOW_S), before)
+
+
+def diverged(stack: ExitStack, _: Path) -> Window:
+    group = stack.enter_context(watched_group(SETTINGS))
+    before = group.seen()
+
+    def program(cache: Cache, _: object) -> None:
+        cache.witness("batch", cache.rank)
+        cache.step()
+        cache.step()
+
+    for end in group.group.begin(program):
+        assert isinstance(end.exception(120), DivergenceError)
+    return Window(group.seen(WINDOW_S), before)
+
+
+def hanging(heals: bool) -> Watch:
+    """A read that one rank's store does not come back from, or only later."""
+
+    def window(_: ExitStack, __: Path) -> Window:
+        ranks = RanksInTurn(2)
+        before = seen_of(ranks.caches)
+        ranks.every(lambda cache: cache.prefetch("hangs", prompt(2)))
+        operation = ranks.take_operation(LookUp)
+        ranks.report(Answered(operation, 2))
+        ranks.step()
+        ranks.every(lambda cache: cache.abort("hangs"))
+        ranks.executors[1].said.append(QuiesceExpired(operation))
+        ranks.step()
+        ranks.step()
+        assert ranks.phase(operation) == "QUARANTINED"
+        if heals:
+            ranks.report(Quiesced(operation))
+            ranks.step()
+            assert ranks.phase(operation) == "DONE"
+        return Window(seen_of(ranks.caches, WINDOW_S), before)
+
+    return window
+
+
+CASES: dict[str, tuple[Watch, str, set[str]]] = {
+    "room for all": (with_settings(), "nothing is wrong that numbers show", set()),
+    "nobody asks": (idle, "no request was admitted", set()),
+    "a store that has all": (with_settings(store="memory://all"), "nothing is wrong that", set()),
+    "one rank's store has lost half": (
+        half_lost,
+        "rank 1 lacks pages that the others have in the store",
+        {"LockstepRankLacksPages"},
+    ),
+    "a damaged store": (
+        damaged,
+        "pages in the store were damaged",
+        {"LockstepStoreCorrupt", "LockstepStoreUnreadable"},
+    ),
+    "a store that takes no write": (
+        unwritable,
+        "writes to the store failed, and",
+        {"LockstepStoreNotWritten"},
+    ),
+    "a store that answers too late": (
+        with_settings(store="fault+memory://slow?fault.delay=1&fault.delay_ms=800"),
+        "the store is slow: ",
+        {"LockstepStoreSlow"},
+    ),
+    "a store that was detached": (detached, "no request was admitted", {"LockstepStoreGone"}),
+    "an operation that hangs": (
+        hanging(heals=False),
+        "1 operations hang, and their pages are out of use",
+        {"LockstepOperationsQuarantined"},
+    ),
+    "an operation that hung": (hanging(heals=True), "no request was admitted", set()),
+    "a small host": (
+        with_settings(host_pages=40),
+        "host memory is too small: all of its 40 pages are replaced every",
+        {"LockstepHostMemoryTurnsOver"},
+    ),
+    "a tenant's quota": (with_settings(namespaces=2, quota_pages=20), "a tenant's quota", set()),
+    "salts that never repeat": (
+        with_settings(namespaces=0),
+        "24 namespaces were new for 24 requests: salts that do not come back",
+        set(),
+    ),
+    "a group that has ended": (
+        ended,
+        "the group has ended, as rank 0 says: PeerLost",
+        {"LockstepGroupEnded"},
+    ),
+    "replicas that differ": (
+        diverged,
+        "the group has ended, as rank 0 says: DivergenceError",
+        {"LockstepGroupEnded", "LockstepReplicasDiverged"},
+    ),
+}
+"""How a group is watched, what is said first of it, and the alerts that fire, and no others."""
+
+
+def without_times(window: Window) -> Window:
+    """Return a window without what took time, since on a busy machine anything may be slow."""
+
+    def rest(seen: Sighting) -> Sighting:
+        ranks = {
+            rank: {key: value for key, value in numbers.items() if "_seconds" not in key[0]}
+            for rank, numbers in seen.ranks.items()
+        }
+        return replace(seen, ranks=ranks)
+
+    assert window.before is not None
+    return Window(rest(window.now), rest(window.before))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_the_matter_is_said_first_and_its_alert_alone_fires(
+    case: str, stack: ExitStack, tmp_path: Path
+) -> None:
+    watch, what, alerts = CASES[case]
+
+    window = watch(stack, tmp_path)
+    if "LockstepStoreSlow" not in alerts:
+        window = without_times(window)
+
+    assert what in findings(window)[0].what
+    require_alerts(ALERTS, window, alerts, tmp_path)
+
+
+def test_each_alert_fires_in_some_case() -> None:
+    named = {
+        line.split()[-1] for line in ALERTS.read_text("utf-8").splitlines() if "- alert:" in line
+    }
+
+    assert named == set.union(*(alerts for _, _, alerts in CASES.values()))
 
 
 def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> None:
@@ -83,42 +261,45 @@ def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> No
     assert [each for each in found if "damaged" in each or "could not be read" in each] == []
 
 
-def test_a_store_that_is_slow_is_said_with_its_latency(watched: Watch) -> None:
-    store = "fault+memory://slow?fault.delay=1&fault.delay_ms=800"
-
-    first, *_ = said(watched(store=store, host_pages=2048))
-
-    # On a busy machine no call may have come back by then.
-    assert re.match(
-        r"the store is slow: (half of its reads and lookups take|\d+ calls ran out)", first
-    )
-
-
-def test_a_tenant_s_quota_is_said_to_be_why_pages_left(watched: Watch) -> None:
-    first, *_ = said(watched(namespaces=2, quota_pages=20))
-
-    assert "a tenant's quota" in first
-
-
-def test_salts_that_never_repeat_are_said_to_be_new(watched: Watch) -> None:
-    first, *_ = said(watched(namespaces=0))
-
-    assert first == (
-        "24 namespaces were new for 24 requests: salts that do not come back, so that no request finds"
-        " what another has left"
-    )
-
-
-def test_a_group_that_nobody_asks_anything_has_no_hits_to_speak_of(watched: Watch) -> None:
-    group = watched()
-
-    (only,) = findings(Window(group.seen(10.0), group.seen(0.0)))
-
-    assert (only.weight, only.what) == (Weight.NORMAL, "no request was admitted")
-
-
 def test_a_rank_that_does_not_answer_is_named_by_its_address() -> None:
     (first, *_) = findings(Window(Sighting(0.0, {}, ("127.0.0.1:9401",))))
 
     assert first.weight is Weight.BROKEN
     assert first.what == "nobody answers at 127.0.0.1:9401"
+
+
+def shown(window: Window) -> list[str]:
+    """Return the lines of the screen, with each run of blanks as one."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(screen([window]))
+    assert isinstance(console.file, io.StringIO)
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_pages_of_another_group_are_not_said_to_come_from_a_store(stack: ExitStack) -> None:
+    pair, tokens = Pair(stack, "llama", (2, 2)), keyed(1, 8 * PAGE_TOKENS + 7, PAGE_TOKENS)
+    pair.compute(tokens, 8 * PAGE_TOKENS)
+    before = seen_of(pair.decode.caches)
+    cached = pair.goes_on(tokens)
+
+    window = Window(seen_of(pair.decode.caches, WINDOW_S), before)
+    lines = shown(window)
+
+    assert cached == window.grew("hit_tokens_total", tier="peer") > 0
+    assert window.grew("hit_tokens_total", tier="storage") == 0
+    assert [line.split(";")[0] for line in lines if line.startswith("store ")] == ["store none"]
+    assert any(line.startswith("hit, peer") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("state", "where"), [("none", "peers"), ("attached", "the store or peers")]
+)
+def test_what_peers_may_be_to_blame_for_is_not_said_of_a_store(state: str, where: str) -> None:
+    told = f"""
+    lockstep_store_state{{rank="0",state="{state}"}} 1
+    lockstep_storage_calls_in_flight{{rank="0",store="peer",call="read"}} 0
+    lockstep_corrupt_pages_total{{rank="0"}} 5
+    """
+    seen = Sighting(WINDOW_S, {0: numbers_in("\n".join(told.split("\n    ")))})
+
+    assert findings(Window(seen))[0].what == f"5 pages in {where} were damaged"

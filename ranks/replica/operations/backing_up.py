@@ -469,11 +469,13 @@ class BackingUp:
                 chosen.append((each, index))
                 continue
             complete = False
-            if room[0] and not index:
-                self._prefixes.split(each, room[0])
+            # Not if other pages of the node go along: it stands for its lower part after the split.
+            divisible = self._components[index].per_page and all(each is not at for at, _ in chosen)
+            if room[index] and divisible:
+                self._prefixes.split(each, room[index])
                 assert each.parent is not None
-                chosen.append((each.parent, 0))
-                room[0] = 0
+                chosen.append((each.parent, index))
+                room[index] = 0
         if not chosen:
             for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
                 pool.give_back(run)

@@ -155,6 +155,15 @@ def test_a_prompt_longer_than_host_memory_is_written_whole() -> None:
     assert ranks.available(HOST)[0] == 4
 
 
+def test_a_window_passes_through_less_room_than_it_needs_at_once() -> None:
+    """A node was not divided for it, so a prompt longer than host memory was never written whole."""
+    ranks = with_a_window(span_pages=4, host_pages=6, window_pages=5)
+    ranks.publish("a", prompt_of(1, 7))
+
+    assert written(ranks, "window") == [2, 3, 4, 5, 6]
+    assert ranks.every(lambda cache: cache.stats(rounds=0).unwritten_pages) == {}
+
+
 def test_a_prompt_much_longer_than_host_memory_is_written_once_though_the_store_is_slow() -> None:
     """Each try renewed what the store had by then, so the rest was never reached."""
     ranks = RanksInTurn(host_pages=8, device_pages=64)

@@ -48,18 +48,20 @@ def http(body: str) -> Answer:
     return raw(f"HTTP/1.1 200 OK\r\n\r\n{body}".encode())
 
 
+def drip(connection: socket.socket) -> None:
+    """Send a byte twenty times a second, until the other side has gone."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    connection.settimeout(0.05)
+    while True:
+        connection.sendall(b"#")
+        with suppress(TimeoutError):
+            connection.recv(1)
+
+
 def test_whoever_drips_bytes_has_not_answered(
     serve: Serve, lockstep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.launch.top.sighting._TIMEOUT_S", 0.3)
-
-    def drip(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        connection.settimeout(0.05)
-        while True:
-            connection.sendall(b"#")
-            with suppress(TimeoutError):
-                connection.recv(1)
 
     assert "nobody answers at 127.0.0.1:" in refusal(lockstep, "top", serve(drip))
 

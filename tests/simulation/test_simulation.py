@@ -326,3 +326,10 @@ def test_hundreds_of_longer_schedules_of_four_ranks_have_no_violation(
     assert_no_violation(
         explore(Exploration(seeds=seeds, ranks=4, steps=150, profile=profile, l1=l1))
     )
+
+
+def test_an_end_that_left_a_window_to_a_copy_that_failed_is_written_all_the_same() -> None:
+    """The entry for a later try was of that copy's end alone, which had lost its state meanwhile."""
+    result = run_schedule(402350, profile="hybrid-all", depth=0, l1="replica")
+
+    assert result.violation is None

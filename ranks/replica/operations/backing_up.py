@@ -526,10 +526,26 @@ class BackingUp:
         if lost and not operation.lent:
             node = max((segment.node for segment in lost), key=lambda node: node.end)
             not_on_host.add(node, Undone.COPY_FAILED, pages)
+            for end in self._ends_below(lost):
+                not_on_host.add(end, Undone.COPY_FAILED, 0)
         elif lost and self._still_lends(operation):
             self._await(operation.lender, Undone.COPY_FAILED, pages)
         elif lost:
             not_on_host.lost[Undone.COPY_FAILED] += pages
+
+    def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
+        """Return the ends whose own backups have left windows that they need to a copy that failed."""
+        found: dict[Node, None] = {}
+        for node, index in lost:
+            component = self._components[index]
+            below = list(node.children.values()) if index and component.per_page else []
+            while below:
+                each = below.pop()
+                if self._first_kept(component, each) < node.end:
+                    below += each.children.values()
+                    if each.is_match_end:
+                        found[each] = None
+        return list(found)
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
         """Say whether a request lends what an operation has copied, and has not fenced it since."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from ....coordinator.settings import TIMEOUT_S_MAX
 from ....errors import UsageError
+from ...protocol.config import NamespaceLimit
 
 _FLAGS = (bool, np.bool_)
 _COUNT_MAX = 1 << 48
@@ -31,6 +32,12 @@ def require_source(source: str) -> None:
         raise UsageError(
             "a source is peer://host:port and nothing else; the secret is that of `peers`"
         )
+
+
+def require_limit(limit: object) -> None:
+    """Raise `UsageError` for what is no `NamespaceLimit`."""
+    if not isinstance(limit, NamespaceLimit):
+        raise UsageError(f"a limit is {limit!r}, must be a NamespaceLimit")
 
 
 def as_count(number: int, what: str = "a number of tokens") -> int:

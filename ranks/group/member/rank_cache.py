@@ -12,7 +12,7 @@ from ...protocol.answers import Dropped
 from ...protocol.config import TTL_S_MIN, NamespaceLimit
 from ...replica.tree.matching import Match
 from ...replica.tree.tokens import Tokens, as_token_bytes, as_token_view
-from .arguments import as_seconds, require_source, require_text
+from .arguments import as_seconds, require_limit, require_source, require_text
 from .member import Member
 
 
@@ -161,8 +161,7 @@ class RankCache(Member):
         that `*`, where that has one, is for this namespace too.
         """
         self._require_group()
-        if not isinstance(limit, NamespaceLimit):
-            raise UsageError(f"a limit is {limit!r}, must be a NamespaceLimit")
+        require_limit(limit)
         require_text(limit.namespace)
         self._follow(self._replica.limit(limit))
 

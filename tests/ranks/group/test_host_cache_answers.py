@@ -150,9 +150,13 @@ def of_a_backup_that_nobody_begins(cache: HostCache) -> bool:
     return cache.finish_copies()
 
 
+def of_a_decision_that_never_comes(cache: HostCache) -> bool:
+    return cache.run_until_decided(Future())
+
+
 @pytest.mark.parametrize(
     "finished",
-    [of_a_backup_that_nobody_begins, lambda cache: cache.run_until_decided(Future())],
+    [of_a_backup_that_nobody_begins, of_a_decision_that_never_comes],
     ids=["backup", "decision"],
 )
 def test_an_engine_that_stands_still_takes_a_round_in_each_poll_and_no_more(

@@ -51,6 +51,7 @@ LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
 """A process that has written this part of the quota since its last pass makes one at once. Passes
 remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
+_WRITTEN_MIN: Final = float(1 << 20)
 LOCK: Final = "sweep.lock"
 """The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
 EMPTY_AGE_S: Final = 3600.0
@@ -64,6 +65,10 @@ _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
 """Files of one count of ages that are sorted at a time; if there are more, the pass walks again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAMESPACE_DIGITS: Final = 32
+_DIRECTORY_DIGITS: Final = 2
+_FILE_DIGITS: Final = 64
+"""Of the hexadecimal names in an object's path; what has another name is not ours to remove."""
 _BLOCK_BYTES: Final = 512
 """What `st_blocks` counts, on every filesystem."""
 
@@ -99,7 +104,10 @@ class SweepLimits(Settings):
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            quota = max(room.f_bavail // 2, room.f_blocks // 10) * room.f_frsize
+            # Passes are rare nevertheless: one leaves a large store half of the room, and is soon
+            # made where a store is small.
+            half = room.f_bavail // 2 * room.f_frsize
+            return max(half * WRITTEN_PART, _WRITTEN_MIN) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
 
     def in_words(self, place: int | Path) -> str:
@@ -267,14 +275,14 @@ class _Pass:
         stays: "Callable[[_Seen, os.stat_result], None]",
     ) -> None:
         for objects in _opened(self._root_fd, OBJECTS):
-            for namespace, above in self._directories(objects):
-                for digits, directory in self._directories(above):
-                    for name, status in self._files(directory, goes):
+            for namespace, above in self._directories(objects, _NAMESPACE_DIGITS):
+                for digits, directory in self._directories(above, _DIRECTORY_DIGITS):
+                    for name, status in self._files(directory, goes, _FILE_DIGITS):
                         stays(_Seen(status.st_mtime_ns, namespace, digits, name), status)
 
     def _walk_quarantine(self, goes: Callable[[os.stat_result], bool]) -> None:
         for quarantine in _opened(self._root_fd, QUARANTINE):
-            for _ in self._files(quarantine, goes):
+            for _ in self._files(quarantine, goes, None):
                 pass
             with os.scandir(quarantine) as entries:
                 directories = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
@@ -289,11 +297,13 @@ class _Pass:
         self._check_stop()
         return True
 
-    def _directories(self, above: int) -> Iterator[tuple[str, int]]:
-        """Yield each directory in this one, open; those that are empty and old go afterwards."""
+    def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
+        """Yield each of our directories in this one, open; the empty and old ones go afterwards."""
         with os.scandir(above) as entries:
             for entry in entries:
                 self._check_stop()
+                if not _is_ours(entry.name, digits):
+                    continue
                 for fd in _opened(above, entry.name):
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
@@ -303,12 +313,17 @@ class _Pass:
                         os.rmdir(entry.name, dir_fd=above)
 
     def _files(
-        self, directory: int, goes: Callable[[os.stat_result], bool]
+        self, directory: int, goes: Callable[[os.stat_result], bool], digits: int | None
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Remove the regular files that `goes` says, and yield the others but for records."""
+        """Remove the regular files that `goes` says, and yield the others but for records.
+
+        Of files whose names have so many digits, or of all.
+        """
         with os.scandir(directory) as entries:
             for entry in entries:
                 self._check_stop()
+                if digits is not None and not _is_ours(entry.name, digits):
+                    continue
                 status = _lstat(directory, entry.name)
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
@@ -352,6 +367,10 @@ def _opened(above: int, name: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _is_ours(name: str, digits: int) -> bool:
+    return len(name) == digits and not name.strip("0123456789abcdef")
 
 
 def _lstat(directory: int, name: str) -> os.stat_result | None:

@@ -189,12 +189,27 @@ def test_no_link_is_followed_and_nothing_outside_goes(store: FileStore, tmp_path
     assert (store.path(object_name(0)).parent / "link").is_symlink()
 
 
+def test_what_has_no_name_of_ours_stays_where_our_objects_lie(store: FileStore) -> None:
+    """Each store is swept by default, and its directory may be that of somebody's project."""
+    fill(store, [1e5])
+    ours = store.path(object_name(0))
+    others = [ours.with_name("notes.txt"), store.root / "objects" / "shaders" / "ab" / ("cd" * 32)]
+    for each in others:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_bytes(b"precious")
+        make_old(each, 1e5)
+
+    sweep(store, SweepLimits(ttl_s=1, quota_bytes=1))
+
+    assert [each.exists() for each in (ours, *others)] == [False, True, True]
+
+
 def test_empty_directories_go_when_they_are_old_and_come_back_with_the_next_write(
     store: FileStore,
 ) -> None:
     fill(store, [])
     digits = store.path(object_name(0)).parent
-    young = digits.with_name("yy")
+    young = digits.with_name("ff")
     for directory, age_s in ((digits, 2 * EMPTY_AGE_S), (young, EMPTY_AGE_S / 2)):
         directory.mkdir(parents=True)
         make_old(directory, age_s)

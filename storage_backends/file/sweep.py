@@ -51,7 +51,7 @@ LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
 """A process that has written this part of the quota since its last pass makes one at once. Passes
 remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
-_WRITTEN_MIN: Final = float(1 << 20)
+_WRITTEN_MIN: Final = 1.0
 LOCK: Final = "sweep.lock"
 """The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
 EMPTY_AGE_S: Final = 3600.0

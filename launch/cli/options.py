@@ -60,7 +60,8 @@ def numbers_of(hint: object) -> set[object]:
 def _check_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Raise `ConfigError` for a fraction where cyclopts would round it."""
     for argument in arguments:
-        for token in argument.tokens if numbers_of(argument.hint) == {int} else ():
+        rounds = numbers_of(argument.hint) == {int} and argument.parameter.converter is None
+        for token in argument.tokens if rounds else ():
             if "." in token.value:
                 raise ConfigError(f"{argument.name} is {token.value}, must be a whole number")
 

@@ -82,9 +82,10 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
             listed = asked("list")
             asked("log-level", level="info")
             steps = asked("stats")["steps"]
+        # The engine takes steps until all is written.
+        wait_for(lambda: asked("stats")["in_flight"] == {}, "an idle engine")
         with pytest.raises(LockstepError, match="queued: the engine computes nothing now"):
             asked("unpin", name="p")
-        idle = asked("stats")["in_flight"]
         again = [users.ask(each) for each in PROMPTS]
         with users.asking():
             unpinned = asked("list")["pins"]
@@ -101,7 +102,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
     )
     # The scheduler and both workers, as vLLM logs.
     assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", said)) == 3
-    assert (limited, flushed["unwritten"], idle) == ({"is_known": True}, {}, {})
+    assert (limited, flushed["unwritten"]) == ({"is_known": True}, {})
     assert pinned["tokens"] > 0
     assert (listed["pins"]["p"]["tokens"], unpinned) == (pinned["tokens"], {})
     assert (listed["store"], detached) == ("attached", "detached")

@@ -14,7 +14,7 @@ from .refusals import read_settings
 from .weights import Taken
 
 NAME = "lockstep"
-"""What `--radix-cache-backend` is given."""
+"""The value of `--radix-cache-backend` that selects Lockstep."""
 
 _CHECKS = "sglang.srt.arg_groups.validation_hook.check_server_args"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

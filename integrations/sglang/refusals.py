@@ -1,4 +1,4 @@
-"""What Lockstep does not serve under SGLang: refused by name before the engine starts its ranks."""
+"""Refuses configurations of SGLang that Lockstep does not serve, before the engine starts its ranks."""
 
 import logging
 from collections.abc import Callable

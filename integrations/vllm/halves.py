@@ -47,7 +47,7 @@ class Ballots(KVConnectorWorkerMetadata):
 
     folded: FoldedBallots
     counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
-    """What the executors of some workers have counted so far, by rank."""
+    """The executors' counters by rank, of the workers that have sent them with this ballot."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
         """Return the ballots of both."""

@@ -132,7 +132,7 @@ RESOLVED: Final[Mapping[str, object]] = {
     "ParallelConfig.enable_batch_sharded_sampling": False,  # Unless it is asked for.
     "ParallelConfig.dcp_q_replicate": False,  # Unless a model asks for it (`set_dcp_defaults`).
 }
-"""What vLLM puts where the default is None. No other value counts as None."""
+"""The values with which vLLM itself replaces None. No other value counts as None."""
 
 ALWAYS_THERE: Final[Mapping[str, str]] = {
     "ModelConfig LoRAConfig": "Its settings count one by one.",

@@ -11,7 +11,7 @@ from ...errors import ConfigError, LockstepError, UsageError
 from .options import option
 
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""What a full disk, or one that fails, says to whoever prints to a file on it."""
+"""The errors of a write to a full or failing disk."""
 
 EXIT_FAULT = 1
 """The replay ran and showed a fault, or the program has one."""

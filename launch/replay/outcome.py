@@ -52,7 +52,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
                 console.print(table_of({title: report}))
                 console.print("lockstep replay --explain says what each row means")
     finally:
-        # What cannot be written, the one or the other, must not take the other with it.
+        # If the table cannot be printed, the report is written nevertheless.
         if settings.report is not None:
             write_report(settings.report, report)
     for line in report["refusals"]:

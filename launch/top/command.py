@@ -81,7 +81,7 @@ def _looks(address: Sequence[str], every: float, sightings: Sightings) -> Iterat
         began = time.monotonic()
         sighting = look(addresses_of(address, ports), began)
         wanted = 1 if sighting.has_one_scheduler else sighting.world_size
-        if len(address) == 1 and wanted not in (0, ports):
+        if len(address) == 1 and wanted > ports:
             ports = wanted
             continue
         if not sighting.ranks and ports == 1:

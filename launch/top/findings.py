@@ -264,8 +264,8 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # What one rank has not written yet, since the store is slow, or what was damaged and is out of the
-    # way, the others have.
+    # A slow store and damaged pages make one rank lack pages that the others have, so these causes
+    # come before their consequence.
     _late,
     _unreadable,
     _lacking,

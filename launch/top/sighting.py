@@ -97,7 +97,7 @@ def look(addresses: Sequence[str], at_s: float) -> Sighting:
     """
     answers: dict[str, bytes] = {}
     until_s = time.monotonic() + _TIMEOUT_S
-    # Nobody waits at the interpreter's end for a thread that still looks a name up.
+    # Daemons: a thread that still resolves a name must not delay the end of the process.
     threads = [
         Thread(target=_ask, args=(each, until_s, answers), daemon=True) for each in addresses
     ]

@@ -51,7 +51,6 @@ LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
 """A process that has written this part of the quota since its last pass makes one at once. Passes
 remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
-_WRITTEN_MIN: Final = 1.0
 LOCK: Final = "sweep.lock"
 """The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
 EMPTY_AGE_S: Final = 3600.0
@@ -104,16 +103,18 @@ class SweepLimits(Settings):
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            # Passes are rare nevertheless: one leaves a large store half of the room, and is soon
-            # made where a store is small.
+            # On a nearly full disk passes are frequent. They are cheap if the store is small, and if
+            # it is large, the first one brings it down to half of the room.
             half = room.f_bavail // 2 * room.f_frsize
-            return max(half * WRITTEN_PART, _WRITTEN_MIN) if room.f_blocks else inf
+            return max(half * WRITTEN_PART, 1.0) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
 
     def in_words(self, place: int | Path) -> str:
         """Say how much a store at `place` may hold."""
         if self.quota_bytes is None:
             room = os.statvfs(place)
+            if not room.f_blocks:
+                return "all that its filesystem has, which does not say how much that is"
             free_gib = room.f_bavail * room.f_frsize / (1 << 30)
             return f"half of what its filesystem has without it; {free_gib:,.1f} GiB are free there"
         gib = self.quota_bytes / (1 << 30)

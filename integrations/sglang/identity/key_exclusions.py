@@ -146,7 +146,7 @@ RESOLVED: Final[Mapping[str, object]] = {
     "_speculative_draft_quantization_explicitly_set": False,  # None of a draft model was given.
     "enable_lora_overlap_loading": False,  # Put there if there are adapters.
 }
-"""What SGLang puts where the default is None. No other value counts as None."""
+"""The values with which SGLang itself replaces None. No other value counts as None."""
 
 EXCLUSIONS: Final = Exclusions(
     names_of(OPERATIONAL, OPERATIONAL_VARIABLES) | names_in_classes(OPERATIONAL_IN_CLASSES),

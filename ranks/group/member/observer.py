@@ -17,6 +17,7 @@ from ...protocol.notices import (
     Hit,
     Lacking,
     Missed,
+    MissedTokens,
     NotBegun,
     Notice,
     Quarantined,
@@ -55,7 +56,7 @@ class Observer:
         self._admissions = self._asked_tokens = self._quarantined = 0
         self._operations = Counter[tuple[str, str]]()
         self._hits = Counter[str]()
-        self._missed_tokens = Counter[str]()
+        self._missed_tokens = dict.fromkeys(MissedTokens._fields, 0)
         self._missed = Counter[str]()
         self._stored = Counter[tuple[str, str]]()
         self._removed = Counter[tuple[str, str]]()
@@ -108,7 +109,9 @@ class Observer:
                     self._hits["device"] += notice.device_tokens
                     self._hits["host"] += notice.host_tokens
                     self._hits["peer" if notice.source else "storage"] += notice.storage_tokens
-                    self._missed_tokens.update(notice.missed._asdict())
+                    if any(notice.missed):
+                        for cause, tokens in zip(MissedTokens._fields, notice.missed, strict=True):
+                            self._missed_tokens[cause] += tokens
                 case Missed():
                     self._missed[notice.why] += notice.pages
                 case Lacking():

@@ -54,7 +54,8 @@ class Misses:
         slots = 1 << (max(SLOTS_MIN, SLOTS_A_PAGE * pages) - 1).bit_length()
         self._slots: Digests = np.zeros(slots, dtype=np.uint64)
         self._mask = np.uint64(slots - 1)
-        self._new: list[Digests] = []
+        self._asked: list[Digests] = []
+        self._computed: list[tuple[object, int]] = []
         """What requests have asked for and computed since the last verdict."""
         self._salted: tuple[object, int] = None, 0
 
@@ -76,7 +77,7 @@ class Misses:
         if sought.no_room:
             lost, evicted = 0, max(lost, evicted)
         ends = [lost, evicted, self._end(anywhere, first), last]
-        self._new += (here, anywhere)
+        self._asked += (here, anywhere)
         bounds = [cached_tokens]
         for end in ends:
             bounds.append(max(bounds[-1], min(end, last) * page_tokens))
@@ -86,7 +87,7 @@ class Misses:
 
     def computed(self, place: object, digest: int) -> None:
         """Remember the prefix, with this digest, of which a request has computed all pages."""
-        self._new.append(np.array((digest, digest ^ self._salt(place)), dtype=np.uint64))
+        self._computed.append((place, digest))
 
     def stored(self, keys: Sequence[bytes]) -> None:
         """Remember the keys of pages that storage has."""
@@ -95,9 +96,13 @@ class Misses:
 
     def settle(self) -> None:
         """Remember what was asked for and computed before this verdict."""
-        if self._new:
-            new, self._new = self._new, []
-            self._add(np.concatenate(new))
+        if self._asked:
+            asked, self._asked = self._asked, []
+            self._add(np.concatenate(asked))
+        if self._computed:
+            computed, self._computed = self._computed, []
+            both = [(digest, digest ^ self._salt(place)) for place, digest in computed]
+            self._add(np.array(both, dtype=np.uint64).ravel())
 
     def _add(self, digests: Digests) -> None:
         self._slots[digests & self._mask] = digests

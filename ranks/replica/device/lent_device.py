@@ -180,7 +180,7 @@ class LentDevice:
         copies have ended.
         """
         self.require_no_copy(request)
-        digest = self._requests.witness_tokens("back up", request.id, tokens)
+        digest = self._requests.witness_pages("back up", request.id, tokens)
         self._seen.computed(request.place, digest)
         self._requests.move(request, Event.COMPUTE)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:

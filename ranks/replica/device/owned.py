@@ -179,7 +179,7 @@ class OwnedDevice:
             raise UsageError(
                 f"request {request.id!r} inserts other tokens than those that it was admitted with"
             )
-        digest = self._requests.witness_tokens("insert", request.id, tokens, int(final))
+        digest = self._requests.witness_pages("insert", request.id, tokens, int(final))
         self._seen.computed(request.place, digest)
         self._clock.tick()
         nodes = prefixes.cut_to(*found)

@@ -534,7 +534,10 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the ends whose own backups have left windows that they need to a copy that failed."""
+        """Return the match ends below a failed copy that need a window which it was copying.
+
+        Their own backups have not copied it, because that copy was in flight.
+        """
         found: dict[Node, None] = {}
         for node, index in lost:
             component = self._components[index]

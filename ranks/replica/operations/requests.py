@@ -27,7 +27,7 @@ from ..core.pages import PageRun
 from ..tree.holds import Receipt
 from ..tree.node import Node, Place
 from ..tree.prefixes import Prefixes
-from ..tree.tokens import TOKEN_BYTES, token_hashes
+from ..tree.tokens import TOKEN_BYTES, token_hash
 from .kinds import Operation
 from .lent import Unfilled
 
@@ -346,12 +346,18 @@ class Requests:
     def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
         """Let the digest cover a command, and the tokens that it brings for a request or a pin (R2).
 
-        Returns `token_hash` of their whole pages.
+        Returns their `token_hash`.
 
         Ranks whose engines have sampled other tokens of equal count are told apart by it in the next
         round, and not by an answer that differs some day.
         """
         count = len(tokens) // TOKEN_BYTES
-        pages, whole = token_hashes(tokens, self._prefixes.tree.page_bytes)
-        self._journal.record("tokens", command, name, count, whole, *facts)
-        return pages
+        digest = token_hash(tokens)
+        self._journal.record("tokens", command, name, count, digest, *facts)
+        return digest
+
+    def witness_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
+        """Do as `witness_tokens` does; return the `token_hash` of the whole pages of `tokens`."""
+        digest = self.witness_tokens(command, name, tokens, *facts)
+        rest = len(tokens) % self._prefixes.tree.page_bytes
+        return token_hash(tokens[:-rest]) if rest else digest

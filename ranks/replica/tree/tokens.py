@@ -36,19 +36,6 @@ def token_hash(tokens: bytes) -> int:
     return xxhash.xxh3_64_intdigest(tokens)
 
 
-def token_hashes(tokens: bytes, page_bytes: int) -> tuple[int, int]:
-    """Return `token_hash` of the whole pages of `tokens`, and of all of them."""
-    rest = len(tokens) % page_bytes
-    if not rest:
-        whole = token_hash(tokens)
-        return whole, whole
-    view, at = memoryview(tokens), len(tokens) - rest
-    running = xxhash.xxh3_64(view[:at])
-    whole = running.intdigest()
-    running.update(view[at:])
-    return whole, running.intdigest()
-
-
 def as_token_view(tokens: Tokens) -> bytes | memoryview:
     """Return the tokens as bytes, not copied where they are a buffer of int32 already.
 

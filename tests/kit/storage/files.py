@@ -37,9 +37,11 @@ class FileStore:
         self.direct = direct
 
     def backend(self, threads: int = 3) -> FileBackend:
-        return FileBackend(
-            self.root, FileOptions(durability=self.durability, direct=self.direct, threads=threads)
+        # Without a quota it would depend on how full the disk is whether a pass is made.
+        options = FileOptions(
+            durability=self.durability, direct=self.direct, threads=threads, quota_bytes=0
         )
+        return FileBackend(self.root, options)
 
     @contextmanager
     def files(self) -> Generator[ObjectFiles]:

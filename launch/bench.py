@@ -1,6 +1,7 @@
 """`lockstep bench`: what things cost, each beside its limit in the same run."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ from .replay.bench_tables import (
     print_storage,
     print_tree,
 )
+from .store.opening import for_a_tool
 
 Found = TypeVar("Found", bound=Mapping[str, object])
 
@@ -40,6 +42,7 @@ def tree(*, sizes: Sizes = _ALL_SIZES, report: ReportFile = None) -> None:
 def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
     """Measure a store beside bare preadv and pwrite."""
     check_not_a_path(sizes.store)
+    sizes = replace(sizes, store=for_a_tool(sizes.store))
     _measure(lambda say: measure_storage(sizes, say), print_storage, report)
 
 
@@ -49,6 +52,7 @@ def path(*, settings: PathSettings, report: ReportFile = None) -> None:
     from ..benchmarks.path.report import run
 
     check_not_a_path(settings.store)
+    settings = replace(settings, store=for_a_tool(settings.store))
     _measure(lambda say: run(settings, say), print_path, report)
 
 

@@ -15,6 +15,7 @@ from lockstep.benchmarks.storage import StorageReport
 from lockstep.launch.cli.interruption import Interrupted
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.memory import MemoryBackend
 from tests.kit.launch.in_process import Run, run_lockstep
 from tests.kit.storage.calls import opened_at
@@ -73,6 +74,18 @@ def opened_store(root: Path) -> list[Path]:
 
     asyncio.run(open_and_close())
     return sorted(root.rglob("*"))
+
+
+def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
+    bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sweeps leaves a lock file in the store, and takes time that is not the store's."""
+    monkeypatch.setattr(SweepLimits, "written_until_pass", lambda *_: 1.0)
+    monkeypatch.setattr(SweepLimits, "is_kept", lambda *_: False)
+
+    assert bench_storage("--store", f"file://{tmp_path}/store?quota_gib=1", *SMALL)[0] == 0
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_others_write_into_a_new_directory_meanwhile_stays(

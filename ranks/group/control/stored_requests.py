@@ -3,8 +3,9 @@
 Rank 0 writes each under its number. Another rank reads what it hears of in a verdict, on a thread of
 its own: nobody polls, and a store that does not answer holds no step. The store knows no secret, so
 requests are encrypted (AES-256-GCM) by a key of the ranks, with their number as associated data. One
-that was changed or moved is not there yet: no rank carries it out before rank 0 has written it anew,
-which it does with the next request.
+that was changed or moved is not there yet: no rank carries it out before rank 0 has written it anew.
+A rank that cannot read one leaves a mark in the store, because of which rank 0 does so with the next
+request.
 """
 
 import logging
@@ -26,6 +27,8 @@ _AGAIN_S: Final = 1.0
 """How long a rank does not ask a store again that has not answered, and how long its end waits."""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
+_UNREAD: Final = "unread"
+"""The key of the mark that some rank could not read a request."""
 
 log = logging.getLogger("lockstep")
 
@@ -80,8 +83,9 @@ class StoredRequests(RequestLog):
             try:
                 self._forget()
                 self._require_room(content)
-                for each, kept in self._sealed.items():
-                    self._store.set(str(each), kept)
+                if self._store.delete_key(_UNREAD):
+                    for each, kept in self._sealed.items():
+                        self._store.set(str(each), kept)
                 self._store.set(str(number), sealed)
             except (OSError, RuntimeError) as error:
                 raise LockstepError(
@@ -118,6 +122,9 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
+            # It is tried again, and marked again, if the mark is lost.
+            with suppress(OSError, RuntimeError):
+                self._store.set(_UNREAD, b"")
             self._retry_later(error)
         finally:
             self._reading.release()

@@ -19,6 +19,7 @@ class Store:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.written: list[str] = []
         self.fails = False
         self.has_failed = threading.Event()
         self.answers = threading.Event()
@@ -29,6 +30,7 @@ class Store:
         if self.fails:
             raise RuntimeError("Broken pipe")
         self.values[key] = value
+        self.written.append(key)
 
     def get(self, key: str) -> bytes:
         assert self.answers.wait(GIVE_UP_S)
@@ -48,6 +50,7 @@ def test_a_rank_reads_what_it_hears_of_and_no_more() -> None:
     before = other.count
     other.learn(2)
 
+    assert store.written == ["1", "2", "3"]
     assert (numbers, before, other.wait(2, GIVE_UP_S)) == ([1, 2, 3], 0, True)
     assert [other.read(1), other.read(2), other.count] == [b"a", b"b", 2]
 

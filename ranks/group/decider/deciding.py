@@ -174,7 +174,7 @@ class DecidingCache(HostCache):
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
 
-    def end_step(self, *, idle_s: float = 0.0) -> None:
+    def _end_step(self, idle_s: float) -> None:
         """Launch a round unless one is under way; `dispatch` carries it.
 
         With `idle_s` each worker waits up to so long for progress before it votes.
@@ -182,7 +182,7 @@ class DecidingCache(HostCache):
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
         if not self._rounds.pending:
-            super().end_step()
+            super()._end_step(0.0)
         elif self._channel.asks_again and self._outgoing.asked is not None:
             self._channel.asks_again = False
             self._outgoing.told.append(self._outgoing.asked)

@@ -167,7 +167,7 @@ class Member:
         """
         idle_s = as_seconds(idle_s, "idle_s")
         self.begin_step()
-        self.end_step(idle_s=idle_s)
+        self._end_step(idle_s)
 
     def begin_step(self) -> None:
         """Apply a verdict: the first half of a step, for an engine that decides between the halves.
@@ -193,7 +193,9 @@ class Member:
         waits up to so long for local progress, or for a request where nothing is in flight, and then
         for the round too, since there is no forward pass to hide it behind.
         """
-        idle_s = as_seconds(idle_s, "idle_s")
+        self._end_step(as_seconds(idle_s, "idle_s"))
+
+    def _end_step(self, idle_s: float) -> None:
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
         elif idle_s:

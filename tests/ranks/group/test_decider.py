@@ -16,7 +16,7 @@ import pytest
 from lockstep.coordinator.ballot import Answered, Landed
 from lockstep.coordinator.collectives.engine_channel import FoldedBallots
 from lockstep.coordinator.proposal import Readiness
-from lockstep.errors import ConfigError, RankUnhealthy, StorageError, WireError
+from lockstep.errors import ConfigError, RankUnhealthy, StorageError, UsageError, WireError
 from lockstep.ranks.group.decider.deciding import decide
 from lockstep.ranks.group.decider.opening import open_worker
 from lockstep.ranks.protocol.dispatch import OPENINGS, Opened
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
 PROMPT = list(range(4 * PAGE_TOKENS))
+
+
+def test_no_wait_that_cannot_be_meant_is_taken() -> None:
+    decider = DecidedRanksInTurn().decider
+
+    with pytest.raises(UsageError, match="idle_s is -1, must be a number from 0"):
+        decider.end_step(idle_s=-1)
 
 
 def published(ranks: HostRanksInTurn) -> None:

@@ -139,7 +139,7 @@ class HostCache(RankCache):
     def fetched(self, request: str) -> tuple[int, int]:
         """Return from which token to which one the request's prefetch has brought pages from storage.
 
-        Some may have left host memory since. (0, 0) for a request that is not known.
+        Some may have left host memory since. (0, 0) for a request that is admitted, or not known.
         """
         unit, known = self.config.layout.page_tokens, self._replica.requests.get(request)
         first, last = (0, 0) if known is None else known.fetched

@@ -5,12 +5,14 @@ it follows from commands and verdicts, so the answers are the same on every rank
 and stored from its beginning on, so the last page of a prompt that is remembered says so of all pages
 before it:
 
-    lost        storage has, or had, it, and did not bring it: gone, damaged, late, or lacking on a rank
+    lost        storage or host memory has, or had, it, and did not bring it: gone, damaged, late,
+                lacking on a rank, or its copy has failed
     evicted     it was asked for or computed in the same namespace, and no tier has it any more
     other_key   only other namespaces (tenants, adapters, former weights) have asked for it
     never_seen  all else, and what was seen so long ago that newer digests have taken its slots
 
-The digests of a page's prefix are taken once, when a request is admitted that misses it. What a request
+The digests of a page's prefix are taken once, when a request is admitted that misses it, and count as
+seen once it computes. What a request
 computes beyond its prompt is remembered up to the last whole page of each `insert` or `back_up`.
 """
 
@@ -34,13 +36,15 @@ _TOKEN_BYTES: Final = 4
 
 
 class Sought(NamedTuple):
-    """What a request has asked storage for."""
+    """What a request has asked lower tiers for, until it computes."""
 
     first: int = 0
-    """The position of the first page."""
+    """The position of the first page that it has asked storage for."""
     keys: Sequence[bytes] = ()
     no_room: bool = False
     """Whether host memory had no room for what storage has of it."""
+    failed: int = 0
+    """The position after the last page that a load has failed to bring to the device."""
 
 
 NOTHING_SOUGHT: Final = Sought()
@@ -61,29 +65,35 @@ class Misses:
 
     def count(
         self, place: object, tokens: bytes, page_tokens: int, cached_tokens: int, sought: Sought
-    ) -> MissedTokens:
+    ) -> tuple[MissedTokens, Sequence[Digests]]:
         """Return how many of `tokens` beyond the first `cached_tokens` are missed, by cause.
 
-        They count as seen from the next verdict on: requests that arrive together have the same cause.
+        And their digests, for `asked` once the request computes.
         """
         asked, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
         first, last = cached_tokens // page_tokens, asked // page_tokens
         if first >= last:
-            return MissedTokens(never_seen=asked - cached_tokens)
+            return MissedTokens(never_seen=asked - cached_tokens), ()
         anywhere = _prefix_digests(tokens, first, last, step)
         here = anywhere ^ np.uint64(self._salt(place))
         lost = self._end(_of_keys(sought.keys), sought.first) if sought.keys else 0
         evicted = self._end(here, first)
         if sought.no_room:
             lost, evicted = 0, max(lost, evicted)
-        ends = [lost, evicted, self._end(anywhere, first), last]
-        self._asked += (here, anywhere)
+        ends = [max(lost, sought.failed), evicted, self._end(anywhere, first), last]
         bounds = [cached_tokens]
         for end in ends:
             bounds.append(max(bounds[-1], min(end, last) * page_tokens))
         by_cause = [end - start for start, end in pairwise(bounds)]
         by_cause[-1] += asked - bounds[-1]
-        return MissedTokens(*by_cause)
+        return MissedTokens(*by_cause), (here, anywhere)
+
+    def asked(self, digests: Sequence[Digests]) -> None:
+        """Remember what `count` has told, from the next verdict on.
+
+        So requests that arrive together have the same cause.
+        """
+        self._asked += digests
 
     def computed(self, place: object, digest: int) -> None:
         """Remember the prefix, with this digest, of which a request has computed all pages."""

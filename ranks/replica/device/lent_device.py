@@ -19,7 +19,6 @@ from ...protocol.answers import Wait
 from ...protocol.notices import Hit
 from ...protocol.orders import Fence
 from ..core.basis import Basis
-from ..core.misses import NOTHING_SOUGHT
 from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -120,11 +119,12 @@ class LentDevice:
         brought = max(0, min(cached, last * unit) - first * unit)
         first, last = max(first, request.fetched[0]), min(last, request.fetched[1])
         fetched = max(0, min(cached, last * unit) - first * unit)
-        missed = self._seen.count(request.place, tokens, unit, cached, request.sought)
+        missed, seen = self._seen.count(request.place, tokens, unit, cached, request.sought)
         on_device, from_host, source = cached - brought, brought - fetched, request.source
         told = Hit(request.id, asked, on_device, from_host, fetched, missed, source)
         self._outbox.notices.append(told)
-        request.sought = NOTHING_SOUGHT
+        self._seen.asked(seen)
+        request.forget_sources()
 
     def require_loadable(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
@@ -407,6 +407,7 @@ class LentDevice:
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
         """The request waits until all copies are quiet."""
+        self._loading_back.note_failed(operation)
         self._stop(operation)
         self._loading_back.failed(operation)
 
@@ -419,7 +420,10 @@ class LentDevice:
         if isinstance(request, LentRequest):
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
-            request.loaded = 0, 0
+            first, last = request.loaded
+            # What earlier loads have brought stays.
+            failed_from = min((node.start for node, _ in operation.segments), default=0)
+            request.loaded = first, max(first, min(last, failed_from))
             # What it has not brought is computed now.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 

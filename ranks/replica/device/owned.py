@@ -18,7 +18,6 @@ from ...protocol.answers import Admission, Wait
 from ...protocol.notices import Cause, Hit
 from ...protocol.orders import Fork
 from ..core.basis import Basis
-from ..core.misses import NOTHING_SOUGHT
 from ..core.pages import PageRun, page_run
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -335,12 +334,22 @@ class OwnedDevice:
         unit, best, (start, stop) = self._page_tokens, request.prefix, request.fetched
         fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
         on_device, from_host = device * unit, (best - device - fetched) * unit
-        missed = self._seen.count(request.place, tokens, unit, best * unit, request.sought)
-        stored, asked, request.sought = fetched * unit, len(tokens) // TOKEN_BYTES, NOTHING_SOUGHT
+        missed, seen = self._seen.count(request.place, tokens, unit, best * unit, request.sought)
+        stored, asked = fetched * unit, len(tokens) // TOKEN_BYTES
         told = Hit(request.id, asked, on_device, from_host, stored, missed, request.source)
-        self._outbox.notices.append(told)
+        request.counted = told, seen
+        if request.waits_for is None:
+            self._tell(request)
         stops = self._stops(request, tokens) if self._states else ()
         return Admission(on_device, from_host, stored, request.waits_for, stops)
+
+    def _tell(self, request: OwnedRequest) -> None:
+        """Put out a notice of what a request begins with, now that it can compute."""
+        assert request.counted is not None
+        (told, seen), request.counted = request.counted, None
+        self._outbox.notices.append(told)
+        self._seen.asked(seen)
+        request.forget_sources()
 
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
         """Note where a request keeps a state, and where other requests' matches may end.
@@ -426,6 +435,7 @@ class OwnedDevice:
         request = self._loading_back.settle(operation)
         if isinstance(request, OwnedRequest):
             self._fork(request)
+            self._tell(request)
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _resumed(self, operation: Resume) -> None:
@@ -437,6 +447,7 @@ class OwnedDevice:
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
         """Let no request find the source of the copy again, and let this one compute anew."""
+        self._loading_back.note_failed(operation)
         self._lose(operation)
         self._loading_back.failed(operation)
 

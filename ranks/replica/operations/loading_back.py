@@ -99,6 +99,13 @@ class LoadingBack:
             request.waits_for = None
         return request
 
+    def note_failed(self, operation: Loading) -> None:
+        """Note for the request that waits for a load what it does not bring."""
+        request = self._requests.waiting_for(operation.request, operation)
+        if request is not None:
+            end = max((node.end for node, _ in operation.segments), default=0)
+            request.sought = request.sought._replace(failed=end)
+
     def failed(self, operation: Loading) -> None:
         """Let no request find the source of a load back that failed; wait until no copy reads it."""
         residence = self._residence

@@ -21,8 +21,9 @@ from functools import lru_cache
 from hashlib import sha256
 
 from ....errors import InternalError, UsageError
+from ...protocol.notices import Hit
 from ..core.journal import Journal
-from ..core.misses import NOTHING_SOUGHT, Sought
+from ..core.misses import NOTHING_SOUGHT, Digests, Sought
 from ..core.pages import PageRun
 from ..tree.holds import Receipt
 from ..tree.node import Node, Place
@@ -143,7 +144,7 @@ class Request:
     prefetch: int | None = None
     """Its prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
-    """Positions, in pages, that its prefetch brought from storage."""
+    """Positions, in pages, that its prefetch brought from storage, until it is counted."""
     source: str = ""
     """The group that they came from, as far as is known of the last of them; empty for the store."""
     refused: bool = False
@@ -161,7 +162,7 @@ class Request:
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
     sought: Sought = NOTHING_SOUGHT
-    """What its last prefetch has asked for, until it is admitted."""
+    """What its last prefetch has asked for, and its last load, until it is counted."""
 
     @property
     def admitted(self) -> bool:
@@ -181,6 +182,10 @@ class Request:
     def drop_device_pages(self) -> None:
         """Forget those pages, which are another's now."""
 
+    def forget_sources(self) -> None:
+        """Forget where it has its tokens from: they are counted, or of another place."""
+        self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
+
 
 @dataclass(slots=True, eq=False)
 class OwnedRequest(Request):
@@ -193,6 +198,8 @@ class OwnedRequest(Request):
     """Pages that it has used are evicted after those that only requests of lower priority used."""
     checkpoints: frozenset[int] = frozenset()
     """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
+    counted: tuple[Hit, Sequence[Digests]] | None = None
+    """What it begins with, and what it misses, to be told once its load has ended well."""
     ends: frozenset[int] = frozenset()
     """Positions, in pages, at which other requests' matches may end: where its tokens part from what
     was cached, and the end of its prompt. Kept for models with a window."""
@@ -331,7 +338,8 @@ class Requests:
         if isinstance(request, LentRequest):
             request.unfilled = ()
         if not self.is_current(before):
-            request.place, request.fetched = self.place(before.namespace), (0, 0)
+            request.place = self.place(before.namespace)
+            request.forget_sources()
             self._prefixes.join(request.place)
             self._prefixes.leave(before)
 

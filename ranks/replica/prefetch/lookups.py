@@ -51,7 +51,7 @@ class Lookups:
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
         # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
-        request.sought = Sought(anchor.end, keys)
+        request.sought = Sought(anchor.end, keys, failed=request.sought.failed)
         components = prefixes.components
         if heeds:
             keys = store.before_misses(components[0].pool, keys)

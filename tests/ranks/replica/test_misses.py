@@ -191,6 +191,110 @@ def test_the_engine_s_own_hits_and_loads_are_told_apart_where_it_admits() -> Non
     assert stats.missed_tokens["evicted"] == PAGE_TOKENS
 
 
+def test_what_storage_had_under_former_weights_is_not_lost_under_others() -> None:
+    ranks = HostRanksInTurn()
+    serve(ranks, "first", ASKED)
+    dropped(ranks)
+    ranks.every(lambda cache: cache.prefetch("again", ASKED))
+    ranks.every(lambda cache: cache.reset())
+    ranks.settle()
+
+    load_and_admit(ranks, "again", ASKED)
+
+    missed = counted(ranks).missed_tokens
+    assert missed == {"lost": 0, "evicted": 0, "other_key": TOKENS, "never_seen": TOKENS}
+
+
+def test_what_was_brought_for_a_preempted_request_is_from_storage_once() -> None:
+    ranks = HostRanksInTurn()
+    prefetched(ranks)
+    load_and_admit(ranks, "r", ASKED)
+    ranks.every(lambda cache: cache.fence("r"))
+
+    load_and_admit(ranks, "r", ASKED)
+
+    assert counted(ranks).hit_tokens == {"device": 0, "host": TOKENS, "storage": TOKENS}
+
+
+def fail_copies(ranks: HostRanksInTurn | RanksInTurn) -> None:
+    """Let the copies that were ordered fail, and all else end well."""
+    for executor in ranks.executors:
+        executor.fail()
+    ranks.settle()
+
+
+def prefetched(ranks: HostRanksInTurn | RanksInTurn) -> None:
+    """Let storage bring the prompt to host memory."""
+    ranks.every(lambda cache: cache.prefetch("r", ASKED))
+    ranks.settle(lambda key: True)
+
+
+def backed_up(ranks: HostRanksInTurn) -> None:
+    """Let another request's backup bring it there."""
+    ranks.every(lambda cache: cache.back_up("first", ASKED, range(4)))
+    ranks.settle()
+
+
+def evicted_from_device(ranks: RanksInTurn) -> None:
+    """Let another request compute it, and leave the device."""
+    ranks.compute("first", ASKED)
+    ranks.compute("other", prompt(8, start=500))
+
+
+@pytest.mark.parametrize("bring", [prefetched, backed_up])
+def test_what_a_load_has_failed_to_bring_is_lost_and_no_hit(
+    bring: Callable[[HostRanksInTurn], None],
+) -> None:
+    ranks = HostRanksInTurn()
+    bring(ranks)
+    longer = [*ASKED, *prompt(1, start=900)]
+    ranks.every(lambda cache: cache.hit("r", longer))
+    ranks.every(lambda cache: cache.load("r", ASKED, range(4)))
+    fail_copies(ranks)
+
+    ranks.every(lambda cache: cache.admit("r", longer))
+
+    stats = counted(ranks)
+    assert sum(stats.hit_tokens.values()) == 0
+    assert (stats.missed_tokens["lost"], stats.missed_tokens["never_seen"]) == (TOKENS, PAGE_TOKENS)
+
+
+def test_what_a_load_has_brought_before_one_that_fails_is_a_hit_of_the_host() -> None:
+    ranks = HostRanksInTurn(store=False)
+    backed_up(ranks)
+    half = len(ASKED) // 2
+    ranks.every(lambda cache: cache.hit("r", ASKED))
+    ranks.every(lambda cache: cache.load("r", ASKED[:half], range(2)))
+    ranks.settle()
+    ranks.every(lambda cache: cache.load("r", ASKED, range(2, 4), device_tokens=half))
+    fail_copies(ranks)
+
+    ranks.every(lambda cache: cache.admit("r", ASKED, device_tokens=half))
+
+    stats = counted(ranks)
+    assert stats.hit_tokens == {"device": 0, "host": half, "storage": 0}
+    assert stats.missed_tokens["lost"] == half
+
+
+@pytest.mark.parametrize("bring", [prefetched, evicted_from_device])
+def test_a_cache_with_device_pages_counts_a_request_whose_load_failed_as_it_computes(
+    bring: Callable[[RanksInTurn], None],
+) -> None:
+    ranks = RanksInTurn(device_pages=8)
+    bring(ranks)
+    before = counted(ranks)
+    longer = [*ASKED, *prompt(1, start=900)]
+    ranks.every(lambda cache: cache.load_back("r", longer, reserve_tokens=len(longer)))
+    fail_copies(ranks)
+    ranks.every(lambda cache: cache.load_back("r", longer, reserve_tokens=len(longer)))
+
+    stats = counted(ranks)
+    assert stats.asked_tokens - before.asked_tokens == len(longer)
+    assert sum(stats.hit_tokens.values()) == sum(before.hit_tokens.values())
+    assert stats.missed_tokens["lost"] == TOKENS
+    assert stats.missed_tokens["never_seen"] - before.missed_tokens["never_seen"] == PAGE_TOKENS
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_drawn_histories_add_up(seed: int) -> None:
     """Whatever is known of a prompt, each of its tokens is a hit or misses for one cause."""
@@ -203,10 +307,13 @@ def test_drawn_histories_add_up(seed: int) -> None:
         misses.stored(keys[: generator.randint(-9, len(keys))])
         misses.computed(generator.choice("abcdef"), token_hash(data))
         misses.settle()
-        place, sought = generator.choice("abc"), Sought(0, keys, generator.random() < 0.3)
+        failed = generator.choice((0, 0, 2))
+        place, sought = generator.choice("abc"), Sought(0, keys, generator.random() < 0.3, failed)
         cached = generator.randint(0, len(tokens))
         asked.append(len(tokens) - cached)
-        missed.append(misses.count(place, data, PAGE_TOKENS, cached, sought))
+        by_cause, seen = misses.count(place, data, PAGE_TOKENS, cached, sought)
+        missed.append(by_cause)
+        misses.asked(seen)
 
     assert [sum(each) for each in missed] == asked
     assert min(map(min, missed)) == 0
@@ -216,12 +323,12 @@ def test_drawn_histories_add_up(seed: int) -> None:
 def test_what_was_seen_long_ago_is_forgotten_in_bounded_memory() -> None:
     misses = Misses()
     data = np.arange(4 * PAGE_TOKENS, dtype="<i4").tobytes()
-    misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
+    misses.asked(misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)[1])
     misses.settle()
-    known = misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
+    known, _ = misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
     others = np.random.default_rng(0).integers(0, 1 << 63, (20 * SLOTS_MIN, 4), dtype=np.uint64)
     misses.stored([each.tobytes() for each in others])
 
-    forgotten = misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
+    forgotten, _ = misses.count("a", data, PAGE_TOKENS, 0, NOTHING_SOUGHT)
 
     assert (known, forgotten) == (MissedTokens(evicted=TOKENS), MissedTokens(never_seen=TOKENS))

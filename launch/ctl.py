@@ -165,7 +165,7 @@ def limit(
 def flush(socket: Socket, /, *, as_json: Json = False) -> None:
     """Write what is not written yet, and wait until it is there.
 
-    What was cached before a store was attached is not on its way.
+    Also what host memory has from before the store was attached.
     """
     answer = _asked(socket, "flush")
     causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())

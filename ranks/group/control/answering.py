@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Final, cast
 
 from ....errors import LockstepError, UsageError
+from ...replica.tree.backlog import Undone
 from .group_control import GroupControl
 from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
@@ -87,16 +88,18 @@ class Answering:
     def _flushed(self, request: Flush) -> Answer:
         """Wait until what is on its way to host memory and to the store is there.
 
-        Twice: what is copied to host memory is written to the store by operations that begin then.
+        Twice: what is copied to host memory is written to the store by operations that begin then. And
+        until the store has what was cached before it was attached, of which few are written at a time.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()
-        for _ in range(2):
-            in_flight = cast("list[int]", self._agreed(request)["in_flight"])
+        waits, told = 2, self._agreed(request)
+        while waits or (_writes_older(told) and time.monotonic() < ends):
+            in_flight = cast("list[int]", told["in_flight"])
             operations.update(in_flight)
             self._wait_for(in_flight, ends)
-        unwritten = self._agreed(request)["unwritten"]
-        return {"operations": len(operations), "unwritten": unwritten}
+            waits, told = max(0, waits - 1), self._agreed(request)
+        return {"operations": len(operations), "unwritten": told["unwritten"]}
 
     def _wait_for(self, operations: list[int], ends: float) -> None:
         """Wait until operations have ended, whose ids are never used again."""
@@ -108,3 +111,8 @@ class Answering:
                     f" {self._control.cache.config.timeouts.flush_s:g} s"
                 )
             time.sleep(POLL_S)
+
+
+def _writes_older(told: Answer) -> bool:
+    """Say whether pages from before the store was attached are still on their way."""
+    return bool(told["in_flight"]) and Undone.NEW_STORE in cast("dict[str, int]", told["unwritten"])

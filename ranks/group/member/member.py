@@ -249,9 +249,10 @@ class Member:
     def flush(self) -> Flushed:
         """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
 
-        What has failed or found no room before is tried once more. The answer is the same on every
-        rank. It is true if all is written; false if some pages could not be, or if it took longer than
-        `timeouts.flush_s` in agreed time.
+        What has failed or found no room before is tried once more, and what host memory has from before
+        a store was attached is written to it. The answer is the same on every rank. It is true if all
+        is written; false if some pages could not be, or if it took longer than `timeouts.flush_s` in
+        agreed time.
         """
         self.write_out()
         self.step()

@@ -94,6 +94,19 @@ class Persisting:
             self._write(dict.fromkeys(piece, page_run()), node)
         self._postpone(rest, cause)
 
+    def postpone_older(self) -> None:
+        """Leave to a later try what was cached before the store was attached.
+
+        Once for each store, since it looks at the whole tree.
+        """
+        if not (self._store.attached and self._store.lacks_older):
+            return
+        self._store.lacks_older = False
+        for node in self._prefixes.tree.nodes():
+            every = (Segment(node, each.index) for each in self._prefixes.components)
+            if self._keeps(node):
+                self._postpone(filter(self._is_lacking, every), Undone.NEW_STORE)
+
     def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
         """Persist pages that no node has on the host; they are the operation's own from now on.
 

@@ -66,6 +66,7 @@ class Retrying:
 
     def now(self) -> None:
         """Try everything, whatever has failed before."""
+        self._persisting.postpone_older()
         for pauses in (self._backing_up.pauses, self._persisting.pauses):
             pauses.succeeded()
         not_on_host, not_stored = self._residence.backlogs

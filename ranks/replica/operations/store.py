@@ -33,6 +33,8 @@ class Store:
         """Whether the store is detached while something is still in flight for it."""
         self.number = int(self.attached)
         """How many stores there have been."""
+        self.lacks_older = False
+        """Whether nothing was done yet to write what was cached before the store was attached."""
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
@@ -47,7 +49,7 @@ class Store:
 
     def attach(self, next_operation: int) -> None:
         """Use another store. What those before keep in quarantine is not held against it."""
-        self.attached = True
+        self.attached = self.lacks_older = True
         self.number += 1
         self._first_operation = next_operation
         # They tell what the store before did not have, or had.

@@ -18,6 +18,8 @@ class Undone(StrEnum):
     """A write to the store failed on some rank, or the store has lost what was written."""
     STORE_BUSY = "store_busy"
     """Too many writes to the store were waiting."""
+    NEW_STORE = "new_store"
+    """They were cached before the store was attached."""
 
 
 class Awaited(NamedTuple):

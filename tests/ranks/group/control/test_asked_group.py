@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep import (
+    Bounds,
     Cache,
     ConfigError,
     Control,
@@ -136,6 +137,22 @@ def test_stores_are_detached_and_attached_once_every_rank_is_ready(
     group.ask("attach", store=tmp_path.joinpath("kv").as_uri())
 
     assert (without, group.ask("list")["store"]) == ("detached", "attached")
+
+
+def test_a_flush_writes_what_was_cached_before_the_store_was_attached(tmp_path: Path) -> None:
+    pages = 24
+    config = config_with(socket_in(tmp_path), bounds=Bounds(persists=1))
+    tokens = list(range(pages * LAYOUT.page_tokens))
+    group = AskedGroup(config, prepare=computes("r", tokens, "tenant"))
+    group.ask("flush")
+    group.ask("attach", store="memory://")
+
+    answer = group.ask("flush")
+
+    stored = group.ask("stats")["replica"]["stored_pages"]
+    group.end()
+    assert answer["unwritten"] == {}
+    assert stored["storage"] == {"persisted": pages}
 
 
 def test_a_store_that_cannot_be_opened_is_told_with_its_reason(

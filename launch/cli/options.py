@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 
 from ...coordinator.settings import shown
 from ...errors import ConfigError
+from ...ranks.group.member.log_level import write_log
 from ...ranks.protocol.config import RANKS_MAX
 from ...storage_backends.base import Capabilities
 from ...storage_backends.registry import make_backend
@@ -107,6 +108,7 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
 
         app.help_print(arguments, console=Console(stderr=True))
         return 2
+    write_log()
     return command(*bound.args, **bound.kwargs) or 0
 
 

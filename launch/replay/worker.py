@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ...coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ...errors import CollectiveTimeout, ConfigError, PeerLost
+from ...ranks.group.member.log_level import write_log
 from ...small_engine.limits import EngineLimits
 from ...small_engine.scheduler import Scheduler
 from ...small_engine.workload import count_requests, requests_of, spread_over
@@ -66,6 +67,7 @@ def run_rank(
     if the group cannot go on.
     """
     prepare_for_mooncake()
+    write_log()
     torch.set_num_threads(1)
     with joined(environment, timeout_s=settings.round_timeout_s) as meeting:
         watch.on_joined()

@@ -1,6 +1,7 @@
 """`lockstep ctl`: what an operator says and reads, and two ranks that are asked while they serve."""
 
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -252,6 +253,8 @@ def serving(tmp_path: Path) -> Iterator[Running]:
 def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     lockstep: Run, serving: Running, tmp_path: Path
 ) -> None:
+    (tmp_path / "file").write_text("no store")
+    refused = lockstep("ctl", "attach", tmp_path / "s", (tmp_path / "file").as_uri())[0]
     said = [
         lockstep("ctl", command, tmp_path / "s", *rest)[2]
         for command, *rest in (
@@ -277,7 +280,14 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert (ended, report["pages_corrupt"]) == (EXIT_INTERRUPTED, 0)
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
-    assert serving.said().count("asks: drop namespace=None") == 2
+    log = serving.said()
+    assert log.count("asks: drop namespace=None") == 2
+    assert refused == 3
+    # The warning is from before anybody has asked for a level.
+    told = re.findall(
+        r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|asks: drop n)", log, re.MULTILINE
+    )
+    assert told == [("WARNING", "withdrawn")] * 2 + [("INFO", "asks: drop n")] * 2
     assert not (tmp_path / "s").exists()
 
 

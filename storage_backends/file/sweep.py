@@ -77,7 +77,11 @@ class SweepLimits(Settings):
     """What a store may keep."""
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
-    """0 for all room that there is; None for half of what the filesystem has without the store."""
+    """0 for all room that there is; None for half of what the filesystem has without the store.
+
+    That of the root, and what lies on another that is mounted below counts too: to leave it out would
+    let it fill.
+    """
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Since an object was last used; None for ever."""
 

@@ -23,6 +23,7 @@ from .rank.stores import FIRST_STORE, OTHER_STORE
 from .world.violated import Violated
 from .world.world import World
 
+_WITHOUT = (StoreState.DETACHED, StoreState.LOST)
 _STEPS_TO_END = 4
 """Within so many steps after its time is up a proposal must have ended."""
 
@@ -97,7 +98,7 @@ class Proposing:
         """Before a step: begin a campaign now and then, and tell the ranks whose moment has come."""
         self._steps += 1
         rate = self._rate
-        if self._caches[0].store_state() is StoreState.DETACHED:
+        if self._caches[0].store_state() in _WITHOUT:
             # So that storage is there most of the time.
             rate *= 5
         if self._can_attach and self._random.random() < rate:
@@ -131,7 +132,7 @@ class Proposing:
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
             raise Violated(f"the ranks have different stores: {[*map(str, states)]}, {used}")
-        if (used[0] is None) != (states[0] in (StoreState.DETACHED, StoreState.ATTACHING)):
+        if (used[0] is None) != (states[0] in {*_WITHOUT, StoreState.ATTACHING}):
             has = "none of them has any in use" if used[0] is None else f"they use {used[0]}"
             raise Violated(f"the store is {states[0]} on every rank, and {has}")
         self._check_ended_alike([told for told in self._told if told.outcome.done()])

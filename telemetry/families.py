@@ -165,7 +165,8 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "Operations that were stopped and do not fall quiet: their pages are out of use."),
     Family("store_state", ("state",), _GAUGE,
            _store_states,
-           "1 for the state of the group's store, none if there never was one; 0 for the others."),
+           "1 for the state of the group's store: none if there never was one, lost if the group let go"
+           " of it by itself; 0 for the others."),
 )
 """What a cache counts itself."""
 

@@ -89,11 +89,11 @@ def _no_store(window: Window) -> Iterator[Finding]:
             f"{hanging:.0f} operations hang, and their pages are out of use",
             "look at the store, or at the device: calls do not come back",
         )
-    if window.is_at("store_state", state="draining"):
+    if window.is_at("store_state", state="lost"):
         yield Finding(
             Weight.COSTS_HITS,
-            "the store is being let go of: nothing new is read from it",
-            "somebody has detached it, or it hung: the log says which",
+            "the group has let go of its store, whose calls did not come back",
+            "attach it again once it answers, or detach it to go on without (`lockstep ctl`)",
         )
 
 

@@ -1,6 +1,6 @@
 """Attach and detach while requests run: proposals that all ranks have staged become commands.
 
-    DETACHED --attach--> ATTACHED --detach--> DRAINING --nothing in flight--> DETACHED
+    DETACHED --attach--> ATTACHED --detach--> DRAINING --nothing in flight--> DETACHED or LOST
 
 A proposal is pending from the first verdict that tells of it, and ends in the same step on every rank:
 it is done, or it is withdrawn. To detach is to begin nothing new for the store and to abort what is in
@@ -34,6 +34,8 @@ class StoreState(StrEnum):
     """It is read and written."""
     DRAINING = "draining"
     """Nothing is begun for it any more, and something is still in flight."""
+    LOST = "lost"
+    """There is none: the group has let go of it by itself, because its calls did not come back."""
 
 
 class Attaching:
@@ -71,7 +73,7 @@ class Attaching:
             return StoreState.DRAINING
         if self.proposal is not None and change_of(self.proposal) is Change.ATTACH:
             return StoreState.ATTACHING
-        return StoreState.DETACHED
+        return StoreState.LOST if self._store.lost else StoreState.DETACHED
 
     def consider(self, proposed: Proposed | None) -> None:
         """Apply what the ranks have staged: go on with it, carry it out, or withdraw it."""
@@ -84,6 +86,7 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
+            self._store.lost = False  # An operator goes on without it.
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
             # Where they differ, whatever a rank has staged ends, whether it could be opened or not.

@@ -26,6 +26,7 @@ def state_digest(replica: Replica) -> int:
     add(
         store.attached,
         store.draining,
+        store.lost,
         store.number,
         store.time,
         store.misses.items(),

@@ -31,6 +31,8 @@ class Store:
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
         """Whether the store is detached while something is still in flight for it."""
+        self.lost = False
+        """Whether the store was detached though nobody has asked for it."""
         self.number = int(self.attached)
         """How many stores there have been."""
         self.lacks_older = False
@@ -50,6 +52,7 @@ class Store:
     def attach(self, next_operation: int) -> None:
         """Use another store. What those before keep in quarantine is not held against it."""
         self.attached = self.lacks_older = True
+        self.lost = False
         self.number += 1
         self._first_operation = next_operation
         # They tell what the store before did not have, or had.
@@ -59,7 +62,7 @@ class Store:
 
     def detach(self, reason: str = "") -> None:
         """Begin nothing more for the store; with a reason if nobody has asked for it."""
-        self.attached, self.draining = False, True
+        self.attached, self.draining, self.lost = False, True, bool(reason)
         self._changed("draining", reason)
 
     def drained(self) -> None:

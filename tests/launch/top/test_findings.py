@@ -20,6 +20,7 @@ from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.ranks.group.cache import Cache
+from lockstep.ranks.protocol.config import Bounds
 from lockstep.ranks.protocol.orders import LookUp
 from tests.kit.ranks.in_turn import RanksInTurn, prompt
 from tests.kit.ranks.pair import PAGE_TOKENS, Pair
@@ -130,11 +131,14 @@ def diverged(stack: ExitStack, _: Path) -> Window:
     return Window(group.seen(WINDOW_S), before)
 
 
-def hanging(heals: bool) -> Watch:
-    """A read that one rank's store does not come back from, or only later."""
+def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
+    """A read that one rank's store does not come back from, or only later.
+
+    If that is too much the group lets go of the store, which an operator may then detach.
+    """
 
     def window(_: ExitStack, __: Path) -> Window:
-        ranks = RanksInTurn(2)
+        ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=0 if is_too_much else None))
         before = seen_of(ranks.caches)
         ranks.every(lambda cache: cache.prefetch("hangs", prompt(2)))
         operation = ranks.take_operation(LookUp)
@@ -149,6 +153,9 @@ def hanging(heals: bool) -> Watch:
             ranks.report(Quiesced(operation))
             ranks.step()
             assert ranks.phase(operation) == "DONE"
+        if detaches:
+            assert not ranks.every(lambda cache: cache.detach_store().done())
+            ranks.step()
         return Window(seen_of(ranks.caches, WINDOW_S), before)
 
     return window
@@ -178,7 +185,17 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
         "the store is slow: ",
         {"LockstepStoreSlow"},
     ),
-    "a store that was detached": (detached, "no request was admitted", {"LockstepStoreGone"}),
+    "a store that was detached": (detached, "no request was admitted", set()),
+    "a store that was lost": (
+        hanging(heals=True, is_too_much=True),
+        "the group has let go of its store",
+        {"LockstepStoreGone"},
+    ),
+    "a store that was lost and then detached": (
+        hanging(heals=True, is_too_much=True, detaches=True),
+        "no request was admitted",
+        set(),
+    ),
     "an operation that hangs": (
         hanging(heals=False),
         "1 operations hang, and their pages are out of use",

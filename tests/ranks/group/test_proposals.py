@@ -310,7 +310,7 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
     assert ranks.phase(busy.fetch) == "QUARANTINED"
     assert state(ranks) is StoreState.DRAINING
     busy.both(Quiesced(busy.persist))
-    assert state(ranks) is StoreState.DETACHED
+    assert state(ranks) is StoreState.LOST
 
     attach(ranks, 0, 1)
     ready(ranks)
@@ -347,12 +347,12 @@ def test_stores_that_keep_most_of_host_memory_let_no_other_be_attached(depth: in
     ready(ranks)
     assert state(ranks) is StoreState.ATTACHED
     hang(ranks, "second", 4, start=500)
-    assert state(ranks) is StoreState.DETACHED
+    assert state(ranks) is StoreState.LOST
 
     outcomes = attach(ranks, 0, 1)
     ready(ranks)
 
-    assert state(ranks) is StoreState.DETACHED
+    assert state(ranks) is StoreState.LOST
     for outcome in outcomes:
         with pytest.raises(StorageError, match="keep 12 of 16 host pages; restore or restart"):
             outcome.result(timeout=0)

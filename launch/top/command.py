@@ -3,14 +3,16 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ...errors import ConfigError
+from .findings import silence_of
 from .screen import screen
 from .sighting import Sighting, addresses_of, look
 from .window import Window
@@ -20,16 +22,38 @@ LONGER_S = 300.0
 
 
 class Sightings:
-    """The looks of the last minutes; older ones are let go of."""
+    """Looks at a group, and keeps what was seen in the last minutes."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: Sequence[str]) -> None:
+        self._address = address
+        self._ports = 1
         self._seen: deque[Sighting] = deque()
 
-    def add(self, sighting: Sighting) -> None:
-        """Keep one more."""
-        self._seen.append(sighting)
-        while len(self._seen) > 1 and self._seen[1].at_s <= sighting.at_s - LONGER_S:
+    def look(self) -> None:
+        """Look once more; raises `ConfigError` if no rank has ever answered."""
+        now = self._look()
+        if not now.heard_s:
+            raise ConfigError(
+                f"{silence_of(now)}; start the group with --metrics-port, and name that port"
+            )
+        # What grows does so from a look at which a rank answered, and within one life of the group.
+        if self._seen and not self._seen[-1].ranks:
+            self._seen.pop()
+        if self._seen and not now.goes_on_from(self._seen[-1]):
+            self._seen.clear()
+        self._seen.append(now)
+        while len(self._seen) > 1 and self._seen[1].at_s <= now.at_s - LONGER_S:
             self._seen.popleft()
+
+    def _look(self) -> Sighting:
+        now = self._seen[-1] if self._seen else None
+        while True:
+            ports = self._ports
+            now = look(addresses_of(self._address, ports), time.monotonic(), now)
+            wanted = 1 if now.has_one_scheduler else now.world_size
+            self._ports = wanted or ports
+            if len(self._address) > 1 or wanted <= ports:
+                return now
 
     def windows(self) -> list[Window]:
         """Return what there is of the last seconds, of the last minutes, and since the opening."""
@@ -61,34 +85,21 @@ def top(
 ) -> None:
     """Watch a running group: what it hits, and why no more."""
     console = Console(highlight=False, emoji=False)
-    sightings = Sightings()
+    screens = _screens(address, every)
     if once or not console.is_terminal:
-        for number, _ in enumerate(_looks(address, every, sightings)):
-            if number:
-                console.print(screen(sightings.windows()))
-                if once:
-                    return
+        for each in islice(screens, 1, 2 if once else None):
+            console.print(each)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for _ in _looks(address, every, sightings):
-            live.update(screen(sightings.windows()), refresh=True)
+        for each in screens:
+            live.update(each, refresh=True)
 
 
-def _looks(address: Sequence[str], every: float, sightings: Sightings) -> Iterator[None]:
-    """Look again and again, and keep what is seen; raises `ConfigError` if nobody ever answers."""
-    ports = 1
+def _screens(address: Sequence[str], every: float) -> Iterator[RenderableType]:
+    """Look again and again, and yield what there is to show."""
+    sightings = Sightings(address)
     while True:
         began = time.monotonic()
-        sighting = look(addresses_of(address, ports), began)
-        wanted = 1 if sighting.has_one_scheduler else sighting.world_size
-        if len(address) == 1 and wanted > ports:
-            ports = wanted
-            continue
-        if not sighting.ranks and ports == 1:
-            raise ConfigError(
-                f"nobody answers at {', '.join(sighting.silent)}; start the group with --metrics-port,"
-                " and name that port"
-            )
-        sightings.add(sighting)
-        yield
+        sightings.look()
+        yield screen(sightings.windows())
         time.sleep(max(0.0, began + every - time.monotonic()))

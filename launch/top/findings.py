@@ -6,9 +6,10 @@ Pure, from the numbers of a window alone. What weighs most comes first.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import Final
 
-from .sighting import label_of
+from .sighting import Sighting, label_of
 from .window import Window
 
 MISSES: Final = {
@@ -30,6 +31,8 @@ SKEW: Final = 4.0
 """How many times as long the others wait as the rank that they wait for."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
+SILENT_NAMED: Final = 4
+"""How many addresses are named at which no rank answers."""
 
 
 class Weight(IntEnum):
@@ -72,11 +75,23 @@ def _ended(window: Window) -> Iterator[Finding]:
                 return
 
 
+def silence_of(seen: Sighting) -> str:
+    """Say at which addresses no rank answered, and when one last did."""
+    told: list[str] = []
+    for address, other in islice(seen.silent.items(), SILENT_NAMED):
+        heard_s = seen.heard_s.get(address)
+        heard = "" if heard_s is None else f"last heard {_time(seen.at_s - heard_s)} ago"
+        why = ", ".join(filter(None, (other, heard)))
+        told.append(f"{address} ({why})" if why else address)
+    others = len(seen.silent) - len(told)
+    return f"no rank answers at {', '.join(told)}" + (f" and {others:,} others" if others else "")
+
+
 def _silent(window: Window) -> Iterator[Finding]:
     if window.now.silent:
         yield Finding(
             Weight.BROKEN if not window.now.ranks else Weight.SLOWS,
-            f"nobody answers at {', '.join(window.now.silent)}",
+            silence_of(window.now),
             "the rank has ended or hangs, or its port is another one: name each rank's as HOST:PORT",
         )
 

@@ -3,9 +3,10 @@
 import re
 import socket
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from math import isfinite
 from threading import Thread
 from typing import Final
@@ -21,6 +22,8 @@ _TIMEOUT_S: Final = 2.0
 _BYTES_MAX: Final = 16 << 20
 """More than any rank exposes; whatever else listens at the port fills no memory."""
 _RANKS_MAX: Final = 4096
+_THREADS: Final = 64
+_COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -35,8 +38,10 @@ class Sighting:
     at_s: float
     ranks: Mapping[int, Numbers]
     """The numbers of each rank that answered, or for which another answered."""
-    silent: tuple[str, ...] = ()
-    """The addresses at which nobody answered."""
+    silent: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The addresses at which no rank answered, with what else did, if anything."""
+    heard_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When a rank last answered at an address, where one ever has."""
 
     @property
     def any_rank(self) -> Numbers:
@@ -47,6 +52,15 @@ class Sighting:
     def world_size(self) -> int:
         """How many ranks the group says it has; 0 where nobody answered."""
         return int(self._info("world_size") or 0)
+
+    def goes_on_from(self, before: "Sighting") -> bool:
+        """Return whether no counter has gone back: where one has, the group was opened anew."""
+        return not any(
+            self.ranks[rank].get(key, 0.0) < value
+            for rank in self.ranks.keys() & before.ranks.keys()
+            for key, value in before.ranks[rank].items()
+            if key[0].endswith(_COUNTED)
+        )
 
     @property
     def has_one_scheduler(self) -> bool:
@@ -90,37 +104,53 @@ def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
     return [joined_address(host, each) for each in ports]
 
 
-def look(addresses: Sequence[str], at_s: float) -> Sighting:
-    """Ask the ranks at these addresses for their numbers, side by side.
-
-    Raises `ConfigError` if something else listens there.
-    """
+def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) -> Sighting:
+    """Ask the ranks at these addresses for their numbers, side by side, as `before`."""
     answers: dict[str, bytes] = {}
     until_s = time.monotonic() + _TIMEOUT_S
+    waiting = deque(addresses)
     # Daemons: a thread that still resolves a name must not delay the end of the process.
     threads = [
-        Thread(target=_ask, args=(each, until_s, answers), daemon=True) for each in addresses
+        Thread(target=_ask_waiting, args=(waiting, until_s, answers), daemon=True)
+        for _ in addresses[:_THREADS]
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
     ranks: dict[int, Numbers] = {}
+    silent: dict[str, str] = {}
+    heard_s = {} if before is None else dict(before.heard_s)
     in_time = answers.copy()  # Others may still come.
-    for address, answer in in_time.items():
-        ranks |= _ranks_in(address, answer)
-    return Sighting(at_s, ranks, tuple(each for each in addresses if each not in in_time))
+    for address in addresses:
+        try:
+            ranks |= _ranks_in(in_time.get(address, b""))
+            heard_s[address] = at_s
+        except ValueError as error:
+            silent[address] = str(error)
+    return Sighting(at_s, ranks, silent, heard_s)
+
+
+def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
+    """Ask one address after the other, each within its part of the time that is left."""
+    with suppress(IndexError):
+        while (now_s := time.monotonic()) < until_s:
+            address = waiting.popleft()
+            turns = 1 + len(waiting) // _THREADS
+            _ask(address, now_s + (until_s - now_s) / turns, answers)
 
 
 def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
     """Add the answer of who listens at an address, unless it is not whole in time."""
     answer = bytearray()
     try:
-        with socket.create_connection(split_address(address), _TIMEOUT_S) as connection:
+        # A timeout below 0 raises `ValueError`.
+        left_s = until_s - time.monotonic()
+        with socket.create_connection(split_address(address), left_s) as connection:
             # HTTP/1.0: the answer comes in one piece, and ends with the connection.
             connection.sendall(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
             while len(answer) < _BYTES_MAX:
-                connection.settimeout(until_s - time.monotonic())  # Below 0 it raises `ValueError`.
+                connection.settimeout(until_s - time.monotonic())
                 piece = connection.recv(1 << 16)
                 if not piece:
                     break
@@ -130,26 +160,26 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
     answers[address] = bytes(answer)
 
 
-def _ranks_in(address: str, answer: bytes) -> dict[int, Numbers]:
-    """Return the numbers of each rank in an answer."""
+def _ranks_in(answer: bytes) -> dict[int, Numbers]:
+    """Return the numbers of each rank in an answer.
+
+    Raises `ValueError` if there is none, or with what is wrong if no rank answers so.
+    """
+    if not answer:
+        raise ValueError
     head, _, body = answer.partition(b"\r\n\r\n")
+    if not _OK.match(head):
+        raise ValueError(f"it answered {head[:40]!r}")
     ranks: defaultdict[int, dict[Key, float]] = defaultdict(dict)
-    try:
-        if not _OK.match(head):
-            raise ValueError(f"it answered {head[:40]!r}")
-        numbers = numbers_in(body.decode())
-        for key, number in numbers.items():
-            if key[0].startswith(PREFIX):
-                if not all(value.isprintable() for _, value in key[1]):
-                    raise ValueError(f"{key[0]} has a label that no rank has")
-                ranks[int(label_of(key, "rank"))][key] = number
-        sizes = [int(label_of(key, "world_size")) for key in numbers if _is_info(key)]
-        if not sizes or not 0 < max(sizes) <= _RANKS_MAX:
-            raise ValueError(f"it names world sizes {sizes}")
-    except ValueError as error:
-        raise ConfigError(
-            f"what listens at {address} is no rank of Lockstep: {error}; name a --metrics-port"
-        ) from error
+    numbers = numbers_in(body.decode())
+    for key, number in numbers.items():
+        if key[0].startswith(PREFIX):
+            if not all(value.isprintable() for _, value in key[1]):
+                raise ValueError(f"{key[0]} has a label that no rank has")
+            ranks[int(label_of(key, "rank"))][key] = number
+    sizes = [int(label_of(key, "world_size")) for key in numbers if _is_info(key)]
+    if not sizes or not 0 < max(sizes) <= _RANKS_MAX:
+        raise ValueError(f"it names world sizes {sizes}")
     return dict(ranks)
 
 

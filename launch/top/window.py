@@ -12,7 +12,7 @@ class Window:
     """The time between two looks; from the opening of the cache on where there is no first one.
 
     Names are without their prefix. Counts that are equal on all ranks are one rank's; others are added
-    up over the ranks, or one rank's where `rank` says so.
+    up over the ranks. Only ranks that were seen in both looks count.
     """
 
     now: Sighting
@@ -25,26 +25,26 @@ class Window:
 
     def grew(self, name: str, **labels: str) -> float:
         """Return by how much a counter that is equal on all ranks has grown."""
-        rank = min(self.now.ranks, default=0)
-        return self.grew_on(rank, name, **labels)
-
-    def grew_on(self, rank: int, name: str, **labels: str) -> float:
-        """Return by how much one rank's counter has grown. One that was opened anew counts from 0."""
-        now = _sum(self.now.ranks.get(rank, {}), name, labels)
-        before = 0.0
-        if self.before is not None:
-            before = _sum(self.before.ranks.get(rank, {}), name, labels)
-        return now - before if now >= before else now
+        return next(iter(self._grew_by_rank(name, labels).values()), 0.0)
 
     def grew_everywhere(self, name: str, **labels: str) -> float:
         """Return by how much a counter has grown on all ranks together."""
-        return sum(self.grew_on(rank, name, **labels) for rank in self.now.ranks)
+        return sum(self._grew_by_rank(name, labels).values())
 
     def waits(self) -> dict[int, float]:
         """Return how long each rank that counts it has waited for the others in rounds."""
         name = "round_wait_seconds_total"
-        ranks = (rank for rank, numbers in self.now.ranks.items() if any(_keys(numbers, name)))
-        return {rank: self.grew_on(rank, name) for rank in ranks}
+        waited = self._grew_by_rank(name, {})
+        return {rank: s for rank, s in waited.items() if any(_keys(self.now.ranks[rank], name))}
+
+    def _grew_by_rank(self, name: str, labels: dict[str, str]) -> dict[int, float]:
+        now = {rank: _sum(self.now.ranks[rank], name, labels) for rank in sorted(self.now.ranks)}
+        if self.before is None:
+            return now
+        before = self.before.ranks
+        return {
+            rank: n - _sum(before[rank], name, labels) for rank, n in now.items() if rank in before
+        }
 
     def is_at(self, name: str, **labels: str) -> float:
         """Return what a gauge that is equal on all ranks is at now."""

@@ -16,7 +16,7 @@ from lockstep.coordinator.ballot import Answered, Quiesced, QuiesceExpired
 from lockstep.errors import DivergenceError, PeerLost
 from lockstep.launch.top.findings import Weight, findings
 from lockstep.launch.top.screen import screen
-from lockstep.launch.top.sighting import Sighting, numbers_in
+from lockstep.launch.top.sighting import Key, Sighting, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.ranks.group.cache import Cache
@@ -281,11 +281,39 @@ def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> No
     assert [each for each in found if "damaged" in each or "could not be read" in each] == []
 
 
-def test_a_rank_that_does_not_answer_is_named_by_its_address() -> None:
-    (first, *_) = findings(Window(Sighting(0.0, {}, ("127.0.0.1:9401",))))
+def test_ranks_that_do_not_answer_are_named_with_what_was_last_heard_of_them() -> None:
+    silent = {"a:1": "", "a:2": "", "a:3": "it answered b'no'"}
+
+    (first, *_) = findings(Window(Sighting(40.0, {}, silent, {"a:2": 10.0})))
 
     assert first.weight is Weight.BROKEN
-    assert first.what == "nobody answers at 127.0.0.1:9401"
+    assert (
+        first.what == "no rank answers at a:1, a:2 (last heard 30 s ago), a:3 (it answered b'no')"
+    )
+
+
+def test_of_many_ranks_that_do_not_answer_the_first_are_named() -> None:
+    silent = {f"a:{port}": "" for port in range(1, 4096)}
+
+    (first, *_) = findings(Window(Sighting(0.0, {}, silent)))
+
+    assert first.what == "no rank answers at a:1, a:2, a:3, a:4 and 4,091 others"
+
+
+def test_what_a_rank_has_counted_before_it_was_first_heard_is_no_growth() -> None:
+    def numbers(rank: int, waited: float) -> dict[Key, float]:
+        told = "\n".join(
+            f'lockstep_{name}_total{{rank="{rank}"}} {value}'
+            for name, value in (("rounds", 100 + waited), ("round_wait_seconds", waited))
+        )
+        return numbers_in(f"{told}\n")
+
+    before = Sighting(0.0, {1: numbers(1, 5.0)})
+    window = Window(Sighting(WINDOW_S, {rank: numbers(rank, 9.0) for rank in (0, 1)}), before)
+
+    assert window.grew_everywhere("round_wait_seconds_total") == 4.0
+    assert window.waits() == {1: 4.0}
+    assert window.grew("rounds_total") == 4.0
 
 
 def shown(window: Window) -> list[str]:

@@ -4,9 +4,11 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from threading import Thread
 
 import pytest
 
+from lockstep.launch.top.command import Sightings
 from lockstep.launch.top.findings import findings
 from lockstep.launch.top.sighting import look
 from lockstep.launch.top.window import Window
@@ -29,8 +31,7 @@ def serve() -> Iterator[Serve]:
 
         def begin(answer: Answer) -> str:
             def once() -> None:
-                connection, _ = listening.accept()
-                with connection, suppress(OSError):
+                with suppress(OSError), listening.accept()[0] as connection:
                     connection.recv(4096)
                     answer(connection)
 
@@ -38,6 +39,7 @@ def serve() -> Iterator[Serve]:
             return str(listening.getsockname()[1])
 
         yield begin
+        listening.shutdown(socket.SHUT_RDWR)  # Where a test has failed, its answers wait.
 
 
 def raw(answer: bytes) -> Answer:
@@ -63,21 +65,24 @@ def test_whoever_drips_bytes_has_not_answered(
 ) -> None:
     monkeypatch.setattr("lockstep.launch.top.sighting._TIMEOUT_S", 0.3)
 
-    assert "nobody answers at 127.0.0.1:" in refusal(lockstep, "top", serve(drip))
+    assert "no rank answers at 127.0.0.1:" in refusal(lockstep, "top", serve(drip))
 
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
         (raw(b"\xff\0" * 100), r"it answered b'\xff\x00"),
-        (http("up 1\n"), "is no rank of Lockstep: it names world sizes []; name a --metrics-port"),
+        (
+            http("up 1\n"),
+            "(it names world sizes []); start the group with --metrics-port, and name that port",
+        ),
         (
             http('lockstep_info{world_size="1"} 1\n'),
-            "is no rank of Lockstep: invalid literal for int()",
+            "(invalid literal for int()",
         ),
         (
             http('lockstep_info{rank="0",world_size="many"} 1\n'),
-            "is no rank of Lockstep: invalid literal",
+            "(invalid literal",
         ),
         (
             http('lockstep_info{rank="0",world_size="99999999"} 1\n'),
@@ -85,7 +90,7 @@ def test_whoever_drips_bytes_has_not_answered(
         ),
         (
             http('lockstep_x_bucket{rank="0",le="x"} 1\n'),
-            "is no rank of Lockstep: could not convert",
+            "(could not convert",
         ),
         (
             http('lockstep_x{rank="0",store="\x1b[2J"} 1\n'),
@@ -108,7 +113,7 @@ def test_numbers_that_are_none_are_left_out(serve: Serve) -> None:
     assert {name for name, _ in numbers} == {"lockstep_info"}
 
 
-def test_one_scheduler_answers_for_all_ranks(lockstep: Run) -> None:
+def test_one_scheduler_answers_for_all_ranks_until_it_is_gone(lockstep: Run) -> None:
     config = HostRanksInTurn(ranks=1).caches[0].config
     replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
     cache = decide([Opened(rank, 2, config, replica, "") for rank in range(2)])
@@ -116,12 +121,17 @@ def test_one_scheduler_answers_for_all_ranks(lockstep: Run) -> None:
     watch(cache, port)
     with closing(cache):
         status, output, _ = lockstep("top", str(port), "--once", "--every", "0.2")
-        sighting = look([f"127.0.0.1:{port}"], 0.0)
+        sightings = Sightings([str(port)])
+        sightings.look()
+        answered = sightings.windows()
+    sightings.look()
+    (gone, *_) = findings(sightings.windows()[0])
 
     assert status == 0
     assert "one scheduler for 2 ranks" in output
-    assert "nobody answers" not in output
-    assert [each.what for each in findings(Window(sighting))] == ["no request was admitted"]
+    assert "no rank answers" not in output
+    assert [each.what for each in findings(answered[0])] == ["no request was admitted"]
+    assert gone.what.startswith(f"no rank answers at 127.0.0.1:{port} (last heard ")
 
 
 def test_a_port_tells_of_each_rank_that_it_has_numbers_of(serve: Serve) -> None:
@@ -133,3 +143,69 @@ def test_a_port_tells_of_each_rank_that_it_has_numbers_of(serve: Serve) -> None:
     sighting = look([f"127.0.0.1:{serve(http(info + told))}"], 0.0)
 
     assert Window(sighting).grew_everywhere("corrupt_pages_total") == 5
+
+
+def exposed(world_size: int, **counters: int) -> Answer:
+    told = [f'lockstep_info{{rank="0",world_size="{world_size}"}} 1\n']
+    told += [f'lockstep_{each}_total{{rank="0"}} {n}\n' for each, n in counters.items()]
+    return http("".join(told))
+
+
+def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
+    sightings = Sightings([serve(exposed(1, rounds=9, asked_tokens=900, hit_tokens=800))])
+    sightings.look()
+    serve(raw(b"HTTP/1.0 500 "))
+    sightings.look()
+    (silent, *_) = findings(sightings.windows()[0])
+    # More was asked for than before, and less was hit.
+    serve(exposed(1, rounds=8, asked_tokens=1000, hit_tokens=500))
+    sightings.look()
+    back = sightings.windows()
+    serve(exposed(1, rounds=9, asked_tokens=1100, hit_tokens=550))
+    sightings.look()
+    (recent, whole) = sightings.windows()
+
+    assert silent.what.startswith("no rank answers at 127.0.0.1:")
+    assert "(it answered b'HTTP/1.0 500 ', last heard " in silent.what
+    assert [window.before for window in back] == [None]
+    assert [each.grew("hit_tokens_total") for each in (recent, whole)] == [50, 550]
+    assert [each.grew("asked_tokens_total") for each in (recent, whole)] == [100, 1100]
+
+
+def test_ranks_that_a_group_has_no_more_are_not_missed(serve: Serve) -> None:
+    sightings = Sightings([serve(exposed(2))])
+    serve(exposed(2))  # At once, since there is one more port to look at.
+    sightings.look()
+    missed = [len(each.now.silent) for each in sightings.windows()]
+    for _ in range(2):
+        serve(exposed(1))
+        sightings.look()
+
+    assert missed == [1]
+    assert not sightings.windows()[0].now.silent
+
+
+def test_all_ranks_are_asked_by_a_few_threads_and_each_has_its_time(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.launch.top.sighting._TIMEOUT_S", 1.0)
+    monkeypatch.setattr("lockstep.launch.top.sighting._THREADS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        silent = f"127.0.0.1:{deaf.getsockname()[1]}"
+        sighting = look([silent, f"127.0.0.1:{serve(exposed(1))}"], 0.0)
+
+    assert (list(sighting.ranks), list(sighting.silent)) == ([0], [silent])
+
+
+def test_no_thread_is_started_for_each_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Thread] = []
+
+    class Counted(Thread):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr("lockstep.launch.top.sighting.Thread", Counted)
+    look([f"127.0.0.1:{free_ports(1)}"] * 256, 0.0)
+
+    assert 0 < len(started) <= 64

@@ -16,6 +16,7 @@ from ...errors import ConfigError
 from ...ranks.protocol.host_port import joined_address, split_address
 from ...telemetry.families import PREFIX
 from ...telemetry.port import LOOPBACK, MISSING, PORT_MAX
+from ..cli.amounts import printable
 
 _TIMEOUT_S: Final = 2.0
 """For a whole answer, however its bytes come."""
@@ -127,7 +128,7 @@ def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) 
             ranks |= _ranks_in(in_time.get(address, b""))
             heard_s[address] = at_s
         except ValueError as error:
-            silent[address] = str(error)
+            silent[address] = printable(str(error))
     return Sighting(at_s, ranks, silent, heard_s)
 
 

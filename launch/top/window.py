@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ...telemetry.families import PREFIX
 from .sighting import Key, Numbers, Sighting, label_of
@@ -25,26 +26,25 @@ class Window:
 
     def grew(self, name: str, **labels: str) -> float:
         """Return by how much a counter that is equal on all ranks has grown."""
-        return next(iter(self._grew_by_rank(name, labels).values()), 0.0)
+        return next((grown for _, grown in self._by_rank(name, labels)), 0.0)
 
     def grew_everywhere(self, name: str, **labels: str) -> float:
         """Return by how much a counter has grown on all ranks together."""
-        return sum(self._grew_by_rank(name, labels).values())
+        return sum(grown for _, grown in self._by_rank(name, labels))
 
     def waits(self) -> dict[int, float]:
         """Return how long each rank that counts it has waited for the others in rounds."""
-        name = "round_wait_seconds_total"
-        waited = self._grew_by_rank(name, {})
-        return {rank: s for rank, s in waited.items() if any(_keys(self.now.ranks[rank], name))}
+        name, now = "round_wait_seconds_total", self.now.ranks
+        return {rank: s for rank, s in self._by_rank(name, {}) if any(_keys(now[rank], name))}
 
-    def _grew_by_rank(self, name: str, labels: dict[str, str]) -> dict[int, float]:
-        now = {rank: _sum(self.now.ranks[rank], name, labels) for rank in sorted(self.now.ranks)}
-        if self.before is None:
-            return now
-        before = self.before.ranks
-        return {
-            rank: n - _sum(before[rank], name, labels) for rank, n in now.items() if rank in before
-        }
+    def _by_rank(self, name: str, labels: dict[str, str]) -> Iterator[tuple[int, float]]:
+        """Yield by how much a counter has grown on each rank that was seen in both looks."""
+        before = None if self.before is None else self.before.ranks
+        for rank, numbers in sorted(self.now.ranks.items(), key=itemgetter(0)):
+            if before is None:
+                yield rank, _sum(numbers, name, labels)
+            elif rank in before:
+                yield rank, _sum(numbers, name, labels) - _sum(before[rank], name, labels)
 
     def is_at(self, name: str, **labels: str) -> float:
         """Return what a gauge that is equal on all ranks is at now."""

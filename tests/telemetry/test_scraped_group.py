@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.errors import ConfigError, PeerLost
+from lockstep.errors import ConfigError
 from lockstep.launch.top.sighting import Sighting, look, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.small_engine.counts import ReplayCounts
@@ -125,19 +125,6 @@ def test_who_connects_and_does_not_say_what_it_wants_is_let_go_of(
         port.close()
 
     assert heard == b""
-
-
-def test_a_group_that_has_ended_says_by_which_error() -> None:
-    with watched_group(SETTINGS) as watched:
-        watched.group.caches[1].abandon()
-        first = watched.group.caches[0]
-        first.open_round()
-        with pytest.raises(PeerLost):
-            first.close_round()
-        window = Window(watched.seen())
-
-    assert window.is_at("group_up", ended_by="PeerLost") == 0
-    assert window.values_of("group_up", "ended_by") == ["PeerLost"]
 
 
 def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:

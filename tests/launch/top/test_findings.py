@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -266,14 +267,16 @@ def test_each_alert_fires_in_some_case() -> None:
     assert named == set.union(*(alerts for _, _, alerts in CASES.values()))
 
 
+def said(by_rank_0: str) -> Sighting:
+    return Sighting(WINDOW_S, {0: numbers_in(dedent(by_rank_0))})
+
+
 def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> None:
     told = """
     lockstep_missed_pages_total{rank="0",reason="unreadable"} 10
     lockstep_storage_late_calls_total{rank="0"} 5
     """
-    seen = Sighting(10.0, {0: numbers_in("\n".join(told.split("\n    ")))})
-
-    found = [each.what for each in findings(Window(seen, Sighting(0.0, {0: {}})))]
+    found = [each.what for each in findings(Window(said(told)))]
 
     assert found[0] == (
         "the store is slow: 5 calls ran out of their time; 10 pages were computed for it"
@@ -302,11 +305,11 @@ def test_of_many_ranks_that_do_not_answer_the_first_are_named() -> None:
 
 def test_what_a_rank_has_counted_before_it_was_first_heard_is_no_growth() -> None:
     def numbers(rank: int, waited: float) -> dict[Key, float]:
-        told = "\n".join(
-            f'lockstep_{name}_total{{rank="{rank}"}} {value}'
-            for name, value in (("rounds", 100 + waited), ("round_wait_seconds", waited))
+        labels = f'{{rank="{rank}"}}'
+        return numbers_in(
+            f"lockstep_rounds_total{labels} {100 + waited}\n"
+            f"lockstep_round_wait_seconds_total{labels} {waited}\n"
         )
-        return numbers_in(f"{told}\n")
 
     before = Sighting(0.0, {1: numbers(1, 5.0)})
     window = Window(Sighting(WINDOW_S, {rank: numbers(rank, 9.0) for rank in (0, 1)}), before)
@@ -348,6 +351,4 @@ def test_what_peers_may_be_to_blame_for_is_not_said_of_a_store(state: str, where
     lockstep_storage_calls_in_flight{{rank="0",store="peer",call="read"}} 0
     lockstep_corrupt_pages_total{{rank="0"}} 5
     """
-    seen = Sighting(WINDOW_S, {0: numbers_in("\n".join(told.split("\n    ")))})
-
-    assert findings(Window(seen))[0].what == f"5 pages in {where} were damaged"
+    assert findings(Window(said(told)))[0].what == f"5 pages in {where} were damaged"

@@ -104,6 +104,13 @@ def test_what_is_no_rank_is_refused_in_one_line(
     assert complaint in refusal(lockstep, "top", serve(answer))
 
 
+def test_what_else_answers_sends_nothing_to_the_terminal(serve: Serve) -> None:
+    port = serve(http("lockstep_x{,\x1b[2J} 1\n"))
+    sighting = look([f"127.0.0.1:{port}"], 0.0)
+
+    assert list(sighting.silent.values()) == [r"Invalid labels: ,\x1b[2J"]
+
+
 def test_numbers_that_are_none_are_left_out(serve: Serve) -> None:
     info = 'lockstep_info{rank="0",world_size="1"} 1\n'
     port = serve(http(f'{info}lockstep_x{{rank="0"}} nan\n'))

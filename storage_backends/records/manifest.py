@@ -181,7 +181,7 @@ def _refuse_layout(subject: str, mine: PageLayout, stored: PageLayout) -> None:
         raise ConfigError(
             f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "
             f"here; use another store, or pages of {stored.page_tokens} tokens (--page-tokens, "
-            "block_size)"
+            "--block-size, --page-size)"
         )
     stored_names = ", ".join(column.name for column in stored.columns)
     names = ", ".join(column.name for column in mine.columns)

@@ -16,9 +16,13 @@ from tests.kit.sglang.processes import environment
 
 
 @contextmanager
-def served(model: Path, log: Path, store: str) -> Generator[str]:
-    """Start a server of one rank with a store; give its address, and kill it."""
-    options = {"model_path": model, **ARGUMENTS, **lockstep_flags(store)}
+def served(model: Path, log: Path, store: str, metrics_port: int) -> Generator[str]:
+    """Start a server of one rank with a store; give its address, and kill it.
+
+    Lockstep's metrics are at `metrics_port`, SGLang's at the address.
+    """
+    flags = lockstep_flags(store, metrics_port=metrics_port)
+    options = {"model_path": model, **ARGUMENTS, **flags, "enable_metrics": True}
     command = [sys.executable, "-m", "sglang.launch_server"]
     for name, value in options.items():
         command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

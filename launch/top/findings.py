@@ -92,7 +92,8 @@ def _silent(window: Window) -> Iterator[Finding]:
         yield Finding(
             Weight.BROKEN if not window.now.ranks else Weight.SLOWS,
             silence_of(window.now),
-            "the rank has ended or hangs, or its port is another one: name each rank's as HOST:PORT",
+            "the rank has ended or hangs, and the ranks' logs say why; or its port is another one: name"
+            " each rank's as HOST:PORT",
         )
 
 
@@ -259,12 +260,25 @@ def _nothing_wrong(window: Window) -> Iterator[Finding]:
         yield Finding(Weight.NORMAL, "no request was admitted", "nothing is to be done")
         return
     missed = {each: window.grew("missed_tokens_total", cause=each) for each in MISSES}
-    causes = (f"{MISSES[each]} {n / asked:.0%}" for each, n in missed.items() if n)
+    if not any(missed.values()):
+        what = "nothing is wrong that numbers show: everything that was asked for was cached"
+        yield Finding(Weight.NORMAL, what, "nothing is to be done")
+        return
+    if missed["evicted"]:
+        remedy = "`lockstep plan TRACE` says what a larger cache would hit"
+    elif window.is_at("store_state", state="attached"):
+        remedy = (
+            "if the store should have had it, the ranks' logs say at the start whether its pages have"
+            " another page size; `lockstep store ls URI` shows its models and weights, too"
+        )
+    else:
+        remedy = "only a store keeps what was computed before this start, or by other engines"
+    causes = ", ".join(f"{MISSES[each]} {n / asked:.0%}" for each, n in missed.items() if n)
     yield Finding(
         Weight.NORMAL,
         "nothing is wrong that numbers show: of the tokens asked for"
-        f" {sum(missed.values()) / asked:.0%} were in no tier ({', '.join(causes) or 'none'})",
-        "`lockstep plan TRACE` says what a larger cache would hit",
+        f" {sum(missed.values()) / asked:.0%} were in no tier ({causes})",
+        remedy,
     )
 
 

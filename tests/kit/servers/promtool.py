@@ -47,8 +47,10 @@ def require_alerts(rules: Path, window: Window, expected: set[str], folder: Path
 def _series(window: Window) -> Iterator[dict[str, str]]:
     """Yield what Prometheus has of each sample: gauges as they were and are, counters that grow on."""
     assert window.before is not None
-    for rank, now in window.now.ranks.items():
-        before = window.before.ranks[rank]
+    for rank, before in window.before.ranks.items():
+        now = window.now.ranks.get(rank, {})
+        up = f"1+0x{MINUTES} {int(bool(now))}+0x{MINUTES}"
+        yield {"series": f'up{{job="lockstep",instance="{rank}"}}', "values": up}
         for key in {**before, **now}:
             name, labels = key
             words = {**dict(labels), "job": "lockstep", "instance": str(rank)}
@@ -58,8 +60,8 @@ def _series(window: Window) -> Iterator[dict[str, str]]:
 
 
 def _values(key: Key, before: float | None, now: float | None, minutes: float) -> str:
-    if key[0].endswith(("_total", "_bucket", "_sum", "_count")):
-        start, end = before or 0.0, now or 0.0
+    if now is not None and key[0].endswith(("_total", "_bucket", "_sum", "_count")):
+        start, end = before or 0.0, now
         return f"{start:f}+0x{MINUTES} {start:f}+{(end - start) / minutes:f}x{MINUTES}"
     parts = (
         f"_x{MINUTES + 1}" if each is None else f"{each:f}+0x{MINUTES}" for each in (before, now)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lockstep.coordinator.ballot import Answered, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Answered, Capped, Quiesced, QuiesceExpired
 from lockstep.errors import DivergenceError, PeerLost
 from lockstep.launch.top.findings import Weight, findings
 from lockstep.launch.top.screen import screen
@@ -118,6 +118,14 @@ def ended(stack: ExitStack, _: Path) -> Window:
     return Window(group.seen(WINDOW_S), before)
 
 
+def killed(stack: ExitStack, folder: Path) -> Window:
+    """An engine whose ranks end as soon as one of them is lost, so that none is left to say so."""
+    ended_group = ended(stack, folder)
+    assert ended_group.before is not None
+    silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
+    return Window(Sighting(WINDOW_S, {}, silent), ended_group.before)
+
+
 def diverged(stack: ExitStack, _: Path) -> Window:
     group = stack.enter_context(watched_group(SETTINGS))
     before = group.seen()
@@ -130,6 +138,20 @@ def diverged(stack: ExitStack, _: Path) -> Window:
     for end in group.group.begin(program):
         assert isinstance(end.exception(120), DivergenceError)
     return Window(group.seen(WINDOW_S), before)
+
+
+def unreadable(_: ExitStack, __: Path) -> Window:
+    """Pages that every rank's store has, and that none can read."""
+    ranks = RanksInTurn(2)
+    before = seen_of(ranks.caches)
+    ranks.every(lambda cache: cache.prefetch("fails", prompt(2)))
+    operation = ranks.take_operation(LookUp)
+    ranks.report(Answered(operation, 2))
+    ranks.step()
+    ranks.report(Capped(operation, 0), Quiesced(operation))
+    ranks.step()
+    ranks.step()
+    return Window(seen_of(ranks.caches, WINDOW_S), before)
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
@@ -174,7 +196,12 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     "a damaged store": (
         damaged,
         "pages in the store were damaged",
-        {"LockstepStoreCorrupt", "LockstepStoreUnreadable"},
+        {"LockstepStoreCorrupt"},
+    ),
+    "a store that fails to read": (
+        unreadable,
+        "2 pages could not be read from the store",
+        {"LockstepStoreUnreadable"},
     ),
     "a store that takes no write": (
         unwritable,
@@ -218,6 +245,11 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
         ended,
         "the group has ended, as rank 0 says: PeerLost",
         {"LockstepGroupEnded"},
+    ),
+    "an engine that was killed": (
+        killed,
+        "no rank answers at 127.0.0.1:9400, 127.0.0.1:9401",
+        {"LockstepRankSilent"},
     ),
     "replicas that differ": (
         diverged,
@@ -271,17 +303,48 @@ def said(by_rank_0: str) -> Sighting:
     return Sighting(WINDOW_S, {0: numbers_in(dedent(by_rank_0))})
 
 
-def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> None:
+def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_path: Path) -> None:
     told = """
     lockstep_missed_pages_total{rank="0",reason="unreadable"} 10
+    lockstep_corrupt_pages_total{rank="0"} 0
     lockstep_storage_late_calls_total{rank="0"} 5
     """
-    found = [each.what for each in findings(Window(said(told)))]
+    window = Window(said(told), Sighting(0.0, {0: {}}))
+    found = [each.what for each in findings(window)]
 
     assert found[0] == (
         "the store is slow: 5 calls ran out of their time; 10 pages were computed for it"
     )
     assert [each for each in found if "damaged" in each or "could not be read" in each] == []
+    require_alerts(ALERTS, window, {"LockstepStoreSlow"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "missed", "what", "remedy"),
+    [
+        ("attached", {}, "everything that was asked for was cached", "nothing is to be done"),
+        (
+            "attached",
+            {"never_seen": 5, "lost": 1},
+            "never seen 50%, lost in storage 10%",
+            "page size",
+        ),
+        ("attached", {"evicted": 6}, "evicted 60%", "lockstep plan"),
+        ("none", {"never_seen": 6}, "never seen 60%", "a store"),
+    ],
+)
+def test_where_nothing_is_wrong_the_remedy_is_for_what_was_missed(
+    state: str, missed: dict[str, int], what: str, remedy: str
+) -> None:
+    told = [
+        'lockstep_asked_tokens_total{rank="0"} 10',
+        f'lockstep_store_state{{rank="0",state="{state}"}} 1',
+        *(f'lockstep_missed_tokens_total{{rank="0",cause="{c}"}} {n}' for c, n in missed.items()),
+    ]
+    (found,) = findings(Window(said("\n".join([*told, ""]))))
+
+    assert what in found.what
+    assert remedy in found.remedy
 
 
 def test_ranks_that_do_not_answer_are_named_with_what_was_last_heard_of_them() -> None:

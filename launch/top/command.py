@@ -34,7 +34,8 @@ class Sightings:
         now = self._look()
         if not now.heard_s:
             raise ConfigError(
-                f"{silence_of(now)}; start the group with --metrics-port, and name that port"
+                f"{silence_of(now)}; the group has ended, as its log says, or has another port:"
+                " name that of --metrics-port, or of metrics_port under an engine"
             )
         # What grows does so from a look at which a rank answered, and within one life of the group.
         if self._seen and not self._seen[-1].ranks:

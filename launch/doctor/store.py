@@ -106,8 +106,9 @@ def _direct_failure(directory: Path) -> str:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     except OSError as error:
-        # The name may be there by then.
-        path.unlink(missing_ok=True)
+        # The name may be there by then; a filesystem that is read-only refuses this as well.
+        with suppress(OSError):
+            path.unlink()
         return error.strerror or str(error)
     try:
         path.unlink()

@@ -1,7 +1,9 @@
 """`lockstep doctor` on this machine, as it is run by people and by scripts."""
 
 import json
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,6 +20,8 @@ from lockstep.launch.doctor.store import (
 )
 from tests.kit.launch.in_process import IN_A_PROCESS, Run, refusal
 from tests.kit.launch.replays import run
+
+NOBODY = 65534
 
 
 @pytest.mark.distributed
@@ -93,6 +97,22 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
     assert (direct.directory, direct.wanted) == (str(tmp_path), True)
     assert list(tmp_path.iterdir()) == []
     assert probe_direct("memory://") is None
+
+
+def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
+    """As on a filesystem that is read-only, to remove what was not made fails as well."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0)
+        mine = os.geteuid()
+        try:
+            os.seteuid(NOBODY if mine == 0 else mine)
+            direct = probe_direct(f"file://{folder}")
+        finally:
+            os.seteuid(mine)
+            Path(folder).chmod(0o700)
+
+    assert direct is not None
+    assert (direct.directory, direct.failure) == (folder, "Permission denied")
 
 
 @pytest.mark.parametrize(

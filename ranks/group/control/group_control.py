@@ -57,6 +57,8 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
+            # Whoever asked has gone if it was queued, so the log is where the refusal can be read.
+            log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return
         except BaseException as error:

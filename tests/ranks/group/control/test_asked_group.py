@@ -176,12 +176,16 @@ def test_other_weights_hide_what_was_cached_under_those_before(group: AskedGroup
     assert group.ask("pin", name="p", tokens=PROMPT, namespace="tenant") == {"tokens": 0}
 
 
-def test_a_request_that_is_refused_changes_nothing_on_any_rank(group: AskedGroup) -> None:
+def test_a_request_that_is_refused_changes_nothing_on_any_rank(
+    group: AskedGroup, caplog: pytest.LogCaptureFixture
+) -> None:
     group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
     before = group.ask("list")
 
     with pytest.raises(UsageError, match="there is a pin 'p' already"):
         group.ask("pin", name="p", tokens=PROMPT, namespace="tenant")
+    # One that was queued is refused when nobody waits for the answer any more.
+    assert "pin is refused: there is a pin 'p' already" in caplog.text
     with pytest.raises(UsageError, match="ttl_s is 0"):
         group.ask("pin", name="q", tokens=PROMPT, ttl_s=0)
     with pytest.raises(ConfigError, match="host_pages is -1"):

@@ -153,11 +153,12 @@ def _lacking(window: Window) -> Iterator[Finding]:
 
 
 def _unreadable(window: Window) -> Iterator[Finding]:
-    corrupt = window.grew_everywhere("corrupt_pages_total")
-    if corrupt:
+    corrupt = window.grew_by_rank("corrupt_pages_total")
+    if any(corrupt.values()):
+        by_rank = ", ".join(f"rank {rank} {pages:,.0f}" for rank, pages in corrupt.items() if pages)
         yield Finding(
             Weight.COSTS_HITS,
-            f"{corrupt:,.0f} pages in {_source(window)} were damaged",
+            f"pages in {_source(window)} were damaged: {by_rank}",
             "none was used; `lockstep store verify URI` names the objects",
         )
     elif (pages := _unread(window)) and not window.grew_everywhere("storage_late_calls_total"):
@@ -225,7 +226,7 @@ def _host_full(window: Window) -> Iterator[Finding]:
     pages = window.is_at("pool_pages", tier="host", pool="kv")
     turnover_s = pages * window.seconds / evicted if evicted and window.seconds else 0.0
     times = f" every {_time(turnover_s)}" if turnover_s else ""
-    is_short = bool(evicted) and (not turnover_s or turnover_s < TURNOVER_S)
+    is_short = 0 < turnover_s < TURNOVER_S
     if not (no_room or is_short):
         return
     has_store = window.is_at("store_state", state="attached")

@@ -1,6 +1,7 @@
 """What `lockstep top` shows: the findings first, then the numbers that they come from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -25,11 +26,26 @@ def screen(windows: Sequence[Window]) -> RenderableType:
     recent = windows[0]
     return Group(
         _head(recent),
-        _why(findings(recent)),
+        _why(_told(windows)),
         _hits(windows),
         _pools(recent),
         Text.assemble(*_lines(recent)),
     )
+
+
+def _told(windows: Sequence[Window]) -> list[Finding]:
+    """Return what is wrong in the shortest window, or if nothing is, in the next longer one."""
+    found = findings(windows[0])
+    if found[0].weight <= Weight.COSTS_HITS or len(windows) == 1:
+        return found
+    longer = windows[1]
+    earlier = [
+        replace(each, what=f"{_span(longer)}: {each.what}")
+        for each in findings(longer)
+        if each.weight <= Weight.COSTS_HITS
+    ]
+    # "Nothing is wrong" would contradict them.
+    return earlier + [each for each in found if not earlier or each.weight < Weight.NORMAL]
 
 
 def _head(window: Window) -> Text:

@@ -28,6 +28,10 @@ class Window:
         """Return by how much a counter that is equal on all ranks has grown."""
         return next((grown for _, grown in self._by_rank(name, labels)), 0.0)
 
+    def grew_by_rank(self, name: str, **labels: str) -> dict[int, float]:
+        """Return by how much a counter has grown on each rank."""
+        return dict(self._by_rank(name, labels))
+
     def grew_everywhere(self, name: str, **labels: str) -> float:
         """Return by how much a counter has grown on all ranks together."""
         return sum(grown for _, grown in self._by_rank(name, labels))

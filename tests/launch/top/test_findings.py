@@ -382,12 +382,34 @@ def test_what_a_rank_has_counted_before_it_was_first_heard_is_no_growth() -> Non
     assert window.grew("rounds_total") == 4.0
 
 
-def shown(window: Window) -> list[str]:
+def shown(*windows: Window) -> list[str]:
     """Return the lines of the screen, with each run of blanks as one."""
     console = Console(file=io.StringIO(), width=200)
-    console.print(screen([window]))
+    console.print(screen(windows))
     assert isinstance(console.file, io.StringIO)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
+    """`--once` looks twice within seconds, and a reader comes after the damage."""
+    ranks = {
+        rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
+        for rank in range(2)
+    }
+
+    lines = shown(
+        Window(Sighting(WINDOW_S + 2, ranks), Sighting(WINDOW_S, ranks)),
+        Window(Sighting(WINDOW_S + 2, ranks)),
+    )
+
+    assert "why since opened: pages in the store were damaged: rank 0 3, rank 1 4" in lines
+    assert not any("nothing is to be done" in line for line in lines)
+
+
+def test_evictions_of_unknown_pace_do_not_make_host_memory_small(stack: ExitStack) -> None:
+    now = served(stack, host_pages=40).now
+
+    assert not any("host memory" in each.what for each in findings(Window(now)))
 
 
 def test_pages_of_another_group_are_not_said_to_come_from_a_store(stack: ExitStack) -> None:
@@ -414,4 +436,4 @@ def test_what_peers_may_be_to_blame_for_is_not_said_of_a_store(state: str, where
     lockstep_storage_calls_in_flight{{rank="0",store="peer",call="read"}} 0
     lockstep_corrupt_pages_total{{rank="0"}} 5
     """
-    assert findings(Window(said(told)))[0].what == f"5 pages in {where} were damaged"
+    assert findings(Window(said(told)))[0].what == f"pages in {where} were damaged: rank 0 5"

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from ..ranks.executor.base import ExecutorCounts
 from ..ranks.group.member.cache_stats import CacheStats
+from ..ranks.protocol.notices import Why
 from ..ranks.protocol.timed_events import WAYS
 from ..ranks.replica.attaching import StoreState
 from ..storage_backends.latencies import Histogram
@@ -47,6 +48,11 @@ class Family(Generic[Counted_contra]):
     type: Type
     read: Callable[[Counted_contra], Nested]
     meaning: str
+    from_zero: tuple[str, ...] = ()
+    """The values of its one label that are exposed before any is counted.
+
+    Prometheus sees no increase in a counter whose first sample is above 0, so no alert fires for it.
+    """
 
     @property
     def full_name(self) -> str:
@@ -55,7 +61,15 @@ class Family(Generic[Counted_contra]):
 
     def samples(self, counted: Counted_contra) -> Iterator[tuple[Labels, Number]]:
         """Yield the numbers in what was counted, by the values of the labels."""
-        return _flat(self.read(counted), ())
+        read = self.read(counted)
+        if isinstance(read, Mapping):
+            read = {**dict.fromkeys(self.from_zero, 0), **read}
+        return _flat(read, ())
+
+    def zeros(self) -> Iterator[Labels]:
+        """Yield the labels of the samples that a counter has before anything is counted."""
+        if self.type is Type.COUNTER:
+            yield from ((each,) for each in self.from_zero) if self.labels else ((),)
 
 
 def _flat(nested: Nested, labels: Labels) -> Iterator[tuple[Labels, Number]]:
@@ -136,9 +150,11 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "How many of them no tier had, by cause: never_seen, evicted from host memory, lost in"
            " storage, or seen under an other_key alone."),
     Family("missed_pages", ("reason",), _COUNTER, lambda stats: stats.replica.missed_pages,
-           "Pages that prefetches asked for and did not bring, by the reason."),
+           "Pages that prefetches asked for and did not bring, by the reason.",
+           tuple(each.value for each in Why)),
     Family("lacking", ("lacking_rank",), _COUNTER, lambda stats: stats.replica.lacking,
-           "How often a rank could not do what the others could have done."),
+           "How often a prefetch ended at what this rank could not bring: the lowest rank if several"
+           " could not."),
     Family("namespaces", (), _GAUGE, lambda stats: stats.namespaces,
            "Namespaces, which salts make, of which something is cached or requested."),
     Family("namespaces_begun", (), _COUNTER, lambda stats: stats.namespaces_begun,

@@ -148,6 +148,7 @@ class ParallelConfig(Protocol):
     """`vllm.config.ParallelConfig`."""
 
     world_size: int
+    rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int

@@ -11,7 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from ...storage_backends.latencies import BOUNDS_S
-from ...telemetry.families import PREFIX, Family, Type
+from ...telemetry.families import EXECUTOR_FAMILIES, PREFIX, Family, Type
+from .contract import EngineConfig, ParallelConfig
 from .stats import ALL, Number, Told, add, line, spread
 
 _registered: list[Any] = []
@@ -41,7 +42,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
 
     def __init__(
         self,
-        vllm_config: object,
+        vllm_config: EngineConfig,
         metric_types: Mapping[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
@@ -53,6 +54,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
         _registered.extend(self._metrics.values())
+        self._begin_at_0(vllm_config.parallel_config)
 
     def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
         """Count what an engine has told."""
@@ -69,6 +71,18 @@ class LockstepMetrics(KVConnectorPromMetrics):
                     for each, times in spread(cast("list[Number]", value)):
                         for _ in range(times):
                             labelled.observe(each)
+
+    def _begin_at_0(self, parallel: ParallelConfig) -> None:
+        """Expose counters before vLLM is first told of them, which is in a step of the engine."""
+        # With a scheduler on every rank each process tells of its own rank alone.
+        alone = parallel.distributed_executor_backend == "external_launcher"
+        own = parallel.rank if alone else 0
+        workers = [own] if alone else range(parallel.world_size)
+        for engine in self.per_engine_labelvalues.values():
+            for family in ALL.values():
+                for rank in workers if family in EXECUTOR_FAMILIES else [own]:
+                    for labels in family.zeros():
+                        self._metrics[family.name].labels(*engine, str(rank), *labels)
 
     def _made(self, family: Family[Any]) -> Any:
         options: dict[str, Any] = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.top.sighting import Sighting, look, numbers_in
+from lockstep.launch.top.sighting import Sighting, label_of, look, numbers_in
 from lockstep.launch.top.window import Window
+from lockstep.ranks.protocol.notices import Why
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.telemetry.families import FAMILIES
 from lockstep.telemetry.port import serve_metrics, watch
@@ -43,6 +44,19 @@ def served() -> Served:
         seen = watched.seen()
         port.close()
     return seen, counts, meanwhile
+
+
+def test_each_reason_for_missed_pages_stands_at_0_before_the_first() -> None:
+    """Prometheus sees no increase in a counter that appears with its first number."""
+    with watched_group(SETTINGS) as watched:
+        seen = watched.seen()
+
+    missed = {
+        label_of(key, "reason"): number
+        for key, number in seen.any_rank.items()
+        if key[0] == "lockstep_missed_pages_total"
+    }
+    assert missed == dict.fromkeys(Why, 0)
 
 
 def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(served: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.ranks.protocol.notices import Why
 from tests.kit.telemetry.watching_files import metrics_asked_for
 from tests.kit.vllm.processes import said_by
 
@@ -21,6 +22,8 @@ class Seen:
 
     events: list[dict[str, Any]]
     metrics: dict[str, float]
+    at_the_start: dict[str, float]
+    """Of Lockstep, before the first request."""
     names: list[str]
     stats: dict[str, Any]
 
@@ -74,6 +77,15 @@ def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen)
     assert asked == seen.stats["replica"]["asked_tokens"]
     steps = seen.metrics[f"lockstep_step_seconds_count {LABELS}('rank', '0')]"]
     assert steps == seen.stats["steps"]
+
+
+def test_what_alerts_count_stands_at_0_before_the_first_request(seen: Seen) -> None:
+    """Prometheus sees no increase in a counter that appears with its first number."""
+    reason = f"lockstep_missed_pages_total {LABELS}('rank', '0'), ('reason', '{{}}')]"
+    corrupt = f"lockstep_corrupt_pages_total {LABELS}('rank', '0')]"
+
+    at_the_start = {seen.at_the_start.get(each) for each in (corrupt, *map(reason.format, Why))}
+    assert at_the_start == {0}
 
 
 def test_vllm_exports_each_metric_that_the_dashboard_and_the_alerts_ask_for(seen: Seen) -> None:

@@ -85,6 +85,7 @@ def main() -> None:
             "replay_endpoint": f"ipc://{folder}/replay",
         },
     )
+    at_the_start = samples("lockstep_")
     sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
     cache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
     for _ in range(2):
@@ -105,6 +106,7 @@ def main() -> None:
     seen = {
         "events": [plain(each) for each in replayed(f"ipc://{folder}/replay")],
         "metrics": samples("lockstep_") | samples("vllm:prompt_tokens_cached"),
+        "at_the_start": at_the_start,
         "names": [
             f"{family.name}_total" if family.type == "counter" else family.name
             for family in REGISTRY.collect()

@@ -153,8 +153,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "Pages that prefetches asked for and did not bring, by the reason.",
            tuple(each.value for each in Why)),
     Family("lacking", ("lacking_rank",), _COUNTER, lambda stats: stats.replica.lacking,
-           "How often a prefetch ended at what this rank could not bring: the lowest rank if several"
-           " could not."),
+           "How often this rank's store lacked a page that the others' have."),
     Family("namespaces", (), _GAUGE, lambda stats: stats.namespaces,
            "Namespaces, which salts make, of which something is cached or requested."),
     Family("namespaces_begun", (), _COUNTER, lambda stats: stats.namespaces_begun,

@@ -5,7 +5,7 @@ and whoever reads none of them loses nothing but what they tell.
 """
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...coordinator.operation import Kind, Outcome
 
@@ -118,8 +118,12 @@ class Missed(NamedTuple):
     why: Why
 
 
+OTHERS_HAVE_IT: Final = "other ranks' stores have it"
+"""Why a rank lacks what others do not. For other reasons it only is the first to say so."""
+
+
 class Lacking(NamedTuple):
-    """One rank could not do what the others could have done."""
+    """A prefetch ended at what a rank could not bring."""
 
     operation: int
     request: str

@@ -33,7 +33,7 @@ class ReplicaStats:
     removed_pages: Counts
     """Pages that left a tier, by cause."""
     lacking: dict[int, int]
-    """How often a rank could not do what the others could have done."""
+    """How often a rank's store lacked a page that the others' have."""
     quarantined: int
     """How many operations did not fall quiet in time, whether or not they have since."""
 

@@ -13,6 +13,7 @@ from ....coordinator.expectations import Seated
 from ....coordinator.operation import Kind, Outcome, Phase
 from ...protocol.effects import Effects
 from ...protocol.notices import (
+    OTHERS_HAVE_IT,
     Finished,
     Hit,
     Lacking,
@@ -115,7 +116,7 @@ class Observer:
                 case Missed():
                     self._missed[notice.why] += notice.pages
                 case Lacking():
-                    if notice.rank is not None:
+                    if notice.rank is not None and notice.reason == OTHERS_HAVE_IT:
                         self._lacking[notice.rank] += 1
                     if self._logs:
                         self._log(notice)

@@ -20,7 +20,7 @@ from ....coordinator.operation import Outcome, Phase
 from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
 from ....errors import InternalError
-from ...protocol.notices import Cause, Lacking, Missed, Why
+from ...protocol.notices import OTHERS_HAVE_IT, Cause, Lacking, Missed, Why
 from ...protocol.orders import Fetch, LookUp, ObjectTransfer
 from ..core.basis import Basis
 from ..core.pages import PageRun, page_run
@@ -443,7 +443,7 @@ class Prefetching:
         if not 0 <= page < len(operation.keys):
             return
         if verdict.pages != verdict.longest:
-            self._lacks(operation, verdict.shortest_rank, page, "other ranks' stores have it")
+            self._lacks(operation, verdict.shortest_rank, page, OTHERS_HAVE_IT)
         if len(operation.needs) == 1 and operation.heeds_misses:
             self._store.remember_absence(operation.keys[page])
 

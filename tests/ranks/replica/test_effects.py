@@ -9,6 +9,7 @@ from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
 from lockstep.ranks.group.member.observer import Observer
 from lockstep.ranks.protocol.effects import NOTHING, Effects
+from lockstep.ranks.protocol.notices import OTHERS_HAVE_IT, Lacking
 from lockstep.ranks.protocol.replica_config import ReplicaConfig
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.replica import Replica
@@ -137,3 +138,12 @@ def test_statistics_are_what_the_notices_add_up_to() -> None:
     assert stats.removed_pages == {"device": {"room": 4}}
     assert stats.asked_tokens == 6 * PAGE_TOKENS
     assert stats.hit_tokens == {"device": 2 * PAGE_TOKENS, "host": 0, "storage": 0}
+
+
+def test_a_rank_lacks_only_what_the_others_have() -> None:
+    """Of pages that no rank could read the first rank to say so is named, and is not to blame."""
+    observer = Observer(1, new_replica().agenda, None)
+    for rank, reason in ((0, "could not be read"), (1, OTHERS_HAVE_IT)):
+        observer.follow(Effects(notices=(Lacking(1, "r", rank, 0, b"key", reason),)))
+
+    assert observer.stats().lacking == {1: 1}

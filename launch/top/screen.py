@@ -122,7 +122,7 @@ def _pools(window: Window) -> Table:
             ]
             # What came and left is counted over all pools of a tier, and told with the first.
             told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
-            table.add_row(f"  {pool}, {tier}", *(f"{each:,.0f}" for each in used), *told)
+            table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
     return table
 
 

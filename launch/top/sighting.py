@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
 from threading import Thread
 from typing import Final
 
@@ -25,6 +24,8 @@ _BYTES_MAX: Final = 16 << 20
 _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
+_NUMBER_MAX: Final = 1e30
+"""More than is ever counted, and few enough that sums stay finite."""
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -86,7 +87,7 @@ def numbers_in(text: str) -> dict[Key, float]:
         (sample.name, frozenset(sample.labels.items())): float(sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if isfinite(sample.value) and float(sample.labels.get("le", 0)) >= 0
+        if abs(sample.value) < _NUMBER_MAX and float(sample.labels.get("le", 0)) >= 0
     }
 
 

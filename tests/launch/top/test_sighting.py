@@ -1,16 +1,20 @@
 """How `lockstep top` asks ranks for their numbers, and what else may answer."""
 
+import io
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from threading import Thread
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from lockstep.launch.top.command import Sightings
 from lockstep.launch.top.findings import findings
-from lockstep.launch.top.sighting import look
+from lockstep.launch.top.screen import screen
+from lockstep.launch.top.sighting import Sighting, look, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.ranks.group.decider.deciding import decide
 from lockstep.ranks.protocol.dispatch import Opened
@@ -111,13 +115,23 @@ def test_what_else_answers_sends_nothing_to_the_terminal(serve: Serve) -> None:
     assert list(sighting.silent.values()) == [r"Invalid labels: ,\x1b[2J"]
 
 
-def test_numbers_that_are_none_are_left_out(serve: Serve) -> None:
+@pytest.mark.parametrize("number", ["nan", "inf", "1.7e308"])
+def test_numbers_that_nobody_counts_are_left_out(serve: Serve, number: str) -> None:
     info = 'lockstep_info{rank="0",world_size="1"} 1\n'
-    port = serve(http(f'{info}lockstep_x{{rank="0"}} nan\n'))
+    port = serve(http(f'{info}lockstep_x{{rank="0"}} {number}\n'))
 
     (numbers,) = look([f"127.0.0.1:{port}"], 0.0).ranks.values()
 
     assert {name for name, _ in numbers} == {"lockstep_info"}
+
+
+def test_names_from_a_port_are_shown_as_they_are() -> None:
+    pages = 'lockstep_pool_pages{rank="0",pool="[/x]",tier="host",state="free"} 5\n'
+    console = Console(file=io.StringIO(), width=120)
+
+    console.print(screen([Window(Sighting(0.0, {0: numbers_in(pages)}))]))
+
+    assert "[/x], host" in cast("io.StringIO", console.file).getvalue()
 
 
 def test_one_scheduler_answers_for_all_ranks_until_it_is_gone(lockstep: Run) -> None:

@@ -175,14 +175,17 @@ def _converted(
     """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
     given = value
     if not isinstance(value, bool | Enum):
-        # Engines compute with numpy and torch. Not every array of these is one number.
-        with suppress(TypeError):
+        # Engines compute with numpy and torch. Not every array of these is one number, or has any.
+        with suppress(TypeError, RuntimeError):
             value = (float if isinstance(value, float) else index)(cast("Any", value))
     inner, many = _settings_of(kind) or (None, False)
 
     def read(part: object) -> object:
-        if inner is None or not isinstance(part, Mapping):
+        if inner is None or isinstance(part, str):
             return part
+        if not isinstance(part, Mapping):
+            # msgspec takes whatever has an item for a map without keys, such as a range.
+            return part if part is None or isinstance(part, inner) else object()
         return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
 
     if not many:
@@ -190,8 +193,10 @@ def _converted(
     elif isinstance(value, list | tuple):
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
+        if isinstance(value, str):
+            value.encode(errors="surrogateescape")  # As names of files have it.
         return msgspec.convert(value, kind, strict=strict)
-    except (msgspec.ValidationError, AttributeError) as error:
+    except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
         # msgspec takes an array for a map, and an array has no keys.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name

@@ -71,13 +71,15 @@ def _check_fields(settings: Any, whose: str = "") -> None:
         value = getattr(settings, each.name)
         if each.type is int and not isinstance(value, bool):
             # Engines compute with numpy and torch. Not every array of these is one number.
-            with suppress(TypeError):
+            with suppress(TypeError, RuntimeError):
                 value = index(value)
         wanted = each.type.__name__ if isinstance(each.type, type) else each.type
         try:
             object.__setattr__(settings, each.name, msgspec.convert(value, each.type))
-        except msgspec.ValidationError:
-            told = f"{whose}{each.name} is {value!r:.100}, must be of type {wanted}"
+            str(value).encode()
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            kind = "text in UTF-8" if each.type is str else f"of type {wanted}"
+            told = f"{whose}{each.name} is {value!r:.100}, must be {kind}"
             raise ConfigError(told) from None
         if each.type is int and value < 1:
             raise ConfigError(f"{whose}{each.name} is {value}, must be 1 or more")

@@ -61,10 +61,10 @@ OTHERS: dict[str, Any] = {
 """What classes need that is not so."""
 WRONG: list[Any] = [
     *(None, True, 5, -1, 1 << 70, 0.5, nan, inf, 1j, b"x", object(), type),
-    *("", "x", "\0", "a:b", "tcp://", "peer://", "7"),
+    *("", "x", "\0", "a:b", "tcp://", "peer://", "7", "half \ud800", f"a:{'1' * 5000}"),
     *([], [None], [5], ["x"], [[]], [{}], ("x", 5), {"x"}),
     *({}, {"x": 5}, {5: "x"}, {"x": None}, Column, LAYOUT, [LAYOUT]),
-    *(np.array([5, 5]), np.array(0.5)),
+    *(np.array([5, 5]), np.array(0.5), range(2), np.array([None])),
 ]
 
 

@@ -7,6 +7,7 @@ Its type, default, bounds and help stand there and nowhere else; cyclopts reads 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from urllib.parse import quote
 
 import msgspec
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, UnusedCliTokensError
@@ -143,7 +144,7 @@ def check_not_a_path(uri: str) -> None:
     if ":" not in uri:
         raise ConfigError(
             f"--store is {without_secrets(uri)!r}, which is not a URI; for a directory write"
-            f" {Path(uri).absolute().as_uri()}"
+            f" file://{quote(str(Path(uri).absolute()), errors='surrogatepass')}"
         )
 
 

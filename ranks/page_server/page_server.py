@@ -269,8 +269,10 @@ def _bind(address: str, secret: str, reached_at: str) -> tuple[socket.socket, in
         family, kind, protocol, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (ConfigError, OSError) as error:
-        raise ConfigError(f"pages cannot be served at {address!r}: {error}") from None
+    except (ConfigError, OSError, UnicodeError) as error:  # `idna` refuses names.
+        raise ConfigError(
+            f"pages cannot be served at {address!r}: {error}; give an address or a name of this host"
+        ) from None
     found = ipaddress.ip_address(str(place[0]).partition("%")[0])
     if not (secret or found.is_loopback):
         raise ConfigError(

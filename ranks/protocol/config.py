@@ -32,6 +32,9 @@ PAGES_MAX = (1 << 31) - 1
 RANKS_MAX = 1024
 """The most ranks of a group."""
 
+PREFETCHES_MAX = 1 << 16
+"""Each has lanes in every ballot."""
+
 PoolPages = Annotated[int, Meta(ge=0, le=PAGES_MAX)]
 
 TTL_S_MIN = 0.001
@@ -72,7 +75,7 @@ class Eviction(StrEnum):
 class Bounds(Settings):
     """How much may be in flight at a time. What exceeds a bound waits in order, then is refused."""
 
-    prefetches: AtLeastOne = 32
+    prefetches: Annotated[int, Meta(ge=1, le=PREFETCHES_MAX)] = 32
     """Prefetches that the ballot has room for; each costs three lanes in every round."""
     prefetches_waiting: Count = 4096
     """Prefetches that wait for their turn; one more is refused."""

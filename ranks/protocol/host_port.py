@@ -18,7 +18,7 @@ def split_address(address: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (":" in bare) != (bare != host) or not port.isascii():
         raise ConfigError(f"{address!r} is no address; write host:port, or [host]:port for IPv6")
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"the port of {address!r} is {port!r}, must be 0 to 65535")
     return bare, int(port)
 
@@ -65,11 +65,15 @@ def canonical_address(host: str, port: int) -> str:
     return joined_address(str(ip_of(host)) if is_ip(host) else host.rstrip(".").lower(), port)
 
 
-def require_long_enough(what: str, secret: bytes) -> None:
-    """Raise `ConfigError` for a secret that is too short; none is not."""
-    if secret and len(secret) < SECRET_BYTES_MIN:
+def require_long_enough(what: str, secret: str) -> None:
+    """Raise `ConfigError` for a secret that is too short, or no UTF-8; none is neither."""
+    try:
+        nbytes = len(secret.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"the secret of {what} has half a character; write it in UTF-8") from None
+    if 0 < nbytes < SECRET_BYTES_MIN:
         raise ConfigError(
-            f"the secret of {what} has {len(secret)} bytes, must be {SECRET_BYTES_MIN} or more"
+            f"the secret of {what} has {nbytes} bytes, must be {SECRET_BYTES_MIN} or more"
         )
 
 

@@ -38,7 +38,7 @@ class Peers(TransferSettings):
                     " or a name by which other hosts reach this one"
                 )
         AllowedSources(self.allow_sources)
-        require_long_enough("peers", self.secret.encode())
+        require_long_enough("peers", self.secret)
 
     def excludes(self, source: str) -> bool:
         """Say whether `allow_sources` excludes a `peer://` URI, as far as that shows without DNS."""

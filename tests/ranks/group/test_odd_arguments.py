@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ ODD: tuple[object, ...] = (
     1 << 70,
     "1",
     "half \ud800",
+    f"peer://a:{'1' * 5000}",
+    Decimal("nan"),
     b"abc",
     [],
     [1.5],

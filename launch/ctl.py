@@ -229,13 +229,24 @@ def log_level(
     _tell(_asked(socket, "log-level", level=level), as_json, f"logs from {level} on")
 
 
+class _Answer(dict[str, Any]):
+    """A part of what a group has answered."""
+
+    def __missing__(self, name: str) -> object:
+        raise ConfigError(
+            f"the answer has no {name!r}: the group is of another version; use the `lockstep` that it"
+            " was started with"
+        )
+
+
 def _asked(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = ask(socket, what, **fields)
+        answer = ask(socket, what, **fields)
     except UsageError as error:
         # What the group refuses was wrong in the command.
         raise ConfigError(str(error)) from error
-    return answer
+    told: dict[str, Any] = json.loads(json.dumps(answer), object_hook=_Answer)
+    return told
 
 
 def _tell(answer: Mapping[str, Any], as_json: bool, *lines: str) -> None:

@@ -215,6 +215,14 @@ def test_what_a_group_cannot_do_is_one_line_with_its_reason(
     assert lockstep("ctl", "drop", group.socket, "x") == (status, "", f"lockstep: {error}\n")
 
 
+def test_a_group_of_another_version_is_named_as_such(lockstep: Run, group: Group) -> None:
+    group.says = {"operations": 7}
+
+    said = refusal(lockstep, "ctl", "flush", group.socket)
+
+    assert "the answer has no 'unwritten': the group is of another version" in said
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

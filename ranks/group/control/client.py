@@ -3,12 +3,14 @@
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from .... import errors
+from ....coordinator.settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0
@@ -18,6 +20,8 @@ WAITED_S: Final = 900.0
 _WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
 """Bytes of one request; a prompt of a million tokens has seven million."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Bytes of one answer, which names each namespace."""
 
 
 def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
@@ -30,22 +34,59 @@ def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked:
     `StorageError` where a store could not be opened, a `LockstepError` where the ranks have not agreed
     on it within their time; and a `ConfigError` where no group of this user listens.
     """
-    path = Path(path)
+    line = _line_of({**asked, "ask": what})
     if timeout_s is None:
         timeout_s = WAITED_S if what in _WAITING else ANSWERED_S
-    line = json.dumps({**asked, "ask": what}).encode() + b"\n"
-    if len(line) > LINE_BYTES_MAX:
-        raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
+    try:
+        until_s = time.monotonic() + msgspec.convert(timeout_s, Seconds)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"timeout_s is {timeout_s!r}: {error}; give seconds") from None
+    try:
+        path = Path(path)
+        if b"\0" in os.fsencode(path):
+            raise ValueError("it has a NUL character")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path!r} is no path of a socket: {error}") from None
     _require_reachable(path)
     try:
-        with connected(path, timeout_s) as connection, connection.makefile("rb") as answers:
+        with connected(path, timeout_s) as connection:
             connection.sendall(line)
-            told = answers.readline()
+            told = _answered(connection, until_s)
     except TimeoutError as error:
         raise LockstepError(f"no answer at {path} within {timeout_s:g} s") from error
     except OSError as error:
         raise ConfigError(unreached(path, error)) from error
     return _answer_in(told, path)
+
+
+def _line_of(asked: dict[str, object]) -> bytes:
+    try:
+        line = json.dumps(asked).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"a request is what JSON can hold: {error}") from None
+    if not isinstance(asked["ask"], str):
+        raise UsageError(f"a request is {asked['ask']!r:.80}, must be text")
+    if len(line) > LINE_BYTES_MAX:
+        raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
+    return line
+
+
+def _answered(connection: socket.socket, until_s: float) -> bytes:
+    """Return a line, or its beginning where it does not end; raises `TimeoutError`.
+
+    Root may ask at a stranger's socket, who must neither hold it for longer nor fill its memory.
+    """
+    told = bytearray()
+    while not told.endswith(b"\n") and len(told) <= ANSWER_BYTES_MAX:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        piece = connection.recv(1 << 16)
+        if not piece:
+            break
+        told += piece
+    return bytes(told)
 
 
 def connected(path: Path, timeout_s: float) -> socket.socket:
@@ -101,4 +142,7 @@ def _answer_in(told: bytes, path: Path) -> Any:
         raise UsageError(f"what listens at {path} is no group: {said}") from error
     if found.error is None:
         return found.answer
-    raise getattr(errors, found.type, LockstepError)(found.error)
+    kind = getattr(errors, found.type, None)
+    if not (isinstance(kind, type) and issubclass(kind, LockstepError)):
+        kind = LockstepError
+    raise kind(found.error)

@@ -5,11 +5,13 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep import ConfigError, LockstepError, ask
+from lockstep import ConfigError, LockstepError, UsageError, ask
 from lockstep.ranks.group.control.client import LINE_BYTES_MAX, connected
 from lockstep.ranks.group.control.port import ControlPort
 
@@ -153,6 +155,7 @@ def test_a_socket_of_another_user_is_not_asked(echo: Path, monkeypatch: pytest.M
         (b"", "has ended before it answered"),
         (b"hello\n", "is no group"),
         (b'{"answer": 5}\n', r"is no group: .* at `\$\.answer`: it answers"),
+        (b'{"error": "its words", "type": "__name__"}\n', "^its words$"),
     ],
 )
 def test_what_is_no_answer_is_told_as_such(path: Path, answer: bytes, why: str) -> None:
@@ -176,3 +179,43 @@ def test_an_answer_that_does_not_come_is_not_waited_for_without_end(path: Path) 
 
         with pytest.raises(LockstepError, match=r"no answer at .* within 0\.05 s"):
             ask(path, "list", timeout_s=0.05)
+
+
+@pytest.mark.parametrize("end_s", [0.1, 30.0])
+def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
+) -> None:
+    """By the time in which its answer is to be here, and by the bytes that it may have."""
+    monkeypatch.setattr("lockstep.ranks.group.control.client.ANSWER_BYTES_MAX", 1 << 20)
+    with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
+        server.bind(str(path))
+        server.listen()
+        asking = pool.submit(ask, path, "list", timeout_s=end_s)
+        connection, _ = server.accept()
+        connection.setblocking(True)
+        with connection, suppress(OSError):
+            while not asking.done():
+                connection.sendall(b" " * (1 << 16 if end_s > 1 else 1))
+
+        with pytest.raises(LockstepError, match=r"no answer|has ended before"):
+            asking.result(30)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "fields"),
+    [
+        (None, "list", {}),
+        ("a\0b", "list", {}),
+        ("half \ud800", "list", {}),
+        ("/", 5, {}),
+        ("/", ["list"], {}),
+        ("/", "pin", {"tokens": b"x"}),
+        ("/", "pin", {"tokens": {(1,): 2}}),
+        ("/", "list", {"timeout_s": -1}),
+        ("/", "list", {"timeout_s": float("nan")}),
+        ("/", "list", {"timeout_s": "5"}),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(where: Any, what: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ask(where, what, **fields)

@@ -57,3 +57,15 @@ def _is_written_through(target: Path) -> bool:
 
 def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes:
+    """Return what is in a file; raises `ConfigError` where it has more, as a device has, or none."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(bytes_max + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(found) > bytes_max:
+        raise ConfigError(f"{path} is larger than {bytes_max >> 20} MiB; name another file")
+    return found

@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import ConfigError
+from ..cli.report_files import read_bounded
 
 CONFIG = "config.json"
 NUMBER_MAX = 1 << 30
+_BYTES_MAX = 16 << 20
 
 
 class ConfigFields:
@@ -24,10 +26,9 @@ class ConfigFields:
     def read(cls, path: Path) -> "ConfigFields":
         """Read a `config.json`, or that in a model's directory."""
         file = path / CONFIG if path.is_dir() else path
+        text = read_bounded(file, _BYTES_MAX)
         try:
-            read = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+            read = msgspec.json.decode(text, type=dict[str, object])
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{file} is no JSON object, as a {CONFIG} is: {error}") from error
         return cls(read, str(file))

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from ...errors import ConfigError
 from ...small_engine.profiles import find_profile
 from ..cli.amounts import count
-from ..cli.report_files import check_that_writable, write_text
+from ..cli.report_files import check_that_writable, read_bounded, write_text
 from .bench_tables import (
     print_agreement,
     print_handoff,
@@ -84,14 +84,9 @@ def page_of(path: Path) -> str:
 
     Raises `ConfigError` for a file that cannot be read, or that is not such a report.
     """
+    text = read_bounded(path, _BYTES_MAX)
     try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise ConfigError(
-                f"{path} is larger than {_BYTES_MAX >> 20} MiB, so it is not {_WANTED}"
-            )
-        record = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        record = msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {_WANTED}: {error}") from error
     try:

@@ -186,3 +186,8 @@ def test_a_file_that_is_no_configuration_is_refused(
 
     with pytest.raises(ConfigError, match=complaint):
         find_model(str(file), "bfloat16")
+
+
+def test_a_device_without_an_end_is_no_configuration() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero is larger than 16 MiB; name another file"):
+        find_model("/dev/zero", "bfloat16")

@@ -12,7 +12,13 @@ from ..errors import ConfigError, LockstepError
 from .cli.amounts import LINE_MAX, printable
 from .cli.environment import prepare_for_mooncake
 from .cli.exits import printing
-from .cli.interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
+from .cli.interruption import (
+    EXIT_INTERRUPTED,
+    Interrupted,
+    ignore_signals,
+    raise_on_signals,
+    was_interrupted,
+)
 from .cli.options import command_line, run_command
 
 app = command_line(
@@ -54,6 +60,11 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever reads the output has seen enough.
         sys.exit(1)
+    except Exception:
+        # A library whose import was interrupted may say something else.
+        if not was_interrupted():
+            raise
+        _end("interrupted", EXIT_INTERRUPTED)
 
 
 def _end(line: str, status: int) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +22,15 @@ EXIT_INTERRUPTED = 130
 
 class Interrupted(BaseException):
     """Somebody asked this process to end. Not an `Exception`: nothing recovers from it."""
+
+
+_raised: Final[list[int]] = []
+"""The signal that has raised `Interrupted`, once one has."""
+
+
+def was_interrupted() -> bool:
+    """Say whether `Interrupted` was raised. A library that is being imported may have caught it."""
+    return bool(_raised)
 
 
 def end_on_signals() -> None:
@@ -50,6 +60,7 @@ def work_for(launcher: int) -> None:
 
 def raise_on_signals() -> None:
     """From now on the first SIGINT or SIGTERM raises `Interrupted` in the main thread."""
+    _raised.clear()
     for each in _SIGNALS:
         signal.signal(each, _raise_once)
 
@@ -92,6 +103,7 @@ def _end_patience() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _raise_once(_signal: int, _frame: FrameType | None) -> None:
+def _raise_once(number: int, _frame: FrameType | None) -> None:
     ignore_signals()
+    _raised.append(number)
     raise Interrupted

@@ -109,8 +109,9 @@ class _Rank:
 
 def _leave(code: int) -> NoReturn:
     """End the process without waiting for threads that an error may have left behind."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for each in (sys.stdout, sys.stderr):
+        if each is not None:  # As of a service that was started without.
+            each.flush()
     os._exit(code)
 
 

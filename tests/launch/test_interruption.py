@@ -2,12 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from lockstep.launch.cli.interruption import Interrupted, ignore_signals, note_signals
-from tests.kit.launch.in_process import IN_A_PROCESS
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.replays import start
 
 SOON_S = 0.01
@@ -67,6 +68,19 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
     ignore_signals()
 
     assert timer_s() > 0
+
+
+def test_a_signal_that_a_library_takes_for_a_failed_import_is_an_interruption(
+    lockstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallow(*_: object) -> None:
+        with suppress(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+        raise ImportError("cannot load module more than once per process")
+
+    monkeypatch.setattr("lockstep.launch.doctor.command.examine", swallow)
+
+    assert lockstep("doctor") == (130, "", "lockstep: interrupted\n")
 
 
 @pytest.mark.parametrize(("ending", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])

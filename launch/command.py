@@ -6,7 +6,9 @@ that did not find it with 4, a replay that refused requests with 5, a simulation
 with 70, an interrupted run with 130.
 """
 
+import os
 import sys
+from typing import Final
 
 from ..errors import ConfigError, LockstepError
 from .cli.amounts import LINE_MAX, printable
@@ -20,6 +22,8 @@ from .cli.interruption import (
     was_interrupted,
 )
 from .cli.options import command_line, run_command
+
+_STDERR: Final = 2
 
 app = command_line(
     "lockstep",
@@ -49,6 +53,7 @@ def main() -> None:
     """Run the command; the entry point of `lockstep`."""
     try:
         raise_on_signals()
+        _fill_closed_streams()
         prepare_for_mooncake()
         with printing():
             status = run_command(app, sys.argv[1:])
@@ -65,6 +70,13 @@ def main() -> None:
         if not was_interrupted():
             raise
         _end("interrupted", EXIT_INTERRUPTED)
+
+
+def _fill_closed_streams() -> None:
+    """Open what is closed of the standard streams, so that no file of ours takes its number."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _end(line: str, status: int) -> None:

@@ -77,8 +77,8 @@ def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_e
     pressure = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
     store = ("--store", (tmp_path / "store").as_uri())
 
-    # As a service manager may start it, without an output.
-    quiet = ("sh", "-c", 'exec "$0" "$@" >&-', *COMMAND)
+    # As a service may start it, without any of the standard streams.
+    quiet = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *COMMAND)
     report = replay(
         tmp_path / "report.json",
         *("--requests", 24, "--profile", profile),

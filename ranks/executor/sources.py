@@ -93,7 +93,9 @@ class Sources:
         return True
 
     def _complain(self, source: str, trouble: str | None) -> None:
-        self._troubles.warn("nothing is read from %s, which counts as missing: %s", source, trouble)
+        self._troubles.warn(
+            "nothing is read from %.200r, which counts as missing: %.500s", source, trouble
+        )
 
     def _let_go(self, source: str) -> None:
         loop = self._loops.pop(source)

@@ -244,7 +244,7 @@ def test_one_line_names_the_rank_that_lacks_what_the_others_have(
     """And none is logged where every store lacks the same."""
     ranks = HostRanksInTurn()
     caplog.set_level(logging.INFO, logger="lockstep")
-    for name, answers in (("missed by all", (2, 2)), ("lost by one", (3, 1))):
+    for name, answers in (("missed by all", (2, 2)), ("lost\nby one", (3, 1))):
         ranks.every(lambda cache: cache.prefetch(name, PROMPT))
         for executor, pages in zip(ranks.executors, answers, strict=True):
             executor.said.append(Answered(executor.take(LookUp)[0].operation, pages))
@@ -252,7 +252,7 @@ def test_one_line_names_the_rank_that_lacks_what_the_others_have(
 
     [record] = [each for each in caplog.records if each.name == "lockstep"]
     assert record.levelno == logging.WARNING
-    assert record.message.startswith("rank 1 lacks page 1 of request lost by one (key ")
+    assert record.message.startswith("rank 1 lacks page 1 of request 'lost\\nby one' (key ")
 
 
 def test_each_facade_refuses_the_other_s_configuration() -> None:

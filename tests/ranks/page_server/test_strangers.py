@@ -85,7 +85,7 @@ def test_a_relay_is_a_miss_and_is_left_alone_for_a_while(
 
     assert seen == [0] * 4
     assert relay.connections == connections
-    assert f"nothing is read from peer://{relay.address}, which counts as missing" in caplog.text
+    assert f"nothing is read from 'peer://{relay.address}', which counts as missing" in caplog.text
 
 
 def test_an_address_that_is_not_allowed_is_a_miss_and_is_not_connected_to(
@@ -133,7 +133,7 @@ def test_an_address_that_readers_cannot_reach_is_told_in_the_log_of_the_first_on
         assert found(reader, uri) == 0
 
     (said,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
-    assert f"nothing is read from {uri}, which counts as missing: " in said
+    assert f"nothing is read from '{uri}', which counts as missing: " in said
     assert "Connect call failed" in said
 
 
@@ -154,3 +154,13 @@ def test_strangers_get_a_line_now_and_then_and_not_one_for_each_connection(
             refused(uri.removeprefix("peer://"))
 
     assert len([each for each in caplog.messages if "is refused" in each]) == 1
+
+
+def test_a_source_with_a_line_in_it_makes_no_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(opened(Peers())) as reader:
+        assert found(reader, "peer://x:1\nforged") == 0
+
+    (said,) = [each for each in caplog.messages if each.startswith("nothing is read from")]
+    assert "\n" not in said

@@ -39,6 +39,7 @@ class ControlPort:
         """
         self.path = path
         self._server = _listening(path)
+        self._identity = _identity(path)
         self._thread: threading.Thread | None = None
 
     def serve(self, answered: Answered) -> None:
@@ -50,13 +51,14 @@ class ControlPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, and remove the socket. Idempotent."""
+        """Listen no more, and remove the socket, unless another group's is there now. Idempotent."""
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        with suppress(FileNotFoundError):
-            self.path.unlink()
+        with suppress(OSError):
+            if _identity(self.path) == self._identity:
+                self.path.unlink()
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
@@ -80,6 +82,12 @@ class _Handler(socketserver.StreamRequestHandler):
             told = {"error": str(error), "type": type(error).__name__}
         with suppress(OSError):
             self.wfile.write(json.dumps(told).encode() + b"\n")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Return what a socket has for itself, as long as it is there."""
+    seen = path.lstat()
+    return seen.st_dev, seen.st_ino
 
 
 def _parsed(line: bytes) -> object:

@@ -71,6 +71,19 @@ def test_a_socket_that_nobody_listens_at_any_more_is_replaced(path: Path) -> Non
     assert answer == {"new": {"ask": "list"}}
 
 
+def test_a_group_that_ends_leaves_the_socket_of_another_one(path: Path) -> None:
+    first = ControlPort(path)
+    path.unlink()
+    second = ControlPort(path)
+    second.serve(lambda asked: {"asked": asked})
+
+    first.close()
+
+    assert ask(path, "list") == {"asked": {"ask": "list"}}
+    second.close()
+    assert not path.exists()
+
+
 def test_whoever_connects_before_the_group_serves_is_answered_then(path: Path) -> None:
     port = ControlPort(path)
     with ThreadPoolExecutor(1) as pool:

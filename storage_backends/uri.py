@@ -31,7 +31,7 @@ _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
 """Who connects, and the password, which may have characters in it that it must not."""
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
-_SECRET = re.compile(r"secret|token|pass|pwd|cred|auth|key|sig(nature)?$", re.IGNORECASE)
+_SECRET = re.compile(r"secret|token|pass|pwd|pw$|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
 RANK: Final = "{rank}"
 """Stands for the rank in a URI, where each rank has a store of its own."""

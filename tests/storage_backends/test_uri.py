@@ -135,6 +135,7 @@ SECRET = "s3kr1t"  # noqa: S105 - nobody's.
         (f"s3://b?session%5Ftoken={SECRET}", "s3://b?session%5Ftoken=***"),
         (f"fault+tape://x?fault.password={SECRET}", "fault+tape://x?fault.password=***"),
         (f"tape://x?APIKEY={SECRET}&a=1", "tape://x?APIKEY=***&a=1"),
+        (f"tape://x?pw={SECRET}", "tape://x?pw=***"),
         (f"redis:user:{SECRET}@host", "***@host"),
         ("", ""),
     ],

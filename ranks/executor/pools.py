@@ -77,12 +77,19 @@ class DevicePool:
         self.pages = pages
         # Tensors made in inference mode could not be written outside of it, as copies do.
         with torch.inference_mode(mode=False):
-            self._columns = {
-                shard.column.name: torch.zeros(
-                    self._shape(shard), dtype=TORCH_DTYPES[shard.column.dtype], device=device
-                )
-                for shard in layout.columns
-            }
+            try:
+                self._columns = {
+                    shard.column.name: torch.zeros(
+                        self._shape(shard), dtype=TORCH_DTYPES[shard.column.dtype], device=device
+                    )
+                    for shard in layout.columns
+                }
+            except RuntimeError as error:
+                # torch's own words are of the allocator, and on a CPU several lines.
+                why = str(error).partition("\n")[0]
+                raise ConfigError(
+                    f"{pages} device pages cannot be had on {device}: {why}; lower device_pages"
+                ) from error
         # A device that was given without its index has one here.
         self.device = next(iter(self._columns.values())).device
 

@@ -152,6 +152,17 @@ def test_a_pool_that_the_system_does_not_give_is_refused_with_what_may_be_lowere
         HostPool(plain_pages(1 << 20).shard(0, 1), 4096, pinned=False)
 
 
+def test_device_pages_that_the_system_does_not_give_are_refused_in_one_line() -> None:
+    mapped = psutil.Process().memory_info().vms
+    with (
+        limited(resource.RLIMIT_AS, mapped + GIB),
+        pytest.raises(
+            ConfigError, match=r"^4096 device pages cannot be had on cpu: .*; lower device_pages$"
+        ),
+    ):
+        DevicePool(plain_pages(1 << 20).shard(0, 1), 4096, torch.device("cpu"))
+
+
 def test_a_large_pool_costs_nothing_until_it_is_used() -> None:
     shard = plain_pages(1 << 20).shard(0, 1)
 

@@ -4,13 +4,15 @@ A connection brings one request, a line of JSON, and gets one line back: a map w
 `error` and the `type` of it.
 """
 
+import fcntl
 import json
 import os
 import socketserver
 import stat
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -21,6 +23,8 @@ PATH_BYTES_MAX: Final = 107
 """What the system takes for the path of a socket."""
 _LINE_S: Final = 10.0
 """How long whoever has connected may take to say what it wants."""
+_ALONE_S: Final = 5.0
+"""Longer than another group takes to make its socket."""
 _ENDS_S: Final = 0.1
 """How often the thread that listens looks whether it is to end."""
 
@@ -107,21 +111,46 @@ def _listening(path: Path) -> _Server:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _require_private(path.parent)
-        _require_free(path)
-        server = _Server(str(path), _Handler, bind_and_activate=False)
-        try:
-            server.server_bind()
-            # Nobody can connect before it listens, and from then on only its own user can.
-            path.chmod(0o600)
-            server.server_activate()
-        except OSError:
-            server.server_close()
-            raise
+        # A socket at which nobody listens yet looks like one at which nobody listens any more.
+        with _alone_in(path.parent):
+            _require_free(path)
+            server = _Server(str(path), _Handler, bind_and_activate=False)
+            try:
+                server.server_bind()
+                # Nobody can connect before it listens, and from then on only its own user can.
+                path.chmod(0o600)
+                server.server_activate()
+            except OSError:
+                server.server_close()
+                raise
     except OSError as error:
         raise ConfigError(
             f"no socket for control can be made at {path}: {error.strerror or error}"
         ) from error
     return server
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Let no other group make a socket in a folder meanwhile.
+
+    Others may be able to lock the folder, so that is not waited for without end.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until = time.monotonic() + _ALONE_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_ENDS_S / 10)
+            except OSError:
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(fd)
 
 
 def _require_private(folder: Path) -> None:

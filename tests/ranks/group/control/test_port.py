@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,30 @@ def test_a_socket_that_nobody_listens_at_any_more_is_replaced(path: Path) -> Non
     port.close()
 
     assert answer == {"new": {"ask": "list"}}
+
+
+def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    others: list[Future[ControlPort]] = []
+
+    def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
+        """Let the other group begin when the first has found that nobody listens."""
+        if not others:
+            others.append(pool.submit(ControlPort, path))
+            with suppress(TimeoutError):
+                others[0].exception(timeout=0.1)
+            raise ConnectionRefusedError
+        return connected(at, timeout_s)
+
+    monkeypatch.setattr("lockstep.ranks.group.control.port.connected", refused_meanwhile)
+    with ThreadPoolExecutor(1) as pool:
+        first = ControlPort(path)
+        with pytest.raises(ConfigError, match="another group listens"):
+            others[0].result()
+    first.close()
 
 
 def test_a_group_that_ends_leaves_the_socket_of_another_one(path: Path) -> None:

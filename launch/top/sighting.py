@@ -87,7 +87,7 @@ def numbers_in(text: str) -> dict[Key, float]:
         (sample.name, frozenset(sample.labels.items())): float(sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if abs(sample.value) < _NUMBER_MAX and float(sample.labels.get("le", 0)) >= 0
+        if 0 <= sample.value < _NUMBER_MAX and float(sample.labels.get("le", 0)) >= 0
     }
 
 

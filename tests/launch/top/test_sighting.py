@@ -115,7 +115,7 @@ def test_what_else_answers_sends_nothing_to_the_terminal(serve: Serve) -> None:
     assert list(sighting.silent.values()) == [r"Invalid labels: ,\x1b[2J"]
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "1.7e308"])
+@pytest.mark.parametrize("number", ["nan", "inf", "1.7e308", "-5"])
 def test_numbers_that_nobody_counts_are_left_out(serve: Serve, number: str) -> None:
     info = 'lockstep_info{rank="0",world_size="1"} 1\n'
     port = serve(http(f'{info}lockstep_x{{rank="0"}} {number}\n'))

@@ -14,6 +14,8 @@ from ..benchmarks.storage import StorageSizes
 from ..benchmarks.storage import run as measure_storage
 from ..benchmarks.tree import Sizes
 from ..benchmarks.tree import run as measure_tree
+from ..errors import LockstepError
+from .cli.environment import LOOPBACK
 from .cli.options import ReportFile, check_not_a_path, command_line
 from .cli.report_files import write_report
 from .replay.bench_tables import (
@@ -51,6 +53,7 @@ def path(*, settings: PathSettings, report: ReportFile = None) -> None:
     """Measure storage to host to device beside bare reads."""
     from ..benchmarks.path.report import run
 
+    _require_ranks()
     check_not_a_path(settings.store)
     settings = replace(settings, store=for_a_tool(settings.store))
     _measure(lambda say: run(settings, say), print_path, report)
@@ -61,6 +64,7 @@ def agreement(*, settings: AgreementSettings = _AGREEMENT, report: ReportFile = 
     """Measure what a step's round costs beside bare all_reduces."""
     from ..benchmarks.agreement import run
 
+    _require_ranks()
     _measure(lambda say: run(settings, say), print_agreement, report)
 
 
@@ -69,7 +73,16 @@ def handoff(*, settings: HandoffSettings, report: ReportFile = None) -> None:
     """Measure pages from one group's host to another's."""
     from ..benchmarks.handoff.report import run
 
+    _require_ranks()
     _measure(lambda say: run(settings, say), print_handoff, report)
+
+
+def _require_ranks() -> None:
+    """Raise `LockstepError` if ranks could not meet on this machine."""
+    from .cli.rank_processes import obstacle_to_ranks
+
+    if problem := obstacle_to_ranks(LOOPBACK):
+        raise LockstepError(problem)
 
 
 def _measure(

@@ -84,7 +84,7 @@ def run_ranks(
     restarted, since a run can be repeated. Ranks that are not heard print nothing.
     `shutdown_timeout_s` is how long ranks have for an orderly end if this process is interrupted.
     """
-    if problem := _obstacle(address):
+    if problem := obstacle_to_ranks(address):
         return EXIT_GROUP, problem
     # torch tells of each signal that it sends; what a user has to know is in what is returned.
     log = logging.getLogger("torch.distributed.elastic")
@@ -131,7 +131,7 @@ def rank_folder() -> Generator[str]:
         yield folder
 
 
-def _obstacle(address: str) -> str:
+def obstacle_to_ranks(address: str) -> str:
     """Return why ranks cannot meet at an address of this machine, or nothing.
 
     torch would try for minutes, and hear no signal meanwhile.

@@ -111,3 +111,14 @@ def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: 
     )
 
     assert told.stdout == "True\n"
+
+
+def test_ranks_that_cannot_meet_are_not_started(
+    lockstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.launch.bench.LOOPBACK", "192.0.2.1", raising=False)
+
+    status, _, said = lockstep("bench", "agreement", *QUICK)
+
+    assert status == 3
+    assert said.startswith("lockstep: ranks cannot meet at 192.0.2.1: ")

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -99,17 +101,23 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
     assert probe_direct("memory://") is None
 
 
+@contextmanager
+def nobodys_rights_in(folder: Path) -> Iterator[None]:
+    """Take this process's rights in a folder away, root's too."""
+    mine = os.geteuid()
+    folder.chmod(0)
+    try:
+        os.seteuid(NOBODY if mine == 0 else mine)
+        yield
+    finally:
+        os.seteuid(mine)
+        folder.chmod(0o700)
+
+
 def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
     """As on a filesystem that is read-only, to remove what was not made fails as well."""
-    with TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0)
-        mine = os.geteuid()
-        try:
-            os.seteuid(NOBODY if mine == 0 else mine)
-            direct = probe_direct(f"file://{folder}")
-        finally:
-            os.seteuid(mine)
-            Path(folder).chmod(0o700)
+    with TemporaryDirectory(dir="/tmp") as folder, nobodys_rights_in(Path(folder)):
+        direct = probe_direct(f"file://{folder}")
 
     assert direct is not None
     assert (direct.directory, direct.failure) == (folder, "Permission denied")

@@ -80,12 +80,11 @@ def test_of_two_groups_that_replace_a_socket_at_once_one_has_it(
 
     def refused_meanwhile(at: Path, timeout_s: float) -> socket.socket:
         """Let the other group begin when the first has found that nobody listens."""
-        if not others:
-            others.append(pool.submit(ControlPort, path))
-            with suppress(TimeoutError):
-                others[0].exception(timeout=0.1)
-            raise ConnectionRefusedError
-        return connected(at, timeout_s)
+        monkeypatch.setattr("lockstep.ranks.group.control.port.connected", connected)
+        others.append(pool.submit(ControlPort, path))
+        with suppress(TimeoutError):
+            others[0].exception(timeout=0.1)
+        raise ConnectionRefusedError
 
     monkeypatch.setattr("lockstep.ranks.group.control.port.connected", refused_meanwhile)
     with ThreadPoolExecutor(1) as pool:
@@ -218,6 +217,13 @@ def test_an_answer_that_does_not_come_is_not_waited_for_without_end(path: Path) 
             ask(path, "list", timeout_s=0.05)
 
 
+def send_until(connection: socket.socket, asking: "Future[object]", piece: bytes) -> None:
+    """Send the same bytes again and again until whoever asks has an answer, or listens no more."""
+    with suppress(OSError):
+        while not asking.done():
+            connection.sendall(piece)
+
+
 @pytest.mark.parametrize("end_s", [0.1, 30.0])
 def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
@@ -230,9 +236,8 @@ def test_whoever_sends_bytes_without_end_is_not_listened_to_without_end(
         asking = pool.submit(ask, path, "list", timeout_s=end_s)
         connection, _ = server.accept()
         connection.setblocking(True)
-        with connection, suppress(OSError):
-            while not asking.done():
-                connection.sendall(b" " * (1 << 16 if end_s > 1 else 1))
+        with connection:
+            send_until(connection, asking, b" " * (1 << 16 if end_s > 1 else 1))
 
         with pytest.raises(LockstepError, match=r"no answer|has ended before"):
             asking.result(30)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,7 +102,7 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
 
 
 @contextmanager
-def nobodys_rights_in(folder: Path) -> Iterator[None]:
+def nobodys_rights_in(folder: Path) -> Generator[None]:
     """Take this process's rights in a folder away, root's too."""
     mine = os.geteuid()
     folder.chmod(0)

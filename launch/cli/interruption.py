@@ -9,6 +9,7 @@ everything in it is bounded.
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
@@ -26,6 +27,9 @@ class Interrupted(BaseException):
 
 _raised: Final[list[int]] = []
 """The signal that has raised `Interrupted`, once one has."""
+_other_hooks: Final["list[Callable[[sys.UnraisableHookArgs], object]]"] = []
+"""What was told of exceptions that Python ignores, before `raise_on_signals`."""
+_AGAIN_S: Final = 0.001
 
 
 def was_interrupted() -> bool:
@@ -61,6 +65,9 @@ def work_for(launcher: int) -> None:
 def raise_on_signals() -> None:
     """From now on the first SIGINT or SIGTERM raises `Interrupted` in the main thread."""
     _raised.clear()
+    if sys.unraisablehook is not _raise_again:
+        _other_hooks[:] = [sys.unraisablehook]
+        sys.unraisablehook = _raise_again
     for each in _SIGNALS:
         signal.signal(each, _raise_once)
 
@@ -107,3 +114,14 @@ def _raise_once(number: int, _frame: FrameType | None) -> None:
     ignore_signals()
     _raised.append(number)
     raise Interrupted
+
+
+def _raise_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Raise `Interrupted` once more if Python has ignored it, as in a destructor or while it forks."""
+    if not issubclass(ignored.exc_type, Interrupted):
+        for each in _other_hooks:
+            each(ignored)
+        return
+    # Soon, since what a hook raises is ignored as well.
+    signal.signal(signal.SIGALRM, _raise_once)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

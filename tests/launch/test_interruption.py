@@ -1,13 +1,19 @@
 """Signals: noted for whoever asks, and raised where nobody does."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from lockstep.launch.cli.interruption import Interrupted, ignore_signals, note_signals
+from lockstep.launch.cli.interruption import (
+    Interrupted,
+    ignore_signals,
+    note_signals,
+    raise_on_signals,
+)
 from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.replays import start
 
@@ -68,6 +74,26 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
     ignore_signals()
 
     assert timer_s() > 0
+
+
+def test_an_interruption_that_python_ignores_is_raised_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a destructor, a callback of a weak reference, or what is called after a fork."""
+
+    class Destroyed:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    raise_on_signals()
+
+    def destroy_and_wait() -> None:
+        Destroyed()
+        signal.sigtimedwait([], 10.0)
+
+    with pytest.raises(Interrupted):
+        destroy_and_wait()
 
 
 def test_a_signal_that_a_library_takes_for_a_failed_import_is_an_interruption(

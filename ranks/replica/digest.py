@@ -27,6 +27,7 @@ def state_digest(replica: Replica) -> int:
         store.attached,
         store.draining,
         store.lost,
+        store.lacks_older,
         store.number,
         store.time,
         store.misses.items(),

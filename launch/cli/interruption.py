@@ -28,7 +28,7 @@ class Interrupted(BaseException):
 _raised: Final[list[int]] = []
 """The signal that has raised `Interrupted`, once one has."""
 _other_hooks: Final["list[Callable[[sys.UnraisableHookArgs], object]]"] = []
-"""What was told of exceptions that Python ignores, before `raise_on_signals`."""
+"""The `sys.unraisablehook` that `raise_on_signals` has replaced."""
 _AGAIN_S: Final = 0.001
 
 

@@ -37,7 +37,7 @@ class Sightings:
                 f"{silence_of(now)}; the group has ended, as its log says, or has another port:"
                 " name that of --metrics-port, or of metrics_port under an engine"
             )
-        # What grows does so from a look at which a rank answered, and within one life of the group.
+        # Growth counts between looks at which a rank answered, and not over a restart of the group.
         if self._seen and not self._seen[-1].ranks:
             self._seen.pop()
         if self._seen and not now.goes_on_from(self._seen[-1]):

@@ -79,7 +79,7 @@ def opened_store(root: Path) -> list[Path]:
 def test_a_nearly_full_disk_does_not_make_a_measurement_sweep(
     bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sweeps leaves a lock file in the store, and takes time that is not the store's."""
+    """A sweep leaves a lock file in the store, and slows the calls that are measured."""
 
     def is_kept(limits: SweepLimits, root_fd: int) -> bool:
         return False

@@ -57,7 +57,7 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
-            # Whoever asked has gone if it was queued, so the log is where the refusal can be read.
+            # The client of a queued request has gone, so only the log can show the refusal.
             log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return

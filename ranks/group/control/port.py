@@ -117,7 +117,7 @@ def _listening(path: Path) -> _Server:
             server = _Server(str(path), _Handler, bind_and_activate=False)
             try:
                 server.server_bind()
-                # Nobody can connect before it listens, and from then on only its own user can.
+                # No client can connect before it listens, and afterwards only its own user can.
                 path.chmod(0o600)
                 server.server_activate()
             except OSError:

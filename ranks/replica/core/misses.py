@@ -12,8 +12,8 @@ before it:
     never_seen  all else, and what was seen so long ago that newer digests have taken its slots
 
 The digests of a page's prefix are taken once, when a request is admitted that misses it, and count as
-seen once it computes. What a request
-computes beyond its prompt is remembered up to the last whole page of each `insert` or `back_up`.
+seen once it computes. What a request computes beyond its prompt is remembered up to the last whole
+page of each `insert` or `back_up`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _TOKEN_BYTES: Final = 4
 
 
 class Sought(NamedTuple):
-    """What a request has asked lower tiers for, until it computes."""
+    """The pages that a request has looked for in lower tiers, until it computes."""
 
     first: int = 0
     """The position of the first page that it has asked storage for."""
@@ -59,8 +59,9 @@ class Misses:
         self._slots: Digests = np.zeros(slots, dtype=np.uint64)
         self._mask = np.uint64(slots - 1)
         self._asked: list[Digests] = []
+        """The digests of the pages that requests have missed since the last verdict."""
         self._computed: list[tuple[object, int]] = []
-        """What requests have asked for and computed since the last verdict."""
+        """The places and digests of the prefixes computed since the last verdict."""
         self._salted: tuple[object, int] = None, 0
 
     def count(

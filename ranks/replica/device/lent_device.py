@@ -421,7 +421,7 @@ class LentDevice:
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # What earlier loads have brought stays.
+            # Keep the pages that earlier loads have brought.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
             # What it has not brought is computed now.

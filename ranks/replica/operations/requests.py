@@ -162,7 +162,7 @@ class Request:
     computed: int = 0
     """How many tokens it had computed when it was retracted."""
     sought: Sought = NOTHING_SOUGHT
-    """What its last prefetch has asked for, and its last load, until it is counted."""
+    """The pages that its last prefetch and its last load were to bring, until it is counted."""
 
     @property
     def admitted(self) -> bool:
@@ -199,7 +199,7 @@ class OwnedRequest(Request):
     checkpoints: frozenset[int] = frozenset()
     """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """What it begins with, and what it misses, to be told once its load has ended well."""
+    """Its hit and missed tokens, which are reported when its load has succeeded."""
     ends: frozenset[int] = frozenset()
     """Positions, in pages, at which other requests' matches may end: where its tokens part from what
     was cached, and the end of its prompt. Kept for models with a window."""

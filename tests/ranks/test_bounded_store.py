@@ -8,6 +8,7 @@ import pytest
 
 from lockstep import Cache, CacheConfig, Column, PageLayout
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.storage_backends.file.sweep import LOW_WATER
 from tests.kit.ranks.serving_alone import PAGE_TOKENS, Prompt, served
 
 LAYOUT = PageLayout(
@@ -36,7 +37,11 @@ def found_after(store: str, host_pages: int, first: list[Prompt], later: list[Pr
 
 
 def ideal(pages_max: int, first: list[Prompt], later: list[Prompt]) -> int:
-    """The same, of a store that removes what was served the longest ago, ends first."""
+    """The same, of a store that removes what was served the longest ago, ends first.
+
+    A real one finds at least what an ideal one does that is as small as a sweep may leave it. How much
+    more depends on when it is swept.
+    """
     kept: OrderedDict[int, None] = OrderedDict()
     found = 0
     for prompts in (first, later):
@@ -78,7 +83,7 @@ def test_a_small_quota_keeps_what_was_served_last_though_memory_answered_for_it(
         f"file://{tmp_path}/kv?quota_bytes={quota_pages * FILE_BYTES}", 256, prompts, later
     )
 
-    assert found >= 0.95 * ideal(quota_pages, prompts, later)
+    assert found >= ideal(int(LOW_WATER * quota_pages), prompts, later)
 
 
 @pytest.mark.slow
@@ -91,4 +96,4 @@ def test_a_small_quota_keeps_what_a_trace_of_conversations_served_last(tmp_path:
         f"file://{tmp_path}/kv?quota_bytes={quota_pages * FILE_BYTES}", 2000, prompts, prompts
     )
 
-    assert found >= 0.95 * ideal(quota_pages, prompts, prompts)
+    assert found >= ideal(int(LOW_WATER * quota_pages), prompts, prompts)

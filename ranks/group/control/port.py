@@ -4,7 +4,6 @@ A connection brings one request, a line of JSON, and gets one line back: a map w
 `error` and the `type` of it.
 """
 
-import fcntl
 import json
 import os
 import socketserver
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from ....errors import ConfigError, LockstepError, UsageError
+from ....storage_backends.file.turns import Lock, try_to_lock
 from .client import LINE_BYTES_MAX, connected, unreached
 
 PATH_BYTES_MAX: Final = 107
@@ -139,15 +139,8 @@ def _alone_in(folder: Path) -> Generator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         until = time.monotonic() + _ALONE_S
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_ENDS_S / 10)
-            except OSError:
-                break
-            else:
-                break
+        while try_to_lock(fd) is Lock.TAKEN and time.monotonic() < until:
+            time.sleep(_ENDS_S / 10)
         yield
     finally:
         os.close(fd)

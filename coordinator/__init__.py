@@ -1,1 +1,1 @@
-"""The agreement of all ranks: ballots, rounds and verdicts."""
+"""Agreement among the ranks of a group: ballots, rounds and verdicts."""

@@ -1,13 +1,12 @@
-"""The ballot of one rank: what it has seen of the operations in flight, and its lanes that say so.
+"""The ballot (vote) of one rank: its progress on every operation in flight, encoded as lanes.
 
-The executor reports `Progress`; the ballot keeps the level that each operation has reached. Levels
-only rise (rule R13): noting the same thing twice, or in another order, changes nothing. Progress of
-an operation that the ballot does not expect is ignored, so that a report that arrives after the
-operation has ended leaves nothing behind.
+The executor reports `Progress`; the ballot keeps the highest level that each operation has reached.
+Levels only rise (rule R13), so duplicate or reordered reports change nothing. The ballot ignores
+reports about an operation that it does not expect, for example one that has already finished.
 
-The lanes of queues and seats are kept from round to round, and only those are written anew whose
-level or meaning has changed. They always equal what would be computed from all levels: what was noted
-before an operation took a seat, or before the meaning of its seat changed, counts from then on.
+The ballot keeps the lanes of queues and prefetch slots between rounds and rewrites only those whose
+level or meaning changed. The lanes always equal a full recomputation from all levels: progress noted
+before an operation got a slot, or before its slot changed meaning, counts from then on.
 """
 
 from bisect import bisect_right
@@ -39,11 +38,11 @@ from .seats import UNBOUNDED
 
 
 class Answered(Record, frozen=True):
-    """The lengths that this rank can restore with what its store has, in pages of the lookup.
+    """The prefix lengths that this rank can restore from its store, in pages of the lookup.
 
-    Every length up to `pages`, and those in `beyond`, ascending. State that exists at some positions
-    only (a window, a recurrent state) makes the set sparse; ranks agree on one that all have, which
-    the smallest of their longest need not be (rule R4).
+    The set is every length up to `pages`, plus the lengths in `beyond`, ascending. State that exists at
+    some positions only (window, recurrent state) makes the set sparse. Ranks must agree on a length in
+    every rank's set; the minimum of their longest lengths may not be in all sets (rule R4).
     """
 
     operation: int
@@ -51,20 +50,20 @@ class Answered(Record, frozen=True):
     beyond: tuple[int, ...] = ()
 
     def longest(self, bound: int) -> int:
-        """Return the longest of the lengths that is not more than `bound`; 0 if there is none."""
+        """Return the longest restorable length that is at most `bound`; 0 if there is none."""
         count = bisect_right(self.beyond, bound)
         return self.beyond[count - 1] if count else min(self.pages, bound)
 
 
 class Landed(Record, frozen=True):
-    """The first `pages` pages hold verified bytes on this rank. Cumulative."""
+    """The first `pages` pages of the operation hold verified bytes on this rank. Cumulative."""
 
     operation: int
     pages: int
 
 
 class Capped(Record, frozen=True):
-    """No more than the first `pages` pages can land on this rank."""
+    """At most the first `pages` pages of the operation can land on this rank."""
 
     operation: int
     pages: int
@@ -77,20 +76,20 @@ class Expired(Record, frozen=True):
 
 
 class Ended(Record, frozen=True):
-    """A copy or write is over on this rank: done, or failed."""
+    """A copy or write has finished on this rank, successfully if `ok`."""
 
     operation: int
     ok: bool
 
 
 class Quiesced(Record, frozen=True):
-    """Nothing on this rank touches the operation's pages any more."""
+    """This rank has no I/O in flight on the operation's pages."""
 
     operation: int
 
 
 class QuiesceExpired(Record, frozen=True):
-    """Quiet did not come within its deadline on this rank."""
+    """The quiesce deadline passed on this rank with I/O on the operation's pages in flight."""
 
     operation: int
 
@@ -100,19 +99,19 @@ Progress = Answered | Landed | Capped | Expired | Ended | Quiesced | QuiesceExpi
 
 @dataclass(slots=True)
 class Sightings:
-    """All that this rank has seen of one operation."""
+    """The progress of one operation on this rank."""
 
     answered: Answered | None = None
     landed: int = 0
     ceiling: int = UNBOUNDED
     expired: bool = False
     ended: bool | None = None
-    """None while it runs, then whether it went well."""
+    """None while the operation runs, then whether it succeeded."""
     quiesced: bool = False
     quiesce_expired: bool = False
 
     def raise_to(self, progress: Progress) -> bool:
-        """Raise the level that `progress` speaks of; say whether it was lower."""
+        """Raise the level that `progress` reports; return whether the level changed."""
         match progress:
             case Landed(pages=pages) if pages > self.landed:
                 self.landed = pages
@@ -133,13 +132,13 @@ class Sightings:
         return True
 
     def ended_in(self, queue: Queue) -> bool:
-        """Say whether the operation has ended here, as the watermark of `queue` counts it."""
+        """Return whether `queue`'s watermark on this rank may count the operation as finished."""
         if queue in _QUIET_QUEUES:
             return self.quiesced
         return self.ended is True
 
     def failed_in(self, queue: Queue) -> bool:
-        """Say whether the operation has failed here, as the watermark of `queue` counts it."""
+        """Return whether `queue`'s watermark on this rank must count the operation as failed."""
         if queue is _QUIESCE:
             return self.quiesce_expired and not self.quiesced
         return queue is not _QUARANTINE and self.ended is False
@@ -149,38 +148,38 @@ _TRANSFER, _QUIESCE, _QUARANTINE = Phase.TRANSFER, Queue.QUIESCE, Queue.QUARANTI
 _QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
 _FAILURES = (Ended, QuiesceExpired)
-"""The reports that may say that an operation has failed."""
+"""The types of report that can mark an operation as failed."""
 
 
 @dataclass(slots=True)
 class _Tickets:
-    """One watermark queue: tickets in order, and how far this rank has seen them end."""
+    """One watermark queue: its tickets in order, and the watermark of this rank."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    """(ticket, operation) of those that this rank has not seen end, or that end after such a one."""
+    """(ticket, operation) pairs not yet covered by this rank's watermark, in ticket order."""
     failed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(ticket, operation) of those that have failed here, as a heap. Some are quiet since, or gone."""
+    """Heap of (ticket, operation) pairs that failed on this rank; may include stale pairs."""
     ended_through: int = 0
 
 
 @dataclass(slots=True)
 class _Expected:
-    """An operation of which progress is noted: what was seen of it, and which lanes speak of it."""
+    """An operation that the ballot expects: its progress, and the lanes that carry it."""
 
     seen: Sightings = field(default_factory=Sightings)
     seat: int | None = None
     phase: Phase = Phase.WAITING
-    """Phase and bound say what the lanes of its seat mean."""
+    """The phase and the bound define the meaning of the lanes of the operation's prefetch slot."""
     bound: int = UNBOUNDED
     queue: Queue | None = None
-    """The queue of its last ticket."""
+    """The queue that issued the operation's last ticket."""
     ticket: int = 0
 
 
 class Ballot:
-    """The levels that one rank votes with, and its lanes. Not thread-safe; one owner.
+    """The progress levels that one rank votes with, and its lanes. Not thread-safe; one owner.
 
-    An operation has one seat at most, and stands in one queue at most: that of its last ticket.
+    An operation has at most one prefetch slot and is in at most one queue, that of its last ticket.
     """
 
     def __init__(self, shape: BallotShape, rank: int) -> None:
@@ -190,14 +189,14 @@ class Ballot:
         self._expected: dict[int, _Expected] = {}
         self._tickets = {queue: _Tickets() for queue in Queue}
         self._stale = set(Queue)
-        """The queues of which something has changed since their lanes were written."""
+        """Queues that changed since their lanes were last written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
-        """The lanes of the next round, without the header."""
+        """The lanes of the next round, with an empty header."""
         self._written = self._lanes.data
-        """A view of `_lanes`: to write a single lane through it is cheaper than through the array."""
+        """A memoryview of `_lanes`: single-lane writes are cheaper than through the array."""
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        """Follow what the replica tells this ballot to expect, in this order."""
+        """Apply the replica's expectations in the given order."""
         for each in expectations:
             match each:
                 case Seated():
@@ -212,7 +211,7 @@ class Ballot:
                     self.forget(each.operation)
 
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
-        """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
+        """Assign prefetch slot `seat` to `operation`; phase and bound define its lanes' meaning."""
         if not 0 <= seat < self._seats:
             raise InternalError(f"seat {seat} in a ballot for {self._seats} prefetches")
         if phase not in _VOTED:
@@ -222,13 +221,13 @@ class Ballot:
         self._write_seat(seat, expected)
 
     def unseat(self, operation: int) -> None:
-        """Let the lanes of the seat of `operation`, if it has one, say nothing."""
+        """Reset the lanes of the operation's prefetch slot, if it has one, to neutral."""
         expected = self._expected.get(operation)
         if expected is not None:
             self._unseat(expected)
 
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
-        """Put `operation` behind the others of `queue`; tickets of a queue only rise."""
+        """Append `operation` to `queue`. The tickets of a queue only rise."""
         expected = self._expect(operation)
         tickets = self._tickets[queue]
         tickets.waiting.append((ticket, operation))
@@ -238,7 +237,7 @@ class Ballot:
         self._stale.add(queue)
 
     def dequeue(self, queue: Queue, ticket: int) -> None:
-        """Drop the tickets of `queue` up to `ticket`: every rank has the same outcome for them."""
+        """Drop the tickets of `queue` up to `ticket`; all ranks have agreed on their outcome."""
         tickets = self._tickets[queue]
         while tickets.waiting and tickets.waiting[0][0] <= ticket:
             tickets.waiting.popleft()
@@ -246,7 +245,7 @@ class Ballot:
         self._stale.add(queue)
 
     def forget(self, operation: int) -> None:
-        """Drop what was seen of `operation`, which has ended on every rank."""
+        """Drop the progress of `operation`, which has finished on every rank."""
         expected = self._expected.pop(operation, None)
         if expected is None:
             return
@@ -255,7 +254,7 @@ class Ballot:
             self._stale.add(expected.queue)
 
     def note(self, progress: Progress) -> None:
-        """Raise the level that `progress` speaks of. Unexpected operations are ignored."""
+        """Raise the level that `progress` reports. Progress of unexpected operations is ignored."""
         expected = self._expected.get(progress.operation)
         if expected is None or not expected.seen.raise_to(progress):
             return
@@ -268,14 +267,14 @@ class Ballot:
             self._stale.add(queue)
 
     def sightings(self, operation: int) -> Sightings:
-        """Return what was seen of `operation`; nothing yet if it is not expected."""
+        """Return the progress of `operation`; empty progress if the operation is not expected."""
         expected = self._expected.get(operation)
         return _NOTHING if expected is None else expected.seen
 
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
-        """Return the ticket up to which all have ended here, and the first failed one beyond it.
+        """Return the ticket through which this rank has finished, and the first failed one after it.
 
-        Looks at no more than what has ended or failed since the last time.
+        The cost is proportional to the operations that finished or failed since the last call.
         """
         tickets = self._tickets[queue]
         while tickets.waiting and self._has_ended(queue, tickets.waiting[0][1]):
@@ -288,7 +287,7 @@ class Ballot:
         return tickets.ended_through, None
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Return this rank's vector for a round, which is the caller's; changes no level."""
+        """Return this rank's vector for a round. The caller owns the vector; no level changes."""
         if self._stale:
             for queue in self._stale:
                 self._write_queue(queue)
@@ -334,7 +333,7 @@ class Ballot:
             expected.seat = None
 
     def _named(self, value: int) -> int:
-        """Return a lane that folds to the smallest value and the lowest rank that has it."""
+        """Encode `value` and this rank, so that MIN yields the smallest value and its lowest rank."""
         return value * self._world_size + self._rank
 
 

@@ -1,7 +1,7 @@
-"""The start of a group: equal settings on every rank, and nobody goes on if one rank cannot.
+"""Group bootstrap: check that all ranks have equal settings, and stop all ranks if one cannot start.
 
-These exchanges happen before the first round and are, with teardown and the error path, the only
-ones outside of it.
+These exchanges run before the first round. With teardown and the error path, they are the only
+collectives outside of rounds.
 """
 
 import re
@@ -22,13 +22,13 @@ _SETTINGS: Final[Codec[tuple[Fingerprint, dict[str, int]]]] = Codec(
 )
 _PROBLEMS: Final[Codec[str | None]] = Codec(str | None)
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
-"""Matches what differs between ranks that meet the same problem: random names and durations."""
+"""Matches parts that differ between ranks with the same problem: random names and durations."""
 
 
 def flatten(value: object) -> dict[str, Scalar]:
-    """Return the leaves of nested settings by their dotted path, enumerations by their values.
+    """Return the leaves of nested settings by dotted path, with enumerations as their values.
 
-    Raises `TypeError` for what is neither a value nor a dataclass, record, mapping or sequence.
+    Raises `TypeError` for anything other than a scalar, dataclass, record, mapping or sequence.
     """
     return dict(_leaves("", msgspec.to_builtins(value)))
 
@@ -46,9 +46,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
 
 
 def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> Fingerprint:
-    """Return for each setting a text that may be shown, and a digest of its whole value.
+    """Return, for each setting, its printable text and a digest of its full value.
 
-    `shown` removes the secrets from a text, so a password is compared and never told.
+    `shown` removes the secrets from a text, so passwords are compared but never printed.
     """
     return {
         name: (
@@ -60,9 +60,9 @@ def fingerprint(settings: Mapping[str, Scalar], shown: Callable[[str], str]) -> 
 
 
 def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Return one clause for each field that is not equal over the ranks, naming ranks and values.
+    """Return one clause for each field that differs between ranks, naming ranks and values.
 
-    Digests are compared and never told, since the digest of a short password gives it away.
+    Digests are compared but never printed, because the digest of a short password reveals it.
     """
     clauses: list[str] = []
     names = sorted({name for each in fingerprints for name in each})
@@ -91,10 +91,10 @@ def agree_on_settings(
     *,
     shown: Callable[[str], str],
 ) -> dict[str, int]:
-    """Compare `equal` over the ranks and return the minimum of each of `smallest`.
+    """Check that `equal` is the same on all ranks; return the minimum of each value in `smallest`.
 
-    Collective; part of the bootstrap. Raises the same `ConfigError` on every rank, naming the first
-    fields that differ and the ranks on which they do, with their values as `shown` returns them.
+    Collective; part of the bootstrap. Raises the same `ConfigError` on every rank if values differ. The
+    error names the first differing fields and their ranks, with values as `shown` prints them.
     """
     payload = _SETTINGS.encode((fingerprint(equal, shown), dict(smallest)))
     gathered = [_SETTINGS.decode(each) for each in collective.gather(payload, timeout_s)]
@@ -106,12 +106,11 @@ def agree_on_settings(
 
 
 def agree_that_all_are_ready(collective: Collective, problem: str | None, timeout_s: float) -> None:
-    """Tell the other ranks whether this one could start, and learn whether they could.
+    """Exchange start-up problems between all ranks; raise on every rank if any rank has one.
 
-    Collective; part of the bootstrap. If any rank has a problem, every rank raises the same
-    `ConfigError`, which names the ranks and their problems; so no rank is left waiting for another.
-    Problems that are alike but for random names and durations are told once, in the words of the
-    first rank that has them.
+    Collective; part of the bootstrap. All ranks raise the same `ConfigError`, which names the ranks and
+    their problems, so no rank waits for one that failed. Problems that differ only in random names and
+    durations are printed once, in the text of the first rank that has them.
     """
     payload = _PROBLEMS.encode(problem)
     said = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]

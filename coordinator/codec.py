@@ -1,7 +1,7 @@
-"""Values that pass between processes, as bytes: msgpack of a type that both sides declare (rule R11).
+"""Encode values that pass between processes as msgpack of a type that both sides declare (rule R11).
 
-Nothing is pickled. What is read is of the declared type down to the last field: where that is a union
-of `Record` types, the name in front of the fields says which of them it is, and no other type can come.
+Nothing is pickled. Decoded values have the declared type down to the last field. In a union of `Record`
+types a tag in front of the fields names the type, and no type outside the union is accepted.
 """
 
 from typing import Any, Generic, TypeVar
@@ -11,29 +11,29 @@ import msgspec
 from ..errors import LockstepError, WireError
 
 BYTES_MAX = 1 << 28
-"""The most bytes of one value. The orders of a step name ten thousands of keys, not millions."""
+"""The maximum size of one value in bytes. The orders of one step name tens of thousands of keys."""
 
 T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """The base of values that may leave a process: the name of the type, then its fields in order."""
+    """Base of values that may leave a process, encoded as type name and then fields in order."""
 
 
 class Codec(Generic[T]):
-    """Writes and reads values of one type. How deep they are nested follows from the type."""
+    """Encodes and decodes values of one type, which also bounds the nesting depth."""
 
     def __init__(
         self, kind: Any, *, bytes_max: int = BYTES_MAX, error: type[LockstepError] = WireError
     ) -> None:
-        """`kind` is T, which may be a union; `error` is raised for what is no value of it."""
+        """Build a codec for `kind`, which is T and may be a union; bad input raises `error`."""
         self._bytes_max = bytes_max
         self._error = error
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(kind).decode
 
     def encode(self, value: T) -> bytes:
-        """Return a value as bytes. Raises the error for one that has no bytes, or too many."""
+        """Return a value as bytes. Raises the codec's error if it cannot be encoded or is too large."""
         try:
             data = self._encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -42,7 +42,7 @@ class Codec(Generic[T]):
         return data
 
     def decode(self, data: bytes | memoryview) -> T:
-        """Return the value that was written. Raises the error for other bytes, and says where."""
+        """Return the decoded value; raises the codec's error, with the position, for bad bytes."""
         self._require_room(len(data))
         try:
             value: T = self._decode(data)

@@ -1,8 +1,7 @@
-"""The interface of a transport: one collective for a round, folded with MIN, and a bounded wait.
+"""The interface of a transport: one collective per round, folded with MIN, with a bounded wait.
 
-Every transport gives every rank the identical vector, bit for bit; one contract suite holds them
-all to it. A transport never retries and never concludes anything alone: what it cannot deliver in
-time it reports as an error, and the epoch is over.
+Every transport returns the bit-identical vector on every rank; one contract suite tests all of them. A
+transport never retries. If it cannot deliver in time, it raises an error and the epoch ends.
 """
 
 from typing import Protocol
@@ -11,46 +10,46 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.int64]
-"""A round's lanes: one-dimensional, contiguous, of the epoch's fixed length."""
+"""The lanes of a round: one-dimensional, contiguous, of the epoch's fixed length."""
 
 
 class CommonStore(Protocol):
-    """Values by their keys that all ranks have, as in a `torch.distributed.Store`. For any thread.
+    """A key-value store that all ranks share, like `torch.distributed.Store`. Thread-safe.
 
-    Each method may wait for another process; raises `RuntimeError` or `OSError` where that does not
-    answer.
+    Each method may wait for another process. It raises `RuntimeError` or `OSError` if that process does
+    not answer.
     """
 
     def set(self, key: str, value: bytes) -> None:
-        """Give a key a value."""
+        """Store a value under a key."""
         ...
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key; raises `RuntimeError` or `KeyError` if none is there in time."""
+        """Return a key's value; raises `RuntimeError` or `KeyError` if none appears in time."""
         ...
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; say whether it was there."""
+        """Delete a key; return whether it existed."""
         ...
 
 
 class PendingRound(Protocol):
-    """A round that was launched and whose result may not be there yet."""
+    """A launched round whose result may not have arrived yet."""
 
     def wait(self, timeout_s: float) -> Vector:
         """Return the element-wise minimum over all ranks.
 
-        Raises `CollectiveTimeout` after `timeout_s` and `PeerLost` when a rank is known to be gone.
-        After either, the collective is broken for good. May be called once.
+        Raises `CollectiveTimeout` after `timeout_s`, and `PeerLost` if a rank is known to be gone.
+        After either error the collective is permanently unusable. May be called once.
         """
         ...
 
 
 class Collective(Protocol):
-    """The dedicated channel between the ranks of one group, used for rounds and for nothing else."""
+    """The channel between the ranks of one group, used only for rounds."""
 
     transport: str
-    """The name of the transport; after a colon the reason for it, where the group has chosen it."""
+    """The name of the transport; if the group chose it, a colon and the reason follow."""
 
     @property
     def rank(self) -> int:
@@ -64,35 +63,35 @@ class Collective(Protocol):
 
     @property
     def launches(self) -> int:
-        """How many collectives this rank has launched for rounds since the start."""
+        """The number of rounds that this rank has launched since the start."""
         ...
 
     def launch(self, lanes: Vector) -> PendingRound:
-        """Start the one collective of a round. The transport copies `lanes` or owns it from now on.
+        """Start the one collective of a round. The transport copies `lanes` or takes ownership of it.
 
-        Rounds are launched in the same order on every rank, and at most one is pending.
+        Every rank launches rounds in the same order, and at most one is pending.
         """
         ...
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Return the payloads of all ranks by rank, on every rank.
+        """Return the payloads of all ranks, in order of rank, on every rank.
 
-        Only for bootstrap, teardown, and the error path that explains a divergence: never in a step.
+        Only for bootstrap, teardown, and the error path that explains a divergence; never in a step.
         """
         ...
 
     def common_store(self, name: str) -> CommonStore:
-        """Return a store that all ranks have, with keys that only callers with this name see.
+        """Return a store shared by all ranks, with a key space private to callers that use this name.
 
-        It is where the ranks have met, so it goes with the process that serves it. At the start only:
-        it may connect.
+        The store is the group's rendezvous store, so it disappears with the process that serves it.
+        Call only at start-up, because the call may open a connection.
         """
         ...
 
     def close(self) -> None:
-        """Release what the transport holds; does not wait for others. May be called twice.
+        """Release the transport's resources without waiting for other ranks. May be called twice.
 
-        After an error this lets the other ranks notice at once. In a process that was forked from this
-        rank's it does nothing, and every other call that needs the group raises `UsageError`.
+        After an error this lets the other ranks notice at once. In a process forked from this rank's,
+        `close` does nothing, and every other call that needs the group raises `UsageError`.
         """
         ...

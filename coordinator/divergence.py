@@ -1,8 +1,8 @@
-"""The error path of a round whose ranks differ: it names the first operation that differs.
+"""Error path of a round in which ranks diverge: find the first operation that differs.
 
-Each rank keeps a flight recorder: the last entries of what changed its replica, numbered, each with
-the digest after it. When a round finds the digests different, the ranks gather the recorders, which
-is one of the exceptions to the one collective per step, and compare them entry by entry.
+Each rank keeps a flight recorder: the latest changes of its replica, numbered, each with the digest
+after it. If a round finds different digests, the ranks gather the recorders and compare them entry by
+entry. This gather is one of the exceptions to one collective per step.
 """
 
 from collections import deque
@@ -17,24 +17,24 @@ ENTRIES_GATHERED = 512
 
 
 _RECORDED: Final[Codec[tuple[int, list[str]]]] = Codec(tuple[int, list[str]])
-"""See `Recorder.last`."""
+"""The index of the first entry and the texts of the entries, as `Recorder.last` returns them."""
 
 
 class Recorder:
-    """The last entries of what has changed a replica, in order. Entries are one line each."""
+    """A flight recorder: the latest changes of one replica, in order, one line each."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self.count = 0
-        """How many entries were recorded since the start."""
+        """The number of entries recorded since the start."""
         self._entries: deque[object] = deque(maxlen=capacity)
 
     def record(self, *entry: object) -> None:
-        """Append an entry; its text is made only when somebody asks for it."""
+        """Append an entry. It is formatted only when the recorder is read."""
         self._entries.append(entry)
         self.count += 1
 
     def last(self, number: int) -> tuple[int, list[str]]:
-        """Return the index of the first of the last `number` entries, and their texts."""
+        """Return the index of the first of the last `number` entries, and the entries' texts."""
         kept = list(self._entries)
         kept = kept[max(0, len(kept) - number) :]
         return self.count - len(kept), [
@@ -42,15 +42,15 @@ class Recorder:
         ]
 
     def parts(self, entry: object) -> Sequence[object]:
-        """Return the parts of an entry, as it is kept."""
+        """Return the parts of a stored entry."""
         return cast("tuple[object, ...]", entry)
 
 
 def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | None:
-    """Return a sentence that names the first entry in which the ranks differ, or None.
+    """Return a clause that names the first entry in which the ranks differ, or None.
 
-    `recorders` holds for each rank the index of its first entry and the entries. Only the stretch
-    that every rank still remembers can be compared.
+    `recorders` has, for each rank, the index of its first entry and its entries. Only the range that
+    every rank still retains is compared.
     """
     start = max(first for first, _ in recorders)
     stop = max(first + len(entries) for first, entries in recorders)
@@ -68,9 +68,9 @@ def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | No
 def explain(
     collective: Collective, recorder: Recorder, different: Sequence[str], timeout_s: float
 ) -> DivergenceError:
-    """Gather the recorders of all ranks and return the error that says what differs.
+    """Gather the recorders of all ranks and return the error that names the difference.
 
-    Recorders of different starts of the group have nothing in common, and are not gathered.
+    If the epochs differ, the recorders have nothing in common and are not gathered.
     """
     what = " and ".join(different)
     if "epoch" in different:

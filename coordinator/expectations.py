@@ -1,7 +1,7 @@
-"""Expectations: whose progress a ballot notes, in which lanes it shows, and what is agreed.
+"""Expectations: the operations whose progress a ballot tracks, their lanes, and agreed outcomes.
 
-Plain data. The replica says these things in an order in which they hold, and the ballot follows them
-in that order; it is never asked for anything.
+Plain data. The replica emits expectations in order, and the ballot applies them in that order. Nothing
+flows back from the ballot to the replica.
 """
 
 from .codec import Record
@@ -9,7 +9,7 @@ from .operation import Phase, Queue
 
 
 class Seated(Record, frozen=True):
-    """The lanes of `seat` speak of `operation` from now on; phase and bound say what they mean."""
+    """From now on prefetch slot `seat` carries `operation`; phase and bound define its lanes."""
 
     operation: int
     seat: int
@@ -18,13 +18,13 @@ class Seated(Record, frozen=True):
 
 
 class Unseated(Record, frozen=True):
-    """The seat of `operation` says nothing any more."""
+    """The prefetch slot of `operation` no longer carries a vote."""
 
     operation: int
 
 
 class Queued(Record, frozen=True):
-    """`operation` stands at the end of a watermark queue."""
+    """`operation` was appended to a watermark queue."""
 
     queue: Queue
     ticket: int
@@ -32,14 +32,14 @@ class Queued(Record, frozen=True):
 
 
 class Settled(Record, frozen=True):
-    """The outcome of the queue's tickets up to `ticket` is agreed."""
+    """All ranks agreed on the outcome of the queue's tickets up to `ticket`."""
 
     queue: Queue
     ticket: int
 
 
 class Forgotten(Record, frozen=True):
-    """`operation` has ended, and nothing that was seen of it counts any more."""
+    """`operation` has finished; its progress is dropped."""
 
     operation: int
 

@@ -1,27 +1,27 @@
-"""The lanes of a round: what each position of the vector means.
+"""The lanes of a round: the meaning of each position in the vector.
 
-One int64 vector of a length that is fixed for the epoch, folded with MIN. A maximum travels as its
-negative and equality as a pair (x, -x). Where it matters which rank was the smallest, the rank rides
-along: `value * world_size + rank` has the same order as the value, and names the lowest such rank.
+A round is one int64 vector whose length is fixed for the epoch, folded with MIN. A maximum travels
+negated, equality as a pair (x, -x). To name the rank with the smallest value, a lane carries `value *
+world_size + rank`, called "named" below: it has the order of the value, ties to the lowest rank.
 
     header     epoch, round, state digest, layout digest: one pair each
-               health: -(rank + 1) of a rank that cannot go on, else 0
+               health: -(rank + 1) of a rank that must stop, else 0
                time: this rank's clock in milliseconds
-               proposal: the digest of the one that this rank has staged, as a smallest and a largest
-               of the ranks that have one; how ready this rank is: -(rank + 1) if it refuses, 0 if it
-               has none, 1 if it has, 2 if it is ready
-               requests: how many this rank has in a row, from the first, NEUTRAL where it takes none;
-               -(how many there are, as far as this rank knows)
-    queues     for each watermark: ended through this ticket; first failed ticket, named
-    seats      for each seat, by the phase of the prefetch that has it; NEUTRAL where nobody has it:
-               QUERY      longest length that this rank can restore, at most the seat's bound, named,
+               proposal: the digest of this rank's staged proposal, folded to the smallest and the
+               largest of the ranks that have one; readiness: -(rank + 1) if this rank refuses the
+               proposal, 0 if it has none, 1 if staged, 2 if ready
+               requests: length of the gapless run of requests received, counted from the first;
+               NEUTRAL if this rank receives none; then -(requests in total, as known to this rank)
+    queues     for each watermark: finished through this ticket; first failed ticket, named
+    slots      for each prefetch slot, by phase of its prefetch; NEUTRAL if the slot is free:
+               QUERY      longest length that this rank can restore within the slot's bound, named,
                           or -1;                      -that length;    deadline
                RESTORABLE the same
                TRANSFER   pages landed;               ceiling, named;  deadline
-               the deadline lane is -(rank + 1) of a rank that saw it pass, else 0
+               the deadline lane is -(rank + 1) of a rank whose deadline passed, else 0
 
-The meaning of the seats is given by the `LaneLayout`, which replicated state determines and which is
-frozen when the round is launched; its digest is voted on with the rest.
+The `LaneLayout` defines the meaning of the prefetch slots. It follows from replicated state and is
+frozen when the round is launched; its digest is voted on in the header.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ from .proposal import NOTHING_STAGED, Staged
 from .seats import SeatTable
 
 NEUTRAL = 1 << 62
-"""A lane that says nothing: it never is the minimum."""
+"""A lane without a vote: no real value is larger, so it never wins the MIN."""
 
 NO_ANSWER = -1
-"""The lookup lane of a rank whose store has not answered yet; it outweighs every answer."""
+"""The lookup lane of a rank whose store has not answered yet; it is lower than every answer."""
 
 EPOCH, ROUND, STATE, LAYOUT = 0, 2, 4, 6
 HEALTH, TIME = 8, 9
@@ -49,7 +49,7 @@ PROPOSAL, READINESS = 10, 12
 REQUESTS, NEWEST = 13, 14
 HEADER_LANES = 15
 PAIRS = {"epoch": EPOCH, "round": ROUND, "state digest": STATE, "layout digest": LAYOUT}
-"""The header's equality pairs by name, each at its first lane."""
+"""The header's equality pairs by name, each with the index of its first lane."""
 
 QUEUE_LANES = 2
 SEAT_LANES = 3
@@ -58,12 +58,12 @@ SEATS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 class LaneLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of the lanes of one round. Equal on every rank, or the round says so."""
+    """The meaning of the lanes in one round. If ranks have different layouts, the round reports it."""
 
     epoch: int
     round: int
     state_digest: int
-    """The digest of the replicated state at the launch; 63 bits."""
+    """The 63-bit digest of the replicated state at launch."""
     seats: SeatTable
 
 
@@ -81,15 +81,15 @@ class BallotShape:
 
 
 class Voter(msgspec.Struct, frozen=True, kw_only=True):
-    """The statement of a rank about itself in a round."""
+    """The health, clock, staged proposal and requests that a rank reports in a round's header."""
 
     healthy: bool
     time_ms: int
     staged: Staged = NOTHING_STAGED
     requests: int | None = None
-    """How many requests this rank has in a row, from the epoch's first; None where it takes none."""
+    """The gapless run of requests received since the epoch began; None if this rank receives none."""
     newest: int = 0
-    """How many there are, as far as this rank knows."""
+    """The total number of requests that this rank knows of."""
 
 
 _HEADER = Struct(f"{HEADER_LANES}q")
@@ -119,22 +119,22 @@ def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> 
 
 
 def read_header(lanes: memoryview | bytes) -> Sequence[int]:
-    """Return the lanes of the header of a round."""
+    """Return the header lanes of a round's vector."""
     return _HEADER.unpack_from(lanes)
 
 
 def fold(ballots: Sequence[Vector] | Vector) -> Vector:
-    """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank.
+    """Return the element-wise minimum, as `all_reduce(MIN)` gives it to every rank.
 
-    `ballots` are vectors, or one array with a row for each. One alone is returned as it is.
+    `ballots` are vectors, or one array with a row for each rank. A single vector is returned uncopied.
     """
     return reduce(np.minimum, ballots)
 
 
 def disagreements(header: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of the folded header's pairs that are not equal over the ranks.
+    """Return the names of the pairs in a folded header that differ between ranks.
 
-    A pair (x, -x) folds to (min x, -max x): the ranks are equal exactly if the sum is zero.
+    A pair (x, -x) folds to (min x, -max x), so the ranks are equal exactly if the sum is zero.
     """
     different: tuple[str, ...] = ()
     for name, at in PAIRS.items():

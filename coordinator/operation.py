@@ -1,7 +1,7 @@
-"""Operations: their kinds, phases and outcomes, and which phase may follow which.
+"""Operations: their kinds, phases, outcomes, and the allowed phase transitions.
 
-An operation is work that outlives the step that began it. Its phase is replicated state: it changes
-by a command that every rank issues or by a verdict that every rank received, and in no other way.
+An operation is work that outlives the step that began it. Its phase is replicated state. It changes
+only by a command that every rank issues or a verdict that every rank receives.
 
     prefetch             WAITING -> (QUERY -> (RESTORABLE ->)) TRANSFER -> (QUIESCE ->) DONE
     backup, retract      ISSUED -> (QUIESCE ->) DONE
@@ -9,12 +9,12 @@ by a command that every rank issues or by a verdict that every rank received, an
     persist              WAITING -> ISSUED -> (QUIESCE ->) DONE
     serve                SERVING -> QUIESCE -> DONE
 
-QUIESCE is entered when an operation stops while some rank's I/O may still touch its pages. It ends
-in DONE when every rank says that its I/O is quiet, or in QUARANTINED at its deadline, from where it
-still ends in DONE if quiet ever comes.
+An operation enters QUIESCE if it stops while some rank's I/O may still touch its pages. It moves to
+DONE when every rank reports no I/O in flight, or to QUARANTINED at its deadline. A quarantined
+operation still moves to DONE once no I/O is in flight.
 
-Python 3.11 looks a member up anew each time that it is reached through its class. Modules that do so
-for every operation in a step keep the members under names of their own.
+Python 3.11 repeats the lookup each time an enum member is reached through its class. Modules that use
+members for every operation in a step bind them to module-level names.
 """
 
 from enum import IntEnum
@@ -23,12 +23,12 @@ from ..errors import InternalError
 
 
 class _Numbered(IntEnum):
-    """Members are keys in every step: they hash as the numbers that they equal, not by name."""
+    """Enum whose members hash as ints instead of by name, because they are dict keys in every step."""
 
     __hash__ = int.__hash__
 
     word: str
-    """The name, kept because the property `name` looks it up anew each time."""
+    """The member's name, cached because the property `name` repeats a lookup on each access."""
 
     def __init__(self, number: int) -> None:
         del number
@@ -36,7 +36,7 @@ class _Numbered(IntEnum):
 
 
 class Kind(_Numbered):
-    """What an operation moves, and where to."""
+    """The data that an operation moves, with its source and destination tiers."""
 
     PREFETCH = 0
     """From storage (L3) to host memory (L2)."""
@@ -47,65 +47,65 @@ class Kind(_Numbered):
     PERSIST = 3
     """From host memory (L2) to storage (L3)."""
     RETRACT = 4
-    """From the device to host memory, with all that a request has of its own."""
+    """From the device to host memory, including all state private to a request."""
     RESUME = 5
-    """From host memory to the device, with all that a request had of its own."""
+    """From host memory to the device, including all state private to a request."""
     SERVE = 6
-    """From host memory to readers of other groups, for as long as they may read."""
+    """From host memory to readers of other groups, for as long as they are allowed to read."""
 
 
 class Phase(_Numbered):
-    """Where an operation stands, on every rank alike."""
+    """The phase of an operation, equal on every rank."""
 
     WAITING = 0
-    """It has not begun: it waits for its turn within a bound, in the order of ids."""
+    """Not started: the operation waits for capacity, in order of ids."""
     QUERY = 1
-    """The ranks look up what their stores have, and say how far it could be restored."""
+    """The ranks look up their stores and report how many pages they can restore."""
     RESTORABLE = 2
-    """The ranks differ in that, and look for a length that each of them can restore."""
+    """The ranks' answers differ, and the ranks search for a length that all of them can restore."""
     TRANSFER = 3
-    """The ranks read its pages into host memory."""
+    """The ranks read the operation's pages into host memory."""
     ISSUED = 4
-    """The ranks copy or write; it ends by watermark."""
+    """The ranks copy or write; a watermark marks completion."""
     QUIESCE = 5
-    """It has stopped; some pages wait until no rank's I/O touches them."""
+    """The operation has stopped; some pages wait until no rank has I/O in flight on them."""
     QUARANTINED = 6
-    """Quiet did not come in time; the pages stay out of use until it does."""
+    """I/O was still in flight at the quiesce deadline; the pages stay unusable until it finishes."""
     DONE = 7
-    """Nothing of it is left but its outcome."""
+    """The operation has finished; only its outcome remains."""
     SERVING = 8
-    """Others may read its pages, now and then, until it is stopped."""
+    """Other groups may read the operation's pages until it is stopped."""
 
 
 class Outcome(_Numbered):
-    """How an operation ended."""
+    """The result of an operation."""
 
     COMPLETE = 0
-    """Everything that was asked for was moved, on every rank."""
+    """All requested pages were moved on every rank."""
     PARTIAL = 1
-    """A prefix was moved, on every rank alike."""
+    """A prefix was moved, of the same length on every rank."""
     MISS = 2
-    """Some rank's store had nothing of it."""
+    """Some rank's store had none of the pages."""
     NO_ROOM = 3
-    """There was no host page to receive it."""
+    """No host page was free to receive the data."""
     FAILED = 4
-    """Some rank's copy or write failed or ran out of time."""
+    """Some rank's copy or write failed or timed out."""
     ABORTED = 5
-    """A command ended it before anything was moved."""
+    """A command stopped the operation before anything was moved."""
     EXPIRED = 6
-    """Its turn did not come in time."""
+    """The operation timed out while it waited for capacity."""
 
 
 class Queue(_Numbered):
-    """The watermark lanes: operations that end in order, one ticket each."""
+    """The watermark queues: operations that finish in order, with one ticket (queue position) each."""
 
     BACKUP = 0
     LOAD_BACK = 1
     PERSIST = 2
     QUIESCE = 3
-    """Operations in QUIESCE: ended means quiet, failed means that the deadline passed."""
+    """Operations in QUIESCE: finished means no I/O in flight, failed means that the deadline passed."""
     QUARANTINE = 4
-    """Operations in QUARANTINED: ended means quiet at last."""
+    """Operations in QUARANTINED: finished means that no I/O is in flight any more."""
 
 
 _STOPPED: dict[Phase, frozenset[Phase]] = {
@@ -135,15 +135,15 @@ TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
     },
     Kind.SERVE: {Phase.SERVING: frozenset({Phase.QUIESCE}), **_STOPPED},
 }
-"""The phases that may follow a phase. What is not listed cannot happen."""
+"""The phases that may follow each phase, by kind of operation. Any other transition is an error."""
 
 FIRST_PHASE: dict[Kind, Phase] = {kind: next(iter(phases)) for kind, phases in TRANSITIONS.items()}
-"""The phase in which an operation of each kind begins."""
+"""The initial phase of each kind of operation."""
 
 _NOWHERE: frozenset[Phase] = frozenset()
 
 
 def require_step(operation: int, kind: Kind, before: Phase, after: Phase) -> None:
-    """Raise `InternalError` unless an operation of a kind may go from one phase to another."""
+    """Raise `InternalError` unless an operation of a kind may move from phase `before` to `after`."""
     if after not in TRANSITIONS[kind].get(before, _NOWHERE):
         raise InternalError(f"{kind.word} {operation} cannot go from {before.word} to {after.word}")

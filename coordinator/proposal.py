@@ -1,10 +1,9 @@
-"""Proposals: changes that reach single ranks from outside, until all ranks have them (rule R14).
+"""Proposals: changes that an operator sends to every rank, applied once all ranks are ready (rule R14).
 
-Whoever wants the group to change tells every rank, at any time and in any order. A rank that was told
-*stages* the proposal: it prepares what the change needs, in the background, and says in each of its
-ballots what it has staged and how ready it is. Once all ranks have staged the same and are ready, a
-verdict makes it a command, in the same step on every rank. A proposal is known by its content: ranks
-that were told the same in one campaign or in two have staged the same.
+The sender sends a proposal to every rank, at any time and in any order. A rank that receives one
+*stages* it: the rank prepares the change in the background and reports digest and readiness in each
+ballot. Once all ranks have staged the same proposal and are ready, a verdict makes it a command, in the
+same step on every rank. Proposals are identified by content, so two deliveries of one change are equal.
 """
 
 from dataclasses import dataclass, field
@@ -17,48 +16,47 @@ class Change(IntEnum):
     """The changes that can be proposed."""
 
     DETACH = 0
-    """Use the store no more."""
+    """Stop using the store."""
     ATTACH = 1
-    """Use a store."""
+    """Start using a store."""
 
 
 class Readiness(IntEnum):
-    """How far a rank is with a proposal; a level, but that what was ready may be lost again."""
+    """A rank's progress with a proposal. The level may fall, because preparations can be lost again."""
 
     REFUSED = -1
-    """It cannot be done here."""
+    """This rank cannot apply the proposal."""
     UNSTAGED = 0
-    """This rank was not told of it, as far as it can say."""
+    """This rank has no record of receiving the proposal."""
     STAGED = 1
-    """It is being prepared."""
+    """This rank is preparing the change."""
     READY = 2
-    """It could be done in the next step."""
+    """This rank could apply the change in the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One change that was proposed."""
+    """One proposed change."""
 
     change: Change
     store: str = field(default="", repr=False)
-    """The URI of the store to attach, as it was given: the same text on every rank. It may have a
-    password in it."""
+    """The URI of the store to attach, as sent: the same text on every rank. May contain a password."""
 
     @property
     def digest(self) -> int:
-        """62 bits that stand for the proposal, never 0; `change_of` reads the change from them."""
+        """A 62-bit digest of the proposal, never 0; `change_of` decodes the change from it."""
         text = f"{self.change.name} {self.store!a}"
         return (xxhash.xxh3_64_intdigest(text.encode()) >> 3 | 1) << 1 | self.change
 
 
 def change_of(digest: int) -> Change:
-    """Return what a proposal changes, also one that this rank was not told of."""
+    """Return the change encoded in a proposal's digest, even if this rank lacks the proposal."""
     return Change(digest & 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The proposal that a rank has staged, as its ballot says."""
+    """The proposal that a rank has staged, as reported in its ballot."""
 
     proposal: int
     """The digest of the proposal."""

@@ -1,23 +1,23 @@
-"""Rounds: one collective per step, and what follows from it on every rank alike.
+"""Rounds: one collective per step, and its verdict, identical on every rank.
 
 The protocol. Every rule has a test that names it (`tests/coordinator/test_protocol.py`).
 
-P1  Every step launches exactly one collective, of one length, whatever is in flight. What a rank has
-    seen decides the contents of its lanes and never whether, when or how it votes.
-P2  A round is launched under a layout that replicated state determines. The layout is frozen at the
-    launch, and the verdict is read under that layout, whatever has happened in between. A verdict
-    names what is not as the one before said it; see `verdict`.
-P3  Depth 1: a step applies the verdict of the step before and then launches its own round. Depth 0:
-    a step launches its round, waits for it and applies it. Both are the same two halves, `open` and
-    `close`, in another order. At most one round is pending.
-P4  Every rank applies a round at the same step, whatever its speed: `close` waits for it, and the
-    wait has a deadline. After the deadline the epoch is over; nobody goes on alone.
+P1  Every step launches exactly one collective, of one length, whatever is in flight. A rank's local
+    progress sets the contents of its lanes, never whether, when or how it votes.
+P2  A round is launched under a layout that replicated state determines. The layout is frozen at launch,
+    and the verdict is read under that layout even if the state has changed since. A verdict names
+    only changes since the verdict before it; see `verdict`.
+P3  Depth 1: a step applies the verdict of the step before, then launches its own round. Depth 0: a step
+    launches its round, waits for it and applies it. Both depths use `open` and `close`, in different
+    order. At most one round is pending.
+P4  Every rank applies a round at the same step, whatever its speed: `close` waits for it, up to a
+    deadline. If the deadline passes, the epoch ends; no rank continues alone.
 P5  The header is read first. If the ranks differ in epoch, round, state digest or layout digest, the
     body is ignored and the epoch ends on every rank in this same round.
-P6  A rank that cannot go on says so in its ballot; the epoch ends on every rank in the same round.
-P7  Ballots are levels. A ballot says everything that is true so far, so that a vote which was
-    ignored is repeated by the next one.
-P8  After an epoch has ended, every call raises the same error again and reaches no collective.
+P6  A rank that must stop sets its health lane; the epoch ends on every rank in the same round.
+P7  Ballots are levels. A ballot reports everything that is true at the time, so the next ballot
+    repeats a vote that was ignored.
+P8  After an epoch has ended, every call raises the same error again and launches no collective.
 
 This module waits through its transport and reads no clock.
 """
@@ -41,7 +41,7 @@ from .seats import SeatTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
-"""How long the ranks may take to gather their flight recorders once they know that they differ."""
+"""Timeout for gathering the flight recorders after ranks diverged."""
 
 
 class Rounds:
@@ -56,11 +56,11 @@ class Rounds:
         recorder: Recorder,
         epoch: int,
     ) -> None:
-        """`epoch` is that of this start of the group, which all its ranks have and no other start."""
+        """Start rounds for `epoch`: equal on all ranks, and unique to this start of the group."""
         self.shape = shape
         self.epoch = epoch
         self.count = 0
-        """Rounds launched so far; the number of the last one."""
+        """The number of rounds launched, which is also the number of the last one."""
         self._collective = collective
         self._timeout_s = timeout_s
         self._recorder = recorder
@@ -82,7 +82,7 @@ class Rounds:
         ballot: Ballot,
         voter: Voter,
     ) -> None:
-        """Launch a round under a layout that is frozen from here on (P1, P2)."""
+        """Launch a round and freeze its layout (P1, P2)."""
         self.require_going()
         if self._launched is not None:
             raise UsageError("a round is pending already; close it first")
@@ -95,7 +95,7 @@ class Rounds:
         except (GroupError, InternalError) as error:
             self.end(error)
         except BaseException as error:
-            # Nobody knows how far the launch has come, and the others may have this rank's vote.
+            # The launch may have sent this rank's vote or not, so the epoch cannot continue.
             number, what = self.count + 1, type(error).__name__
             with suppress(PeerLost):
                 self.end(PeerLost(f"this rank was interrupted in round {number}: {what}"))
@@ -127,21 +127,21 @@ class Rounds:
         return self._verdicts.read(layout, folded)
 
     def hurry(self, timeout_s: float) -> None:
-        """Wait no longer than so long for a round from now on: this rank knows that it has to end."""
+        """Lower the timeout of all later waits to `timeout_s`, because this rank must stop soon."""
         self._timeout_s = min(self._timeout_s, timeout_s)
 
     def end(self, error: GroupError | InternalError) -> NoReturn:
         """End the epoch with an error, which every later call raises again (P8).
 
-        The error is one that this rank has met in a round, or that every rank concluded from a verdict.
+        This rank met the error in a round, or every rank derived it from a verdict.
         """
-        # Closing the transport at once lets ranks that wait for this one notice without a timeout.
+        # Close the transport at once, so that ranks waiting for this one notice without a timeout.
         self.ended_by, self._launched = error, None
         self._collective.close()
         raise error
 
     def require_going(self) -> None:
-        """Raise the error that has ended the epoch, if one has (P8)."""
+        """Raise the error that ended the epoch, if there is one (P8)."""
         if self.ended_by is not None:
-            # The one error is raised each time, and would keep all that it has passed through.
+            # Drop the traceback: the same error object is raised each time and would accumulate frames.
             raise self.ended_by.with_traceback(None)

@@ -1,8 +1,8 @@
-"""Settings: what a user may say, declared once with its bounds, and checked when it is made.
+"""Base classes for settings: each field is declared once with its bounds and checked on construction.
 
-A field's annotation is its check: `Annotated[int, Meta(ge=1)]`. `read_settings` reads what a user has
-written in JSON or in a URI. A wrong value is a `ConfigError` of one line that names the field by its
-path, the value, and what it must be.
+A field's annotation is its check: `Annotated[int, Meta(ge=1)]`. `read_settings` parses user input from
+JSON or a URI. A wrong value raises a one-line `ConfigError` that names the field by its path, the
+value, and the expected value.
 """
 
 import re
@@ -32,7 +32,7 @@ from msgspec import Meta
 from ..errors import ConfigError
 
 TIMEOUT_S_MAX: Final = 1e6
-"""Every wait is bounded: no timeout is longer than eleven days."""
+"""Upper bound of every timeout in seconds: about eleven days."""
 
 Text = Annotated[str, Meta(min_length=1)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -44,35 +44,35 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The base of settings: frozen, and checked against the annotations when they are made."""
+    """Base class of settings: frozen, and checked against the annotations on construction."""
 
     def __post_init__(self) -> None:
         for name, value in _checked(self, self._whose()):
             object.__setattr__(self, name, value)
 
     def _whose(self) -> str:
-        """Return what a message begins with, where settings of this kind have a name of their own."""
+        """Return the prefix of error messages; subclasses may override it."""
         return ""
 
 
 class TaggedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that stand in a union of kinds, checked as others are; each kind has a tag."""
+    """Settings that are one member of a tagged union, checked like `Settings`."""
 
     def __post_init__(self) -> None:
         for name, value in _checked(self, self._whose()):
             msgspec.structs.force_setattr(self, name, value)
 
     def _whose(self) -> str:
-        """See `Settings`."""
+        """Return the prefix of error messages, as in `Settings`."""
         return ""
 
 
 def read_settings(
     kind: type[SettingsT], given: object, where: str, *, strict: bool = True
 ) -> SettingsT:
-    """Return settings of which a user has given some by name, at the place that `where` names.
+    """Return settings built from the values that a user has given by name; `where` names their source.
 
-    With `strict=False` numbers and flags may be written as text, as in a URI.
+    With `strict=False`, numbers and flags may be written as text, as in a URI.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where} is {shown(given)}, must hold keys and values")
@@ -83,7 +83,7 @@ def read_settings(
 
 
 def part_of(settings: Settings, kind: type[Settings]) -> dict[str, Any]:
-    """Return the fields that settings have in common with their base `kind`, by name."""
+    """Return by name the fields that settings inherit from their base `kind`."""
     return {each.name: getattr(settings, each.name) for each in fields(kind)}
 
 
@@ -110,14 +110,14 @@ def _read(
 
 
 def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[str, object]]:
-    """Yield the fields that annotations check, as they are to be; `whose` begins a message."""
+    """Yield each annotated field with its converted value; `whose` prefixes error messages."""
     kind = type(settings)
     for name, hint in _kinds(kind).items():
         yield name, _converted(kind, name, getattr(settings, name), hint, whose)
 
 
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
-    """Return what each field may hold, by name."""
+    """Return the annotation of each field by name."""
     return _hints(cast("Any", kind))
 
 
@@ -130,14 +130,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a value may have, without what is annotated of them."""
+    """Return the member types of a union, or the one type, without `Annotated` metadata."""
     if get_origin(kind) in (Union, UnionType):
         return tuple(each for one in get_args(kind) for each in _choices(one))
     return (get_args(kind)[0] if get_origin(kind) is Annotated else kind,)
 
 
 def _settings_of(kind: Any) -> tuple[type[Settings], bool] | None:
-    """Return the settings that a field holds, and whether it holds many; None for other fields."""
+    """Return a field's settings class and whether the field holds a tuple of them, or None."""
     for each in _choices(kind):
         many = get_origin(each) is tuple
         inner = get_args(each)[0] if many else each
@@ -147,14 +147,14 @@ def _settings_of(kind: Any) -> tuple[type[Settings], bool] | None:
 
 
 def _values(kind: Any) -> tuple[object, ...]:
-    """Return the values of an enumeration or a literal type; none of anything else."""
+    """Return the values of an enumeration or a literal type; an empty tuple for any other type."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return tuple(each.value for each in kind)
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _records(kind: Any) -> Iterator[str]:
-    """Yield the names of the classes whose objects a user makes in Python, and gives to a field."""
+    """Yield the names of the classes that a user may instantiate in Python for a field."""
     if is_dataclass(kind) and not issubclass(cast("type", kind), Settings):
         yield cast("type", kind).__name__
     elif isinstance(kind, type) and issubclass(kind, TaggedSettings):
@@ -172,10 +172,10 @@ def _converted(
     *,
     strict: bool = True,
 ) -> object:
-    """Return a value as a field has it; raises `ConfigError` with the value and what it must be."""
+    """Return a value converted to its field's type; raises `ConfigError` if the value does not fit."""
     given = value
     if not isinstance(value, bool | Enum):
-        # Engines compute with numpy and torch. Not every array of these is one number, or has any.
+        # Accept numpy and torch scalars. An array that is not exactly one number stays as it is.
         with suppress(TypeError, RuntimeError):
             value = (float if isinstance(value, float) else index)(cast("Any", value))
     inner, many = _settings_of(kind) or (None, False)
@@ -184,7 +184,8 @@ def _converted(
         if inner is None or isinstance(part, str):
             return part
         if not isinstance(part, Mapping):
-            # msgspec takes whatever has an item for a map without keys, such as a range.
+            # msgspec accepts anything indexable, such as a range, as a mapping; replace it so that the
+            # check fails.
             return part if part is None or isinstance(part, inner) else object()
         return _read(inner, cast("Mapping[str, object]", part), f"{path}{name}.", strict=strict)
 
@@ -194,10 +195,10 @@ def _converted(
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         if isinstance(value, str):
-            value.encode(errors="surrogateescape")  # As names of files have it.
+            value.encode(errors="surrogateescape")  # Surrogates as in file names.
         return msgspec.convert(value, kind, strict=strict)
     except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
-        # msgspec takes an array for a map, and an array has no keys.
+        # msgspec raises `AttributeError` when an array is given for a mapping.
         hidden = issubclass(owner, Settings) and not next(
             each.repr for each in fields(owner) if each.name == name
         )
@@ -206,7 +207,7 @@ def _converted(
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: no lists and maps, and no URIs, which may have secrets in them."""
+    """Return a value as text for a message; omit lists, maps and URIs, which may contain secrets."""
     if isinstance(value, str) and "://" in value:
         return "a URI"
     if value is None or isinstance(value, str | int | float | bool):
@@ -231,7 +232,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 def _remedy(message: str, kind: Any) -> str:
-    """Return what a value must be, which msgspec has refused with this message."""
+    """Translate msgspec's error for a field into the expected value, such as "must be at least 1"."""
     said, _, at = message.partition(" - at `$")
     values = [str(each) for one in _choices(kind) for each in _values(one)]
     if values:

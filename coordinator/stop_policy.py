@@ -1,7 +1,7 @@
-"""Stop policies: how long a prefetch waits for storage, and how long the engine waits for it.
+"""Stop policies: how long a prefetch may read from storage, and whether the engine waits for it.
 
-Every policy is bounded: each has a deadline, measured by each rank's own executor, and the first
-rank that sees it pass stops all of them. What differs is what the engine waits for.
+Every policy has a deadline, measured by each rank's own executor. The first rank whose deadline passes
+stops the prefetch on all ranks. The policies differ in how long the engine holds the request.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class StopRule(StrEnum):
     """The three ways in which an engine may wait for a prefetch."""
 
     BEST_EFFORT = "best_effort"
-    """The request is scheduled as soon as there is room; what has landed by then is used."""
+    """Schedule the request as soon as there is room, and use the pages that have landed by then."""
     WAIT_COMPLETE = "wait_complete"
-    """The request waits until everything has landed or nothing more can."""
+    """Hold the request until all pages have landed or no more can land."""
     TIMEOUT = "timeout"
-    """As wait_complete, but no longer than a time that grows with the number of tokens."""
+    """Like wait_complete, with a deadline that grows with the number of tokens."""
 
 
 _TIMEOUT = StopRule.TIMEOUT
@@ -34,8 +34,8 @@ class StopPolicy(Settings):
     """A stop rule with its times.
 
     Under `timeout` a prefetch of n tokens may take `base_s + n / 1024 * per_ki_token_s`, at most
-    `cap_s`. The other two rules are bounded by `cap_s` alone. Too small a time wastes what was read;
-    too large a time lets a slow store delay a request that could have been computed.
+    `cap_s`. The other two rules are bounded by `cap_s` alone. Too short a timeout wastes completed
+    reads; too long a timeout lets a slow store delay a request that could have been computed.
     """
 
     rule: StopRule = StopRule.TIMEOUT
@@ -44,12 +44,12 @@ class StopPolicy(Settings):
     cap_s: StopTime = 30.0
 
     def timeout_s(self, tokens: int) -> float:
-        """Return how long a prefetch of `tokens` tokens may take."""
+        """Return the maximum duration of a prefetch of `tokens` tokens."""
         if self.rule is _TIMEOUT:
             return min(self.cap_s, self.base_s + tokens / 1024 * self.per_ki_token_s)
         return self.cap_s
 
     @property
     def engine_waits(self) -> bool:
-        """Whether the engine holds a request back while its prefetch runs."""
+        """Whether the engine holds a request while its prefetch runs."""
         return self.rule is not StopRule.BEST_EFFORT

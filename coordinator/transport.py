@@ -1,4 +1,4 @@
-"""The transports' names, apart from what carries rounds: settings and the command need no numpy."""
+"""Names of the transports, in a module without numpy so that settings can import it cheaply."""
 
 from enum import StrEnum
 
@@ -7,10 +7,10 @@ class Transport(StrEnum):
     """The transports that can carry the rounds."""
 
     AUTO = "auto"
-    """`shm` for ranks of one host, `hierarchical` where several share a host, otherwise `torch`."""
+    """`shm` on one host, `hierarchical` if several ranks share one of many hosts, else `torch`."""
     TORCH = "torch"
     """Gloo, through `torch.distributed`."""
     SHM = "shm"
-    """Shared memory; for ranks of one host."""
+    """Shared memory, for ranks of one host."""
     HIERARCHICAL = "hierarchical"
-    """Shared memory inside a host, gloo between one rank of each."""
+    """Shared memory inside a host, and gloo between one rank of each host."""

@@ -1,23 +1,22 @@
-"""Verdicts: what all ranks conclude from a folded vector, the same on every rank.
+"""Verdicts: the conclusions from a folded vector, identical on every rank.
 
-A verdict is read under the layout that was frozen when its round was launched. It carries no
-decision about pages or the tree: those follow from it in the replica.
+A verdict is read under the layout that was frozen when its round was launched. It carries no decision
+about pages or the tree: the replica derives those from it.
 
-It names only what is new: the seats and queues whose lanes, or whose meaning, are not those of the
-round before. That loses nothing, since the replica has applied the verdict before by the time a round
-is launched (P3), and applying the same again would change nothing:
+A verdict names only news: prefetch slots and queues whose lanes or meaning changed since the round
+before. Nothing is lost: the replica has applied the previous verdict by the time a round is launched
+(P3), and applying the same content twice would change nothing:
 
-- A seat. Either the verdict before was ignored or has moved its operation on, so that the seat has
-  another meaning by the launch: the operation has left it, or stands in another phase or under another
-  bound, and never comes back to those it had (TRANSITIONS; a bound only falls). Or it has changed
-  nothing but how much has landed, which is a level.
-- A queue. Its tickets leave from the front, and what the lanes before let go has left it. What stands
-  in front now had not ended by them, and was not the first that failed; what came later has a higher
-  ticket than any that they speak of.
+- A prefetch slot. If the previous verdict was ignored or advanced the operation, the slot has another
+  meaning at launch: the operation left it, or has another phase or bound, and never returns to an
+  earlier one (TRANSITIONS; a bound only falls). Otherwise the previous verdict changed only the number
+  of landed pages, which is a level.
+- A queue. Tickets leave from the front, and the tickets that the previous lanes settled have left. The
+  ticket now in front was neither finished nor the first failure in those lanes. Later tickets are
+  higher than any in those lanes.
 
-Nor does it name a seat from which nothing follows. While no rank saw a deadline pass, that is a lookup
-which some rank has not answered, and a transfer of which nothing has landed everywhere and of which
-everything may yet land.
+A verdict also omits slots without consequences. As long as no rank's deadline passed, these are: a
+lookup that some rank has not answered, and a transfer with no page landed on all ranks and no ceiling.
 """
 
 from collections.abc import Sequence
@@ -51,23 +50,23 @@ from .seats import COLUMNS, NOBODY, OPERATION, Seats, SeatTable
 
 
 class Found(NamedTuple):
-    """A prefetch in QUERY or RESTORABLE: how far the ranks can restore it, up to a bound.
+    """A prefetch in QUERY or RESTORABLE: how many pages the ranks can restore, up to a bound.
 
-    Where `pages` and `longest` are equal, every rank can restore that length, and none that is
-    longer and within the bound is common to all.
+    If `pages` equals `longest`, every rank can restore that length, and no longer length within the
+    bound is restorable on all ranks.
     """
 
     operation: int
     bound: int
-    """The longest length that the ranks were asked for."""
+    """The longest length, in pages, that the ranks were allowed to vote for."""
     pages: int | None
     """The smallest of the ranks' longest lengths; None while some rank has not answered."""
     shortest_rank: int | None
-    """The lowest rank that could restore no more than `pages`."""
+    """The lowest rank whose longest length is `pages`."""
     longest: int | None
-    """The largest of the ranks' longest lengths; None like `pages`."""
+    """The largest of the ranks' longest lengths; None while some rank has not answered."""
     expired_rank: int | None
-    """A rank that saw the deadline pass, or None."""
+    """A rank whose deadline passed, or None."""
 
 
 class Arrived(NamedTuple):
@@ -76,11 +75,11 @@ class Arrived(NamedTuple):
     operation: int
     pages: int
     ceiling: int | None
-    """No rank will ever see more than these land; None while no rank knows of a limit."""
+    """Upper bound on the pages that can land on all ranks; None while no rank reported one."""
     ceiling_rank: int | None
     """The lowest rank that set the ceiling."""
     expired_rank: int | None
-    """A rank that saw the deadline pass, or None."""
+    """A rank whose deadline passed, or None."""
 
 
 SeatVerdict = Found | Arrived
@@ -88,7 +87,7 @@ SeatVerdict = Found | Arrived
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
-    """A queue: every operation up to this ticket has ended well on every rank, but the first failed."""
+    """A queue's ticket through which all operations succeeded on every rank, and its first failure."""
 
     queue: Queue
     ended_through: int
@@ -98,62 +97,62 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """The proposal that ranks have staged, if any of them has staged one."""
+    """The proposal that ranks have staged, if any."""
 
     proposal: int
-    """The digest of the proposal; the smallest where ranks have staged several."""
+    """The digest of the proposal; the smallest digest if ranks have staged several."""
     differs: bool
-    """Some ranks have staged one proposal, and some another."""
+    """Whether ranks have staged different proposals."""
     readiness: Readiness
-    """How far the last of the ranks is with it."""
+    """The readiness of the rank that is furthest behind."""
     refused_rank: int | None
-    """The highest rank that cannot do it, or None."""
+    """The highest rank that refuses the proposal, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of one round, as far as it is news."""
+    """The outcome of one round, limited to changes since the round before."""
 
     round: int
     time_ms: int
-    """Agreed time: the smallest of the ranks' clocks."""
+    """Agreed time in milliseconds: the smallest of the ranks' clocks."""
     watermarks: tuple[Watermark, ...]
     """In the order of `Queue`."""
     seats: tuple[SeatVerdict, ...]
     """In the order of operations."""
     proposed: Proposed | None = None
     requests: int = 0
-    """How many requests in a row every rank that takes some has; 0 where none does."""
+    """Length of the gapless run of requests that every receiving rank has; 0 if none receives any."""
     newest: int = 0
-    """How many requests there are, as far as any rank knows."""
+    """The total number of requests that any rank knows of."""
 
 
 def unhealthy_rank(header: Sequence[int]) -> int | None:
-    """Return the highest rank that said in the folded header that it cannot go on, or None."""
+    """Return the highest rank that reported itself unhealthy in the folded header, or None."""
     return _marked_rank(header[HEALTH])
 
 
 _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
-"""Where the seats begin in a body, which is a vector without its header."""
+"""The offset of the prefetch slots in a body, which is a vector without its header."""
 
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
-"""How many bytes of a body belong to the queues."""
+"""The size of the queues' lanes in a body, in bytes."""
 
 _HEADER_BYTES = 8 * HEADER_LANES
 
 _BY_OPERATION = attrgetter("operation")
 
 _TRANSFER = int(Phase.TRANSFER)
-"""The phase as it stands in a row of the table of seats."""
+"""The phase as it is encoded in a row of the table of prefetch slots."""
 
 
 class Verdicts:
-    """Reads the rounds of one epoch, each once, in their order. Keeps no view of a vector."""
+    """Reads the rounds of one epoch, each once and in order. Keeps no view of a vector."""
 
     def __init__(self, shape: BallotShape) -> None:
         self._world_size = shape.world_size
         self._seats: SeatTable = Seats(shape.seats).freeze()
-        # No lane is ever so low, so the first round is all news.
+        # No real lane is this low, so the first round counts as changed in every lane.
         lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
         self._body = lowest[HEADER_LANES:].tobytes()
 
@@ -201,11 +200,11 @@ class Verdicts:
         seats = differing.nonzero()[0]
         if not seats.size:
             return ()
-        # One row at a time, since an array of rows is made while other threads run, and the engine's
-        # would have to wait until they let it go on.
+        # Read one row at a time: indexing with an array releases the GIL, and the engine's thread would
+        # have to wait to reacquire it.
         rows: list[list[int]] = [table.rows[seat].tolist() for seat in seats]
         votes: list[list[int]] = [lanes[at : at + SEAT_LANES].tolist() for at in seats * SEAT_LANES]
-        # In this order the lanes are how far it has come, what is known of its end, and a deadline.
+        # The lanes are, in order: the level, its limit, and a rank whose deadline passed.
         verdicts = [
             self._read_seat(row, vote)
             for row, vote in zip(rows, votes, strict=True)
@@ -228,7 +227,7 @@ class Verdicts:
 
 
 def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.bool_]:
-    """Say of each group of `width` values whether they are others than before."""
+    """Return, for each group of `width` values, whether any value changed."""
     groups = np.zeros(len(values) // width, dtype=np.bool_)
     groups[(values != before).nonzero()[0] // width] = True
     return groups

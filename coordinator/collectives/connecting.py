@@ -1,4 +1,4 @@
-"""The choice of the transport of a group, by the hosts that its ranks are on."""
+"""Selects the transport of a group from the hosts of its ranks."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ log = logging.getLogger("lockstep")
 _WANTED: Final[Codec[tuple[Transport, int, HostIdentity]]] = Codec(
     tuple[Transport, int, HostIdentity]
 )
-"""The transport that a rank wants, its number of lanes, and its host."""
+"""The transport that a rank is configured with, its number of lanes, and its host."""
 _SHARING: dict[Transport, type[SharedMemoryCollective]] = {
     Transport.SHM: SharedMemoryCollective,
     Transport.HIERARCHICAL: HierarchicalCollective,
@@ -34,11 +34,11 @@ def connect(
 ) -> Collective:
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
-    Collective over the group, which belongs to the transport from now on. Where `auto` would share
-    memory and a rank cannot, all use `torch`. Its `transport` says which it is and why, and rank 0
-    logs that. Raises the same `ConfigError` on every rank, and closes the group, if the one that is
-    wanted by name cannot be had. Ranks that want different things use `torch`, over which the
-    bootstrap will name the difference. `host` is where this rank says that it is.
+    Collective over the group, which the transport owns from now on. If `auto` selects shared memory and
+    a rank cannot share memory, all ranks use `torch`. The result's `transport` names the choice and the
+    reason, and rank 0 logs both. If a transport configured by name is unavailable, the group is closed
+    and every rank raises the same `ConfigError`. Ranks with different configurations use `torch`, so
+    that the bootstrap can report the difference. `host` overrides the detected host of this rank.
     """
     here = host or HostIdentity.here()
     try:
@@ -82,7 +82,7 @@ def _connect(
 
 
 def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
-    """Return what `auto` means for ranks on these hosts, and why."""
+    """Return the transport that `auto` selects for ranks on these hosts, and the reason."""
     ranks = sum(len(each) for each in hosts)
     if ranks == 1:
         return Transport.SHM, "there is one rank"

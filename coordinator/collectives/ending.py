@@ -1,7 +1,7 @@
-"""The end of a group that shares memory: one word, from which every rank reads the same error.
+"""The ending (terminal error) of a group with shared memory, published as one word to all ranks.
 
-Whoever learns first why the group cannot go on writes the word; the others adopt it. So all ranks
-tell one story, however they notice it: by a deadline, by a process that is gone, or by the word.
+The first rank to detect that the group cannot continue writes the word; the others adopt it. All ranks
+therefore raise the same error, whether they noticed a deadline, a dead process, or the word.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from ...errors import CollectiveTimeout, GroupError, InternalError, PeerLost
 
 _RANK_BITS = 20
 _ROUND_BITS = 40
-"""Enough for a thousand rounds a second over 34 years."""
+"""Enough bits for a thousand rounds a second over 34 years."""
 
 
 class EndingCause(IntEnum):
-    """Why no further round can come about."""
+    """The reason why no further round can complete."""
 
     LEFT = 1
     """A rank has closed its transport."""
     LOST = 2
     """A rank's process has ended."""
     LATE = 3
-    """A rank did not come within the deadline."""
+    """A rank did not join a round before the deadline."""
     LOST_ELSEWHERE = 4
-    """Some rank of another host is gone."""
+    """Some rank on another host is gone."""
     LATE_ELSEWHERE = 5
-    """No word came from the other hosts within the deadline."""
+    """The other hosts sent nothing before the deadline."""
     FAILED = 6
-    """A rank that speaks for its host has met an error of its own."""
+    """The host's leader rank, which exchanges rounds with other hosts, failed with an error."""
     DAMAGED = 7
-    """What a rank wrote is not what the others read."""
+    """The lanes that a rank wrote fail their checksum."""
 
 
 _WORDS: dict[EndingCause, str] = {
@@ -48,22 +48,22 @@ _WORDS: dict[EndingCause, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a group."""
+    """The cause of a group's end, a rank, and the last valid round."""
 
     cause: EndingCause
     rank: int
-    """The rank, in the whole group, that has caused it, or that tells of a cause elsewhere."""
+    """The group-wide rank that caused the ending or, for a cause on another host, that reported it."""
     last_round: int
-    """The last round that may still come about; every later one raises `error`."""
+    """The last round that may still complete; every later one raises `error`."""
 
     @property
     def word(self) -> int:
-        """The ending as a positive number of 63 bits."""
+        """The ending encoded as a positive 63-bit number."""
         return (self.cause << _RANK_BITS | self.rank) << _ROUND_BITS | self.last_round
 
     @classmethod
     def of(cls, word: int) -> "Ending":
-        """Return the ending that a word stands for; raises `InternalError` if it is none."""
+        """Return the ending that a word encodes; raises `InternalError` for an invalid word."""
         cause_and_rank, last_round = word >> _ROUND_BITS, word & ((1 << _ROUND_BITS) - 1)
         try:
             cause = EndingCause(cause_and_rank >> _RANK_BITS)
@@ -73,7 +73,7 @@ class Ending:
 
     @property
     def error(self) -> GroupError:
-        """A new error that says what has happened, in the same words on every rank."""
+        """A new exception for this ending, with the same text on every rank."""
         text = _WORDS[self.cause].format(self.rank, self.last_round + 1)
         if self.cause in (EndingCause.LATE, EndingCause.LATE_ELSEWHERE):
             return CollectiveTimeout(text)

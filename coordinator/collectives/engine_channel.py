@@ -1,12 +1,12 @@
-"""The engine's own channel as a transport: for an engine with one scheduler and a worker for each rank.
+"""The engine's own channel as a transport, for an engine with one scheduler and one worker per rank.
 
-The replica lives in the scheduler's process, beside no rank at all. What it launches a round with is
-only the round's header, which travels to the workers with the engine's own orders for a step; each
-worker fills its ballot, and the engine brings the ballots back with the outputs of that step, folded on
-the way. Nothing here sends or waits: the engine does, and its own deadlines hold (rule R10).
+The replica lives in the scheduler's process, which is not a rank. The scheduler launches a round by
+adding the round's header to the engine's step message. Each worker fills its ballot, and the engine
+returns the ballots with the step's outputs, folded on the way. This module sends nothing and waits for
+nothing: the engine does both, under its deadlines (rule R10).
 
-The engine may leave workers out whose output it takes for empty. A fold that lacks a rank is no round:
-it is asked for again, which changes nothing, since ballots are levels (rule R13).
+The engine may drop the output of workers whose output looks empty. A fold without every rank is not a
+verdict, and the round is requested again. Repeating is safe because ballots are levels (rule R13).
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from ..lanes import ROUND
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedBallots:
-    """The ballots of some ranks in one round, folded."""
+    """The folded ballots of some ranks in one round."""
 
     round: int
     ranks: int
-    """The ranks whose ballots are in it: bit r stands for rank r."""
+    """A bit mask of the ranks whose ballots are included: bit r is rank r."""
     lanes: Vector
 
     def joined(self, other: "FoldedBallots") -> "FoldedBallots":
-        """Return the fold of both, of which the order does not matter.
+        """Return the fold of both; the order does not matter.
 
-        Raises `InternalError` for ballots of two rounds: ranks that are in different rounds have been
-        told different things.
+        Raises `InternalError` for ballots of different rounds, because the ranks then received
+        different step messages.
         """
         if self.round != other.round:
             raise InternalError(
@@ -43,7 +43,7 @@ class FoldedBallots:
 
 
 class EngineChannel:
-    """The decider's end of the channel; see `Collective`. It is no rank, and has no vote."""
+    """The scheduler's end of the channel; see `Collective`. It is not a rank and has no vote."""
 
     transport: str = "engine"
     rank = 0
@@ -53,19 +53,19 @@ class EngineChannel:
         self.launches = 0
         self._all = (1 << world_size) - 1
         self._asked: int | None = None
-        """The number of the round that was launched and has not been waited for."""
+        """The number of the round that was launched and not yet waited for."""
         self._arrived: Vector | None = None
         self.asks_again = False
-        """Whether the pending round has to be asked for again, since a rank's ballot was left out."""
+        """Whether the pending round must be requested again because a rank's ballot is missing."""
         self._closed = False
 
     @property
     def answered(self) -> bool:
-        """Whether no round is pending, or its ballots are all here, so that waiting takes no time."""
+        """Whether `wait` would return at once: no round is pending, or all ballots have arrived."""
         return self._asked is None or self._arrived is not None
 
     def launch(self, lanes: Vector) -> "EngineChannel":
-        """Note that a round is under way; see `Collective`. The lanes themselves are not sent."""
+        """Record that a round is in flight; see `Collective`. The lanes are not sent from here."""
         if self._closed:
             raise PeerLost("the cache has left its workers")
         self.launches += 1
@@ -73,7 +73,7 @@ class EngineChannel:
         return self
 
     def deliver(self, ballots: FoldedBallots) -> None:
-        """Take what the engine has brought of a round. Ballots of one that is over change nothing."""
+        """Accept ballots that the engine returned. Ballots of a finished round are ignored."""
         if self._asked is None or ballots.round < self._asked or self._arrived is not None:
             return
         if ballots.round > self._asked:
@@ -86,7 +86,7 @@ class EngineChannel:
             self.asks_again = True
 
     def wait(self, timeout_s: float) -> Vector:  # noqa: ARG002 - nothing is waited for.
-        """Return the fold, which has been delivered; see `PendingRound`."""
+        """Return the fold delivered earlier; see `PendingRound`."""
         arrived, number = self._arrived, self._asked
         if self._closed:
             raise PeerLost("the cache has left its workers")
@@ -96,11 +96,11 @@ class EngineChannel:
         return arrived
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:  # noqa: ARG002
-        """There is nobody to gather from: the workers have compared everything when they started."""
+        """Raise `UsageError`: the workers compared their settings at start-up."""
         raise UsageError("an engine's own channel gathers nothing")
 
     def common_store(self, name: str) -> CommonStore:  # noqa: ARG002
-        """There is nobody to share a store with."""
+        """Raise `UsageError`: this channel has no store."""
         raise UsageError("an engine's own channel has no store")
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Sleeping on a word of shared memory until another process changes it (futex(2), Linux).
+"""Sleep on a word of shared memory until another process changes it (futex(2), Linux).
 
-No lock and no handle: the kernel compares the word and puts the caller to sleep in one step, so that
-a change just before the sleep is not missed, and a process that dies leaves nothing behind.
+A futex needs no lock and no handle. The kernel compares the word and puts the caller to sleep
+atomically, so a change just before the sleep is not missed. A process that dies leaves nothing to clean
+up.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ from functools import partial
 from ...errors import ConfigError
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98}
-"""The number of the system call by machine, as `uname` names it."""
+"""The number of the system call, by machine name as in `uname`."""
 
 _WAIT, _WAKE = 0, 1
 
@@ -25,10 +26,10 @@ class _Duration(ctypes.Structure):
 
 
 class Futex:
-    """The two calls. Addresses are those of aligned 32-bit words in memory that processes share."""
+    """Futex sleep and wake. Addresses are those of aligned 32-bit words in shared memory."""
 
     def __init__(self) -> None:
-        """Raises `ConfigError` where the system has no futex that this module knows."""
+        """Load the system call. Raises `ConfigError` if this system has no supported futex."""
         number = _SYSCALLS.get(platform.machine())
         if sys.platform != "linux" or number is None:
             raise ConfigError(
@@ -36,15 +37,15 @@ class Futex:
                 " use the transport torch"
             )
         self._number = ctypes.c_long(number)
-        # A sleep must let other threads of the process run. A wake is over in a microsecond, and
-        # would take longer if it had to get the interpreter back.
+        # CDLL releases the GIL during a sleep. PyDLL keeps it during a wake, because a wake takes about
+        # a microsecond and reacquiring the GIL would take longer.
         self._sleep = ctypes.CDLL(None).syscall
         self._wake = ctypes.PyDLL(None).syscall
 
     def sleep(self, address: int, expected: int, timeout_s: float) -> None:
-        """Sleep while the word at `address` is `expected` (32 bits, unsigned), for `timeout_s` at most.
+        """Sleep while the word at `address` equals `expected` (32 bits, unsigned), at most `timeout_s`.
 
-        May return early for no reason; the caller looks again.
+        May return early; the caller must check the word again.
         """
         nanoseconds = max(0, int(timeout_s * 1e9))
         duration = _Duration(*divmod(nanoseconds, 1_000_000_000))
@@ -57,7 +58,7 @@ class Futex:
         )
 
     def waker(self, address: int) -> Callable[[], object]:
-        """Return a call that wakes everybody who sleeps on the word at `address`."""
+        """Return a callable that wakes every process sleeping on the word at `address`."""
         return partial(
             self._wake,
             self._number,

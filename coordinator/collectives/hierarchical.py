@@ -1,23 +1,23 @@
-"""The transport for ranks of several hosts: shared memory inside a host, one rank of each between them.
+"""Transport for ranks on several hosts: shared memory inside a host, gloo between one leader of each.
 
-In the first rank of each host a courier waits until all ranks of its host have written their lanes,
-folds them, exchanges the result with the other couriers, and writes what all hosts came to into a
-cell of its own, where every rank of the host finds it. So a host takes part with one vector, however
-many ranks it has, and a pipelined round comes back while its ranks compute.
+The first rank of each host is its leader. The leader's courier thread waits until all ranks of the host
+have written their lanes, folds them, exchanges the result with the other couriers, and writes the
+global fold into a cell that all ranks of the host read. Each host thus sends one vector, whatever its
+number of ranks, and a pipelined round completes while the ranks compute.
 
-How a host's group has ended travels in one lane more, so that ranks of other hosts raise the same
-error: a courier whose host has ended joins the next exchange with the news instead of lanes.
+One additional lane carries the ending of a host's group, so that ranks of other hosts raise the same
+error: a courier whose host has ended joins the next exchange with the ending instead of lanes.
 
-Two things no protocol can help, and neither does harm, since the epoch is over on every rank at most
-one round later, and no rank goes on from where it was:
+Two cases are unavoidable but harmless, because the epoch ends on every rank at most one round later and
+no rank continues:
 
-- A courier that dies, stops or closes after an exchange and before it has written the result leaves
-  its host without a round that the other hosts have. Those end in the round after it.
-- Only a courier can tell the other hosts which rank was lost. Of its own rank they say that one of
-  another host was.
+- A courier that dies, stops or closes between an exchange and writing its result leaves its host
+  without a round that the other hosts have. Those hosts end in the next round.
+- Only a courier can report to other hosts which rank was lost. If the courier's rank itself is lost,
+  the other hosts report only that a rank of another host is gone.
 
-A process that a host's first rank has forked holds gloo's connections open. If that rank dies, its
-own host notices at once, and the others at their deadlines.
+A child process forked from a leader keeps gloo's connections open. If that leader dies, its own host
+notices at once, but the other hosts only at their deadlines.
 """
 
 import logging
@@ -42,18 +42,23 @@ from .shared_memory import (
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
-"""How much longer than its deadline a host waits for the others, if all its own ranks have come: one
-of those may be about to say which rank was late."""
+"""Extra time beyond its deadline that a host waits for the others once all its own ranks have joined.
+
+Within that time another host may still report which of its ranks was late.
+"""
 
 _JOIN_S = 1.0
-"""How long `close` waits for the courier, which checks for it many times within that."""
+"""How long `close` waits for the courier thread, which checks for closing many times in that period."""
 
 _NEWS_GO_S = 0.1
-"""How long `close` waits until the other couriers have the news. Those that wait for an exchange get it
-at once; the group of an exchange that is left pending would have to be kept."""
+"""How long `close` waits for the other couriers to receive the ending.
+
+Couriers that wait in an exchange receive it at once. A group with a pending exchange could not be
+destroyed.
+"""
 
 _NOTHING = np.iinfo(np.int64).max
-"""A lane that is never the minimum."""
+"""A lane value that never wins the MIN."""
 
 log = logging.getLogger("lockstep")
 
@@ -62,7 +67,7 @@ class HierarchicalCollective(SharedMemoryCollective):
     """The rounds of a group whose ranks are on several hosts; see `Collective`."""
 
     def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
-        """Use `create`. The first rank of a host has the courier."""
+        """Use `create`. `courier` is None except on the first rank of a host."""
         said_by = len(host.ranks)
         result = host.cells.span(said_by, said_by + 1)
         super().__init__(group, host, Transport.HIERARCHICAL, result, NEWS_S)
@@ -74,11 +79,11 @@ class HierarchicalCollective(SharedMemoryCollective):
     ) -> Self:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
-        Collective over `group`, which is used to meet, and later for gatherings, and is closed with
-        this transport. `timeout_s` bounds the meeting, and each exchange between hosts, so it must not
-        be less than what a round may take. The transport ends with the main thread of each host's
-        first rank, whichever thread uses it. Raises the same `ConfigError` on every rank if
-        the ranks of some host cannot share memory; the group is as it was then.
+        Collective over `group`, which serves start-up and later gathers, and is closed with this
+        transport. `timeout_s` bounds start-up and each exchange between hosts, so it must be at least
+        the round timeout. The transport ends with the main thread of each host's first rank, whichever
+        thread uses it. If the ranks of some host cannot share memory, every rank raises the same
+        `ConfigError` and `group` is unchanged.
         """
         hosts = ranks_by_host(identities)
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
@@ -89,7 +94,7 @@ class HierarchicalCollective(SharedMemoryCollective):
                 leaders = [ranks[0] for ranks in hosts]
                 between = TorchCollective.among(leaders, group.rank, name, timeout_s=timeout_s)
                 courier = _Courier(host, between, group.rank)
-            # Nobody goes on before the hosts are connected.
+            # All ranks wait here until the hosts are connected.
             group.gather(b"", timeout_s)
         except BaseException:
             if courier is not None:
@@ -99,7 +104,7 @@ class HierarchicalCollective(SharedMemoryCollective):
         return cls(group, host, courier)
 
     def leave(self, host: HostGroup) -> None:
-        """See `SharedMemoryCollective`. A courier knows which round was the last that all have."""
+        """End the group for the other ranks. A courier knows the last round that all hosts have."""
         if self._courier is None:
             super().leave(host)
         else:
@@ -107,9 +112,9 @@ class HierarchicalCollective(SharedMemoryCollective):
 
 
 class _Courier:
-    """Speaks for a host: a thread of its first rank, which ends with that rank's main thread.
+    """A thread of a host's first rank that exchanges the host's rounds with the other hosts.
 
-    It ends when the group does, and does not wait for that to be read.
+    The thread exits when the group ends or when the rank's main thread exits.
     """
 
     def __init__(self, host: HostGroup, between: TorchCollective, rank: int) -> None:
@@ -117,12 +122,12 @@ class _Courier:
         self._between = between
         self._rank = rank
         self._closing = False
-        # No daemon: one that is in torch when the interpreter ends would abort the process.
+        # Not a daemon thread: if it is inside torch at interpreter shutdown, the process aborts.
         self._thread = threading.Thread(target=self._run, name="lockstep-courier")
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the group: end the thread, which tells the others, and the exchange between hosts."""
+        """Stop the thread, which reports the ending to the other hosts, and close the gloo group."""
         self._closing = True
         try:
             self._host.cells.wake_all()
@@ -140,7 +145,7 @@ class _Courier:
             self._host.end(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)
         except GroupError:
             self._host.end(EndingCause.LOST_ELSEWHERE, self._rank, number - 1)
-            # Gloo does not pass the news on: whoever hears of it closes its connections, too.
+            # Gloo does not propagate a failure, so each courier that sees one closes its connections.
             self._between.close()
         except BaseException:
             log.exception("the courier of rank %d failed in round %d", self._rank, number)
@@ -148,14 +153,15 @@ class _Courier:
             self._between.close()
 
     def _carry(self, number: int) -> bool:
-        """Bring one round about; False if none will follow."""
+        """Complete one round; return False if no more rounds will follow."""
         host, lanes = self._host, self._host.cells.lanes
         said = np.full(lanes + 1, _NOTHING)
         folded = self._gather(number)
         if folded is None:
             ended = host.ended_before(number)
             if ended is not None:
-                # The last exchange. The others may come to it later, also when this thread is gone.
+                # The last exchange. Other couriers may join it later, even after this thread has
+                # exited.
                 said[lanes] = -ended.word
                 self._between.launch(said)
             return False
@@ -173,7 +179,7 @@ class _Courier:
         return True
 
     def _gather(self, number: int) -> Vector | None:
-        """Wait for the fold of what this host's ranks say in a round; None if it is over."""
+        """Wait for the fold of this host's ranks in a round; return None if the round is over."""
         host = self._host
         while not self._over(number):
             folded = host.look(host.here, number, SLICE_S)
@@ -182,9 +188,9 @@ class _Courier:
         return None
 
     def _over(self, number: int) -> bool:
-        """Say whether this round will not come about any more; leave if this rank is closing.
+        """Return whether this round can no longer complete; end the group if this rank is closing.
 
-        A rank whose main thread has ended launches no more rounds, and counts as closing.
+        A rank whose main thread has exited launches no more rounds and counts as closing.
         """
         if self._closing or not threading.main_thread().is_alive():
             self._host.end(EndingCause.LEFT, self._rank, number - 1)

@@ -1,8 +1,8 @@
-"""The process that made an object, told apart from the processes that were forked from it.
+"""Detects whether code runs in the process that created an object or in one forked from it.
 
-A forked child has a copy of its parent's memory, shares its files, its sockets and what it shares with
-other ranks, and has none of its threads. So what a child did with a transport or a cache that it has
-inherited would be done to the parent's group, and a wait for one of their threads would never end.
+A forked child has a copy of its parent's memory, shares its files, sockets and shared memory, and has
+none of its threads. If the child used an inherited transport or cache, it would act on the parent's
+group, and a wait for one of the parent's threads would never return.
 """
 
 import os
@@ -10,7 +10,7 @@ import os
 from ...errors import UsageError
 
 _forks = 0
-"""How many forks lie between this process and the one that imported this module."""
+"""The number of forks between the process that imported this module and this process."""
 
 
 def _count_fork() -> None:
@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class HomeProcess:
-    """The process that has made this object."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -30,11 +30,11 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, and none that was forked from it. Costs no system call."""
+        """Whether this process created the object and is not forked from it. Makes no system call."""
         return _forks == self._forks
 
     def require_here(self) -> None:
-        """Raise `UsageError` in a process that was forked."""
+        """Raise `UsageError` in a forked process."""
         if _forks != self._forks:
             raise UsageError(
                 f"this process was forked from process {self._pid}, which alone has a part in its"

@@ -1,7 +1,7 @@
-"""The in-process transport: ranks that are threads, or the turns of one thread, of one process.
+"""The in-process transport: all ranks are threads of one process, or take turns in one thread.
 
-It is the reference for what a round means, for tests and for simulation. In a single thread every
-rank launches before any rank waits, so that no wait ever blocks.
+It is the reference implementation of a round, for tests and simulation. In a single thread every rank
+launches before any rank waits, so no wait blocks.
 """
 
 import threading
@@ -14,14 +14,14 @@ from ..lanes import fold
 
 @dataclass(slots=True)
 class _Exchange:
-    """One round or gathering: what ranks have given so far, and how many have received it all."""
+    """One round or gather: the values that ranks contributed, and how many ranks have received all."""
 
     given: dict[int, Vector | bytes] = field(default_factory=dict[int, Vector | bytes])
     received: int = 0
 
 
 class InProcessGroup:
-    """`world_size` ranks that exchange vectors through this object's memory."""
+    """A group of `world_size` ranks that exchange vectors through this object's memory."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -29,7 +29,7 @@ class InProcessGroup:
         self._exchanges: dict[tuple[str, int], _Exchange] = {}
         self._gone: set[int] = set()
         self.values: dict[str, bytes] = {}
-        """The values of every store of this group; see `Collective.common_store`."""
+        """The values of all stores of this group; see `Collective.common_store`."""
 
     def member(self, rank: int) -> "InProcessCollective":
         """Return the transport of one rank. Call once for each rank."""
@@ -38,7 +38,7 @@ class InProcessGroup:
         return InProcessCollective(self, rank)
 
     def give(self, key: tuple[str, int], rank: int, value: Vector | bytes) -> None:
-        """Add what `rank` brings to the exchange `key`."""
+        """Contribute the value of `rank` to the exchange `key`."""
         with self._changed:
             if rank in self._gone:
                 raise PeerLost(f"rank {rank} has left the group")
@@ -46,7 +46,7 @@ class InProcessGroup:
             self._changed.notify_all()
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait until all ranks have given, and return what they gave, by rank."""
+        """Wait until all ranks have contributed, and return their values in order of rank."""
         with self._changed:
             exchange = self._exchanges[key]
 
@@ -70,17 +70,17 @@ class InProcessGroup:
             return [exchange.given[rank] for rank in range(self.world_size)]
 
     def leave(self, rank: int) -> None:
-        """Let every exchange that `rank` has not yet joined fail for the others."""
+        """Fail, for the other ranks, every exchange that `rank` has not joined."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
 
 
 class MemoryStore:
-    """A store for one process; see `CommonStore`."""
+    """A store within one process; see `CommonStore`."""
 
     def __init__(self, values: dict[str, bytes], name: str = "") -> None:
-        """`values` is where the store keeps its values; stores of other names may share it."""
+        """Keep the values in `values`, which stores with other names may share."""
         self._values = values
         self._name = name
 
@@ -95,7 +95,7 @@ class MemoryStore:
 
 
 class InProcessCollective:
-    """One rank's side of an `InProcessGroup`; see `Collective`. It is its own pending round."""
+    """One rank's side of an `InProcessGroup`; see `Collective`. Also serves as its pending round."""
 
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
@@ -122,7 +122,7 @@ class InProcessCollective:
         return [each for each in self.receive(key, timeout_s) if isinstance(each, bytes)]
 
     def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
-        """Wait for an exchange; if it fails, so does every later call."""
+        """Wait for an exchange; after a failure every later call raises the same error."""
         try:
             return self._group.receive(key, timeout_s)
         except GroupError as error:

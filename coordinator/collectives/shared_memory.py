@@ -1,28 +1,27 @@
-"""The transport for ranks of one host: each writes its lanes to shared memory and folds those of all.
+"""Transport for ranks of one host: each writes its lanes to shared memory and folds all lanes.
 
-It sends no message, and its only system call is the one that wakes a sleeper. Rounds that a rank has
-launched come back without its help, so a pipelined one is there when it is asked for.
+It sends no messages; its only system call besides waiting is the futex wake. A launched round completes
+without further action of the rank, so a pipelined round is ready when the rank asks for its result.
 
-The memory is a file without a name (memfd), readable by this user alone, which the other ranks open
-through the process that made it. It is gone when the last process that maps it is: however they end,
-there is nothing to clean up. It has a cell for each writer and each of two rounds:
+The memory is an anonymous file (memfd) readable only by this user. Other ranks open it through /proc of
+the process that created it. The kernel frees it when the last process that maps it exits, so no
+clean-up is needed. There is a cell for each writer and each of two rounds:
 
     header    magic, writers, lanes, ending; padded to a cache line
     cells     [round % 2][writer]: round number, checksum, padding; the lanes, padded
 
-Two rounds are enough: nobody writes round k + 2 before it has read round k + 1 of all, and so nobody
-does while another still reads round k. A cell is written from the back: lanes, checksum, number. Its
-checksum is seeded with the number and checked over a copy, so that a reader never takes part of one
-round for another, in whatever order a processor lets it see the writes.
+Two rounds suffice: a rank writes round k + 2 only after it has read round k + 1 of all ranks, so no
+rank still reads round k. A cell is written in the order lanes, checksum, number. The checksum is seeded
+with the number and verified on a copy, so a reader never mixes two rounds, whatever the memory
+ordering.
 
-A rank that waits looks a few times, since the others are mostly there, and then sleeps until the one
-it misses has written. In between it looks for an ending that somebody else has found, for a process
-that is gone, and at its deadline.
+A waiting rank first polls, because the others have usually written, and then sleeps until the missing
+rank writes. Between sleeps it checks for an ending set by another rank, a dead process, and its
+deadline.
 
-A process that is gone ends the group in the first round that it has not come to, so no rank has that
-round. A deadline cannot be so exact: a rank that comes in the moment in which another gives up on it
-may find the round complete, as may a third. They raise the same error in the next round, and the
-epoch is over on every rank.
+A dead process ends the group in the first round that the process did not join, so no rank has that
+round. A deadline is less exact: if a rank joins just as another times out, some ranks may complete the
+round. Those ranks raise the same error in the next round, so the epoch ends on every rank.
 """
 
 import fcntl
@@ -51,24 +50,29 @@ from .futex import Futex
 from .home_process import HomeProcess
 
 SLICE_S = 0.05
-"""The longest sleep. Events that wake nobody, such as the death of a process, are noticed this late; so
-is Ctrl-C, which Python handles between calls."""
+"""The longest sleep, in seconds.
+
+Events without a wake-up (a process death, or Ctrl-C, which Python handles between calls) wait this
+long.
+"""
 
 _LOOKS = 100
-"""How often a rank looks before it sleeps, in all some 50 us. In between it gives way: the one that it
-waits for may need this core."""
+"""The number of polls before a rank sleeps, about 50 us in total.
+
+The rank yields the core between polls, because the rank that it waits for may need that core.
+"""
 
 _SEEN_S = 0.001
-"""The shortest pause. Every processor sees long before what another one has written."""
+"""The shortest sleep, much longer than a write takes to become visible on another core."""
 
 _MEMORY: Final[Codec[tuple[int, int]]] = Codec(tuple[int, int])
-"""The id of a process, and its descriptor of the memory; -1 if it has none."""
+"""A process id and the process's file descriptor of the memory; -1 if the process has none."""
 
 _CLAIM_S = 1.0
-"""How long to wait for another rank of the host that is writing down the ending, too."""
+"""How long to wait for the lock while another rank of the host writes the ending."""
 
 _LOOK_S = 0.0001
-"""How long to sleep between two looks at something that wakes nobody when it changes."""
+"""The polling interval for changes that cause no wake-up."""
 
 _LINE = 8
 """Words in a cache line. No two ranks write to the same line."""
@@ -76,28 +80,27 @@ _LINE = 8
 _MAGIC = 0x6C6F636B73746570
 _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
 _CHECK_AT = 1
-"""The word of a cell that has its checksum; the first word has the number of its round."""
+"""The index of a cell's checksum; index 0 holds the round number."""
 
 _CLOSED = (LookupError, ValueError, OSError)
-"""Raised by memory that a handler of signals has closed while it was used."""
+"""Errors raised by memory that a signal handler closed while it was in use."""
 
 Span = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]
-"""The cells of some writers by the parity of the round: the word at which a cell begins, and the bytes
-at which its lanes begin and end."""
+"""The cells of some writers, by round parity, as (first word, first and last byte of the lanes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """The host of a process: processes that have the same one can share memory."""
+    """The host of a process; processes with equal identities can share memory."""
 
     boot: str
-    """The random name of the running kernel."""
+    """The boot id of the running kernel."""
     processes: str
-    """The namespace of process ids: those of two containers mean nothing to each other."""
+    """The PID namespace, because process ids of one container are meaningless in another."""
 
     @classmethod
     def here(cls) -> "HostIdentity":
-        """Return the host of this process; one that nobody shares where the system does not tell."""
+        """Return the identity of this process's host; a unique one if the system has none."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
             return cls(boot, str(Path("/proc/self/ns/pid").readlink()))
@@ -106,7 +109,7 @@ class HostIdentity:
 
 
 def ranks_by_host(identities: Sequence[HostIdentity]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, ascending; hosts in the order of their first rank."""
+    """Return the ranks of each host, ascending; hosts are in the order of their first rank."""
     ranks: dict[HostIdentity, list[int]] = {}
     for rank, identity in enumerate(identities):
         ranks.setdefault(identity, []).append(rank)
@@ -114,15 +117,15 @@ def ranks_by_host(identities: Sequence[HostIdentity]) -> tuple[tuple[int, ...], 
 
 
 class Cells:
-    """One process's view of the memory. Knows nothing of ranks, deadlines or processes.
+    """One process's mapping of the shared cells, without any notion of ranks or deadlines.
 
-    Single words are read and written through a memoryview and lanes through the mmap, since arrays take
-    several times as long. A look calls as few functions as it can: it often comes after milliseconds of
-    other work, and then each function is cold.
+    Single words are accessed through a memoryview and lanes through the mmap, because arrays are
+    several times slower. A poll makes as few calls as possible: it often follows milliseconds of other
+    work, when each function is cold in the CPU cache.
     """
 
     def __init__(self, fd: int, writers: int, lanes: int, futex: Futex) -> None:
-        """Map a file of `size` bytes, which is zeroed, or was stamped, until `close`."""
+        """Map a file of `size` bytes, zeroed or already stamped, until `close`."""
         self.writers, self.lanes = writers, lanes
         self._memory = mmap.mmap(fd, self.size(writers, lanes))
         self._words = self._mapped = memoryview(self._memory).cast("q")
@@ -133,13 +136,13 @@ class Cells:
             for parity in (0, 1)
         ]
         self._futex = futex
-        # The lower half of a number, which is what a futex can compare, comes first.
+        # A futex compares 32 bits; the lower half of the round number comes first in memory.
         self._addresses = [[address + 8 * at for at in cells] for cells in self._at]
         self._wakes = [[futex.waker(each) for each in cells] for cells in self._addresses]
 
     @staticmethod
     def size(writers: int, lanes: int) -> int:
-        """Return the number of bytes that the memory has."""
+        """Return the size of the memory in bytes."""
         return 8 * (_LINE + 2 * writers * _words_in_cell(lanes))
 
     def span(self, first: int, last: int) -> Span:
@@ -151,12 +154,12 @@ class Cells:
         return even, odd
 
     def stamp(self) -> None:
-        """Mark new memory as made for this many writers and lanes."""
+        """Mark new memory as created for this number of writers and lanes."""
         self._words[_WRITERS_AT], self._words[_LANES_AT] = self.writers, self.lanes
         self._words[_MAGIC_AT] = _MAGIC
 
     def require_stamped(self) -> None:
-        """Raise `InternalError` unless the memory was made for this many writers and lanes."""
+        """Raise `InternalError` unless the memory was created for this number of writers and lanes."""
         found = self._words[: _LANES_AT + 1].tolist()
         if found != [_MAGIC, self.writers, self.lanes]:
             raise InternalError(
@@ -165,7 +168,7 @@ class Cells:
 
     @property
     def ending(self) -> int:
-        """The word that says how the group has ended; 0 while it lasts."""
+        """The word that encodes how the group ended; 0 while the group is running."""
         return self._words[_ENDING_AT]
 
     @ending.setter
@@ -173,7 +176,7 @@ class Cells:
         self._words[_ENDING_AT] = word
 
     def write(self, writer: int, number: int, lanes: Vector) -> None:
-        """Publish the lanes of a round, which are copied, and wake who waits for them."""
+        """Publish the lanes of a round, which are copied, and wake the ranks that wait for them."""
         words, parity = self._words, number & 1
         at = self._at[parity][writer]
         begin, body = 8 * (at + _LINE), lanes.data
@@ -183,7 +186,7 @@ class Cells:
         self._wakes[parity][writer]()
 
     def is_there(self, span: Span, number: int) -> bool:
-        """Say whether all of some writers have written a round."""
+        """Return whether all writers of `span` have written the round."""
         words = self._words
         for at, _, _ in span[number & 1]:  # noqa: SIM110 - a generator takes longer, cold.
             if words[at] != number:
@@ -191,11 +194,11 @@ class Cells:
         return True
 
     def read(self, span: Span, number: int) -> Vector | None:
-        """Return the fold of the lanes of some writers in a round.
+        """Return the fold of the lanes of the writers of `span` in a round.
 
-        Returns None unless all have written this round, and no checksum is wrong. One may be for a
-        moment, while a processor sees writes in another order than they were made. No later round than
-        `number` was written.
+        Returns None unless all writers have written this round with a valid checksum. A checksum may be
+        invalid for a moment because of memory ordering. No writer has written a later round than
+        `number`.
         """
         if not self.is_there(span, number):
             return None
@@ -209,12 +212,12 @@ class Cells:
         return fold(rows)
 
     def missing(self, span: Span, number: int) -> list[int]:
-        """Return which of some writers have not written the round, counted from the first of them."""
+        """Return the writers of `span` that have not written the round, as indices within `span`."""
         words = self._words
         return [at for at, cell in enumerate(span[number & 1]) if words[cell[0]] != number]
 
     def damaged(self, span: Span, number: int) -> list[int]:
-        """Return which of some writers, which all have written the round, have a wrong checksum."""
+        """Return the writers of `span` with an invalid checksum; all must have written the round."""
         words, memory = self._words, self._memory
         return [
             writer
@@ -223,26 +226,27 @@ class Cells:
         ]
 
     def sleep(self, writer: int, number: int, timeout_s: float) -> None:
-        """Sleep until a writer writes the round, or for `timeout_s`, or for less."""
+        """Sleep until `writer` writes the round, or for `timeout_s`; may return earlier."""
         parity = number & 1
         seen = self._words[self._at[parity][writer]]
         if seen != number:
             self._futex.sleep(self._addresses[parity][writer], seen & 0xFFFFFFFF, timeout_s)
 
     def wake_all(self) -> None:
-        """Wake everybody who sleeps, to look at the ending."""
+        """Wake all sleeping ranks so that they check the ending."""
         for wakes in self._wakes:
             for wake in wakes:
                 wake()
 
     def close(self) -> None:
-        """Unmap the memory; only `ending` may follow.
+        """Unmap the memory; afterwards only `ending` may be read.
 
-        An error that ended an epoch keeps alive all that its frames refer to, such as this object.
+        The mapping must be released explicitly, because an error that ended an epoch keeps its frames,
+        and thereby this object, alive.
         """
-        with suppress(ValueError):  # It was closed before.
+        with suppress(ValueError):  # Already closed.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
-        # A caller that was interrupted with a reference to it gets a `ValueError`.
+        # A caller interrupted while it holds a reference gets a `ValueError`.
         self._mapped.release()
         self._addresses.clear()
         self._wakes.clear()
@@ -250,31 +254,31 @@ class Cells:
 
 
 def _words_in_cell(lanes: int) -> int:
-    """Return the words of a cell: a line for number and checksum, and lines for the lanes."""
+    """Return the words in a cell: a line for number and checksum, then lines for the lanes."""
     return _LINE + -(-lanes // _LINE) * _LINE
 
 
 class HostGroup:
-    """One rank's side of the memory that the ranks of its host share: they wait, and end together.
+    """One rank's side of the memory shared by the ranks of its host: waits for rounds, ends the group.
 
-    The writers of its cells are those ranks in order, and then `extra_writers` more. Not to be used
-    after `close`. Not thread-safe, except that two threads may write and wait for different cells.
+    The writers of the cells are the host's ranks in order, then `extra_writers` more. Not usable after
+    `close`. Not thread-safe, except that two threads may write and wait for different cells.
     """
 
     def __init__(self, cells: Cells, fd: int, ranks: tuple[int, ...], rank: int) -> None:
-        """Use `meet`. `fd` is the memory's, and belongs to this object from now on."""
+        """Use `meet`. `fd` is the memory's file descriptor, owned by this object from now on."""
         self.cells = cells
         self.ranks = ranks
-        """The ranks of this host, numbered as in the whole group."""
+        """The ranks of this host, in the numbering of the whole group."""
         self.here = cells.span(0, len(ranks))
-        """The cells of these ranks."""
+        """The cells of this host's ranks."""
         self.me = ranks.index(rank)
         self._rank = rank
         self._fd = fd
         self._rank_by_process: dict[int, int] = {}
-        """The ranks of other processes, by a file descriptor that is readable once one has ended."""
+        """Maps a pidfd, readable once its process has ended, to the rank of that process."""
         self._ended_processes = select.poll()
-        # A handler of signals may close the cache, whatever of this it interrupts.
+        # Reentrant, because a signal handler may close the cache in the middle of any of these calls.
         self._ending = threading.RLock()
 
     @classmethod
@@ -287,10 +291,10 @@ class HostGroup:
         extra_writers: int = 0,
         timeout_s: float,
     ) -> Self:
-        """Share memory with the other ranks of this host, of which `hosts` tells.
+        """Set up memory shared with the other ranks of this host; `hosts` lists each host's ranks.
 
-        Collective over `group`, which all hosts take part in. Raises the same `ConfigError` on every
-        rank if one of them cannot.
+        Collective over `group`, including all hosts. Raises the same `ConfigError` on every rank if one
+        of them cannot share memory.
         """
         ranks = next(each for each in hosts if group.rank in each)
         writers = len(ranks) + extra_writers
@@ -305,7 +309,7 @@ class HostGroup:
         except (OSError, ConfigError) as error:
             problem = f"shared memory cannot be made: {error}"
         try:
-            # The first rank of a host must keep its own until the others have opened it.
+            # The first rank of a host must keep its descriptor open until the others have opened it.
             gathered = group.gather(_MEMORY.encode((os.getpid(), fd)), timeout_s)
             said = [_MEMORY.decode(each) for each in gathered]
             try:
@@ -319,7 +323,7 @@ class HostGroup:
                 problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             assert host is not None
-            # The cells are marked by their maker, which is through now.
+            # The agreement above guarantees that the creator has stamped the cells.
             host.cells.require_stamped()
         except BaseException:
             if host is not None:
@@ -330,7 +334,7 @@ class HostGroup:
         return host
 
     def watch(self, pids: dict[int, int]) -> None:
-        """Learn from now on when the process of one of these ranks ends."""
+        """Start to watch the processes of these ranks, so that their exit is noticed."""
         for rank, pid in pids.items():
             if pid != os.getpid():
                 fd = os.pidfd_open(pid)
@@ -338,7 +342,7 @@ class HostGroup:
                 self._ended_processes.register(fd, select.POLLIN)
 
     def ended_before(self, number: int) -> Ending | None:
-        """Return how the group has ended, if it has before this round came about."""
+        """Return the group's ending if the group ended before this round; otherwise None."""
         word = self.cells.ending
         if not word:
             return None
@@ -348,8 +352,9 @@ class HostGroup:
     def wait(self, span: Span, number: int, timeout_s: float, patience_s: float = 0.0) -> Vector:
         """Return the fold of some cells in a round.
 
-        Waits `timeout_s` for the ranks of this host, and `patience_s` longer for a writer that speaks
-        for others while all ranks of this host have come. Raises the error of the group's ending.
+        Waits `timeout_s` for the ranks of this host. Once all of them have joined, waits `patience_s`
+        longer for the courier's cell, which carries the other hosts. Raises the error of the group's
+        ending.
         """
         folded = self._look_often(span, number)
         if folded is not None and not self.cells.ending:
@@ -359,14 +364,16 @@ class HostGroup:
             ending = self.ended_before(number)
             if ending is not None:
                 raise ending.error
-            # In this order: what a process has written is there once it is known to have ended, and
-            # nobody is missing who has come.
+            # The order matters: check for dead processes first, then missing ranks, then read. Data
+            # that a process wrote before it died is then seen, and a rank that has joined is not
+            # reported missing.
             lost = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
             late = self.cells.missing(self.here, number)
             folded = self.cells.read(span, number)
             if folded is not None:
                 return folded
-            # If all have come, the first rank of the host owes what the others have said.
+            # If all ranks of the host have joined, its first rank still has to write the other hosts'
+            # fold.
             for writer in late or (0,):
                 if self.ranks[writer] in lost:
                     raise self.end(EndingCause.LOST, self.ranks[writer], number - 1).error
@@ -378,9 +385,9 @@ class HostGroup:
             self._pause(span, number, min(max(left_s, _SEEN_S), SLICE_S))
 
     def came_back(self, span: Span, number: int, timeout_s: float) -> bool:
-        """Wait for some cells of a round, for a while; say whether the round is over.
+        """Wait up to `timeout_s` for some cells of a round; return whether the round is over.
 
-        It is also over if the group has ended before it.
+        The round is also over if the group ended before it.
         """
         if self.cells.is_there(span, number):
             return True
@@ -388,9 +395,9 @@ class HostGroup:
         return self.cells.is_there(span, number) or self.ended_before(number) is not None
 
     def look(self, span: Span, number: int, timeout_s: float) -> Vector | None:
-        """Return the fold of some cells in a round, or None if it is not there within a time.
+        """Return the fold of some cells in a round, or None if it does not arrive in time.
 
-        May give up earlier, and does not ask whether the group has ended.
+        May return None before `timeout_s`, and does not check whether the group has ended.
         """
         folded = self._look_often(span, number)
         if folded is None:
@@ -408,9 +415,9 @@ class HostGroup:
         return None
 
     def _pause(self, span: Span, number: int, timeout_s: float) -> None:
-        """Sleep until a writer that is missing writes, or for a time.
+        """Sleep until a missing writer writes, at most `timeout_s`.
 
-        If all have written, and what one has written is damaged for all of that time, end the group.
+        If all have written but a checksum stays invalid for the whole time, end the group.
         """
         cells = self.cells
         first = 0 if span is self.here else len(self.ranks)
@@ -421,19 +428,19 @@ class HostGroup:
         deadline = time.monotonic() + timeout_s
         while damaged := cells.damaged(span, number):
             if time.monotonic() >= deadline:
-                # The first rank writes what no rank of the host does.
+                # Cells beyond those of the host's ranks are written by the first rank.
                 writer = damaged[0] if span is self.here else 0
                 self.end(EndingCause.DAMAGED, self.ranks[writer], number - 1)
                 return
             time.sleep(_LOOK_S)
 
     def end(self, cause: EndingCause, rank: int, last_round: int) -> Ending:
-        """Write down how the group ends, for all ranks of the host; return what holds for all.
+        """Record how the group ends, for all ranks of the host; return the ending that is in force.
 
-        Whoever is first is right, unless another knows that it ended in an earlier round already.
+        The first ending wins, unless a later one names an earlier round.
         """
         ending = Ending(cause, rank, last_round)
-        # The file's lock is between processes: two threads of one would both have it.
+        # The file lock only excludes other processes; two threads of one process would both get it.
         with self._ending, self._claim():
             word = self.cells.ending
             if word and Ending.of(word).last_round <= last_round:
@@ -452,16 +459,17 @@ class HostGroup:
                 claimed = True
             except BlockingIOError:
                 time.sleep(_LOOK_S)
-        # A rank that was stopped while it had the claim had the same to say, or will never say it.
+        # If the lock holder was stopped, proceed without the lock: the holder would write the same
+        # ending or none.
         try:
             yield
         finally:
-            # Who has closed it meanwhile has let go of the claim.
+            # If the descriptor was closed meanwhile, its lock is already released.
             if claimed and fd == self._fd:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the memory and of the processes. May be called twice."""
+        """Release the memory and the pidfds. May be called twice."""
         self.cells.close()
         for fd in (*self._rank_by_process, self._fd):
             with suppress(OSError):
@@ -471,7 +479,7 @@ class HostGroup:
 
 
 def _require_calls() -> None:
-    """Raise `ConfigError` if this Python was built without a call that sharing memory needs."""
+    """Raise `ConfigError` if this Python was built without a call that shared memory needs."""
     for module, name in ((os, "memfd_create"), (os, "pidfd_open"), (fcntl, "F_ADD_SEALS")):
         if not hasattr(module, name):
             raise ConfigError(
@@ -485,7 +493,7 @@ def _new_memory(size: int) -> int:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
-        # Sealed, so that no process that opens it can shrink it under the others.
+        # Seal the size, so that no process that opens the file can shrink it under the others.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError:
         os.close(fd)
@@ -502,9 +510,9 @@ def _open_memory(pid: int, fd: int) -> int:
 class SharedMemoryCollective:
     """The rounds of a group whose ranks are all on one host; see `Collective`.
 
-    It is its own pending round, since one is pending at most. A handler of a signal may close it
-    whatever it interrupts. In a process that was forked from the rank's, rounds and gatherings raise
-    `UsageError`, and `close` does nothing.
+    Also serves as its pending round, because at most one is pending. A signal handler may close it at
+    any point. In a process forked from the rank's, rounds and gathers raise `UsageError`, and `close`
+    does nothing.
     """
 
     def __init__(
@@ -515,7 +523,7 @@ class SharedMemoryCollective:
         span: Span | None = None,
         patience_s: float = 0.0,
     ) -> None:
-        """Use `create`. A round folds the cells in `span`; `patience_s` is that of `HostGroup.wait`."""
+        """Use `create`. A round folds the cells in `span`; `patience_s` is as in `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value
@@ -533,9 +541,9 @@ class SharedMemoryCollective:
     ) -> Self:
         """Set up shared memory for rounds of `lanes` lanes; collective over `group`.
 
-        `identities` has the host of each rank. The group is used to meet, and later for gatherings,
-        and is closed with this transport. Raises the same `ConfigError` on every rank if they cannot
-        share memory; the group is as it was then.
+        `identities` has the host of each rank. The group serves start-up and later gathers, and is
+        closed with this transport. If the ranks cannot share memory, every rank raises the same
+        `ConfigError` and the group is unchanged.
         """
         hosts = ranks_by_host(identities)
         if len(hosts) > 1:
@@ -550,7 +558,7 @@ class SharedMemoryCollective:
         host = self._joined()
         if lanes.shape != (host.cells.lanes,):
             raise InternalError(f"{lanes.shape} lanes in a round of {host.cells.lanes}")
-        # Counted first: what others may have read must not be written a second time.
+        # Count first: lanes that others may have read must not be written a second time.
         self.launches = number = self.launches + 1
         try:
             host.cells.write(host.me, number, lanes)
@@ -560,7 +568,7 @@ class SharedMemoryCollective:
         return self
 
     def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`. If it fails, so does every later call."""
+        """Wait for the round; see `PendingRound`. After a failure every later call fails, too."""
         host = self._joined()
         try:
             return host.wait(self._span, self.launches, timeout_s, self._patience_s)
@@ -572,7 +580,7 @@ class SharedMemoryCollective:
             raise
 
     def came_back(self, timeout_s: float) -> bool:
-        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
+        """Wait up to `timeout_s`; return whether `wait` would now return or raise without blocking."""
         host = self._host
         if host is None or not self._home.is_here:
             return True
@@ -603,7 +611,7 @@ class SharedMemoryCollective:
                 try:
                     self.leave(host)
                 except _CLOSED:
-                    # A handler has closed it meanwhile, and so has this rank left.
+                    # If a signal handler closed it meanwhile, this rank has already left.
                     if self._host is not None:
                         raise
                 self._host = None
@@ -612,7 +620,7 @@ class SharedMemoryCollective:
             self._group.close()
 
     def leave(self, host: HostGroup) -> None:
-        """Let every round that this rank has not launched end, for the others."""
+        """End, for the other ranks, every round that this rank has not launched."""
         host.end(EndingCause.LEFT, self.rank, self.launches)
 
     def _joined(self) -> HostGroup:
@@ -624,7 +632,7 @@ class SharedMemoryCollective:
     def _refuse(self) -> NoReturn:
         self._home.require_here()
         if self._broken_by is not None:
-            # The one error is raised each time, and would keep all that it has passed through.
+            # Drop the traceback: the same error object is raised each time and would accumulate frames.
             raise self._broken_by.with_traceback(None)
         raise PeerLost("this rank has left the group")
 

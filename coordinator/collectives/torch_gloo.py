@@ -1,20 +1,20 @@
-"""The reference transport: a gloo group of its own, and the fold of `all_reduce(MIN)`.
+"""The reference transport: a dedicated gloo group, and the fold of `all_reduce(MIN)`.
 
-Gloo's all_reduce goes around the ring of ranks twice and its all_gather once, and what a round costs
-is the latency of those steps: on two cores 4.4 against 2.4 ms at 4 ranks, 12.2 against 7.1 ms at 8
-(119 lanes; int32 costs the same as int64). So a round of the usual size is gathered, and folded by
-every rank for itself; only what would be much memory is reduced on the way.
+Gloo's all_reduce passes the ring of ranks twice and its all_gather once, and the latency of those steps
+dominates a round. On two cores a round takes 4.4 ms against 2.4 ms at 4 ranks and 12.2 against 7.1 ms
+at 8 (119 lanes; int32 costs the same as int64). Rounds of the usual size are therefore gathered and
+folded by every rank; only vectors above `GATHERED_BYTES_MAX` are reduced by gloo.
 
-The group is never shared: gloo matches operations by order alone, and two users that interleave
-differently on two ranks silently receive each other's numbers. Tensors stay on the CPU.
+The group is never shared: gloo matches operations by order alone, so two users that interleave
+differently on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
 
-A wait with a deadline on an asynchronous operation leaves gloo usable, a deadline inside gloo does
-not; and a rank that notices a dead peer must close its own connections, since gloo does not pass the
-news on. So each wait is bounded here, and `close` destroys the group at once.
+Gloo stays usable after a timed wait on an asynchronous operation, but not after a timeout inside gloo.
+Gloo does not propagate failures, so a rank that notices a dead peer must close its own connections.
+Each wait is therefore bounded here, and `close` destroys the group at once.
 
-Destroying a gloo group waits for its pending operation, up to gloo's own timeout. So a group that is
-left while something is pending is kept, and destroyed when the next one is made: neither `close` nor
-the end of the process is held by a rank that does not come.
+Destroying a gloo group blocks until its pending operation finishes, up to gloo's own timeout. A group
+left with a pending operation is therefore kept, and destroyed when the next group is created. Neither
+`close` nor process exit waits for an absent rank.
 """
 
 import re
@@ -42,41 +42,41 @@ _SIZE = struct.Struct("<q")
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
 
 _ADVICE = re.compile(r"( by peer)\b.*")
-"""The advice that gloo appends to a fact, which is only a guess."""
+"""The advice that gloo appends to an error, which is only a guess."""
 
 _SLICE_S = 0.1
-"""No call into gloo lasts longer, since Python handles signals such as Ctrl-C only between calls."""
+"""The maximum duration of one call into gloo; Python handles signals such as Ctrl-C between calls."""
 
 _SHORTEST_S = 0.001
-"""The shortest wait that gloo knows: it takes zero for no timeout at all."""
+"""The shortest timeout that gloo accepts; gloo treats zero as no timeout."""
 
 GATHERED_BYTES_MAX = 1 << 16
-"""The largest vector of a rank that is gathered; a larger one is reduced on the way.
+"""The largest vector in bytes that is gathered; larger vectors are reduced by gloo.
 
-Gathering takes half the steps and moves more bytes, so it is the size of one vector that decides, and
-hardly the number of ranks.
+A gather takes half the steps but moves more bytes, so the vector's size matters more than the number of
+ranks.
 """
 
 _READ_S = 2.0
-"""How long to wait for a value of the store: notes of ranks that come to a gathering, and requests."""
+"""Timeout in seconds for reading a store value, such as a gather's presence keys."""
 
 _CLOSE_S = 1.0
-"""How long `close` waits for an idle group's connections to be closed, which takes much less."""
+"""How long `close` waits for an idle group's connections to close, usually much faster."""
 
 
 class Attendance:
-    """The notes of ranks that they come to a gathering, in the store in which torch lets them meet.
+    """Presence keys in the rendezvous store, which record the ranks that joined each gather.
 
-    Gloo does not say whom it waits for, and a start that hangs because one rank of many still opens its
-    store says nothing if that one is not named. So each rank leaves a note before it joins a gathering,
-    and whoever sees it fail reads the notes. The store may be in a process that is stopped: leaving a
-    note does not wait for it to answer, and the thread that reads is waited for only briefly.
+    Gloo's timeout does not name the missing rank, for example one that is still opening its store. Each
+    rank therefore sets a key before it joins a gather, and a rank whose gather fails reads the keys.
+    The store's process may be stopped: setting a key does not wait for a reply, and the reader thread
+    is waited for at most `_READ_S`.
     """
 
     def __init__(self, store: distributed_c10d.Store, ranks: Sequence[int], rank: int) -> None:
-        """`ranks` are those of the group, and this is `rank`.
+        """Track presence for `ranks`; this process is `rank`.
 
-        No other group uses `store`, but one of the same ranks may have used it before.
+        No other group uses `store` at the same time, but an earlier group of the same ranks may have.
         """
         self._store = store
         self._ranks = ranks
@@ -85,15 +85,15 @@ class Attendance:
         self.come()
 
     def come(self) -> None:
-        """Leave a note that this rank comes to the next gathering, if there is still a store."""
+        """Record that this rank joins the next gather, if the store still exists."""
         with suppress(RuntimeError):
             self._store.set(str(self._rank), str(self._count))
         self._count += 1
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not come to this rank's last gathering, ascending.
+        """Return the ranks that have not joined this rank's last gather, ascending.
 
-        Empty if the store does not answer or is gone, since nobody can tell then.
+        Returns an empty list if the store is gone or does not answer.
         """
         found: list[int] = []
 
@@ -103,7 +103,7 @@ class Attendance:
             except RuntimeError:
                 found.clear()
 
-        # A daemon, since it may never end.
+        # A daemon thread, because it may block forever.
         reader = threading.Thread(target=read, name="lockstep-attendance", daemon=True)
         reader.start()
         reader.join(_READ_S)
@@ -117,8 +117,8 @@ class Attendance:
 def _as_group_error(
     error: RuntimeError, what: str, timeout_s: float, absent: Sequence[int] = ()
 ) -> GroupError:
-    """Return the error of ours that says what went wrong, and which ranks were not there for it."""
-    # Gloo begins with the place in its own source, which says nothing to a user of ours.
+    """Return a Lockstep error that describes the failure and names the ranks that were absent."""
+    # Gloo's message begins with a location in its own source, which users do not need.
     text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
     text = _ADVICE.sub(r"\1", text)
     named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
@@ -130,7 +130,7 @@ def _as_group_error(
 
 
 def _wait(work: Any, timeout_s: float) -> None:
-    """Wait for an operation; raises the RuntimeError of gloo when it fails or time is up."""
+    """Wait for an operation; raises gloo's RuntimeError if the operation fails or times out."""
     deadline = time.monotonic() + timeout_s
     while True:
         completed = work.is_completed()
@@ -139,13 +139,13 @@ def _wait(work: Any, timeout_s: float) -> None:
             work.wait(timedelta(seconds=max(_SHORTEST_S, min(left_s, _SLICE_S))))
             return
         except RuntimeError:
-            # What has ended by now, perhaps just after the slice, is asked once more how it ended.
+            # If the operation completed after the slice, wait again to get its actual result.
             if completed or (left_s <= _SLICE_S and not work.is_completed()):
                 raise
 
 
 class _Gloo(Protocol):
-    """A group that torch knows by name, or one of ours."""
+    """A gloo group, either registered with torch by name or created here."""
 
     def rank(self) -> int: ...
 
@@ -157,22 +157,21 @@ class _Gloo(Protocol):
 
 
 class _Ownership:
-    """The last reference to a group, held by a thread that drops it when it is told to.
+    """Owns the last reference to a group, held by a thread that drops it on request.
 
-    A thread, since what a daemon thread refers to outlives the interpreter, and is never destroyed
-    by a process that ends. It does nothing but wait: a call into torch could end after the
-    interpreter has, which aborts the process.
+    A daemon thread's references outlive the interpreter, so process exit never destroys the group. The
+    thread only waits: a call into torch could return after interpreter shutdown, which aborts the
+    process.
     """
 
     def __init__(self, group: _Gloo) -> None:
         self.operations: deque[Any] = deque(maxlen=2)
-        """The operations that were started last; gloo runs them in order.
+        """The last two operations started; gloo runs them in order.
 
-        Nothing else refers to them: they keep the connections open, and with them the other ranks
-        waiting, whereas the errors that end an epoch are kept with all that their frames refer to.
-        The one before the last is kept since gloo's thread may not have let go of it yet. Who lets
-        go last frees a Python object, and a thread that does so while the interpreter ends aborts
-        the process.
+        Only this deque refers to them. Operations keep connections open and other ranks waiting, and an
+        error that ended an epoch would keep them alive through its frames. The second to last is kept
+        because gloo's thread may still hold it. If gloo's thread dropped the last reference during
+        interpreter shutdown, the process would abort.
         """
         self._release = threading.Event()
         self._thread = threading.Thread(
@@ -181,7 +180,7 @@ class _Ownership:
         self._thread.start()
 
     def give_up(self) -> bool:
-        """Let the group be destroyed, unless that would wait for its pending operation."""
+        """Let the group be destroyed and return True; return False if an operation is still pending."""
         if self.operations and not self.operations[-1].is_completed():
             return False
         self.operations.clear()
@@ -195,7 +194,7 @@ class _Ownership:
 
 
 _abandoned: list[_Ownership] = []
-"""Groups that were left while an operation was pending. The next group that is made destroys them."""
+"""Groups that were closed with an operation pending, destroyed when the next group is created."""
 
 
 def _destroy_abandoned() -> None:
@@ -203,7 +202,7 @@ def _destroy_abandoned() -> None:
 
 
 def _common_store() -> distributed_c10d.Store:
-    # There is no public way to a store that all ranks have.
+    # torch has no public API for the default store that all ranks share.
     return distributed_c10d._get_default_store()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
@@ -216,12 +215,12 @@ def _minimum() -> dist.AllreduceOptions:
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`.
 
-    It is its own pending round, since one is pending at most. In a process that was forked from the
-    rank's, rounds and gatherings raise `UsageError`, and `close` does nothing.
+    Also serves as its pending round, because at most one is pending. In a process forked from the
+    rank's, rounds and gathers raise `UsageError`, and `close` does nothing.
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
-        """Use `create`. The group is known by `name`, and its ranks by these numbers."""
+        """Use `create`. `name` identifies the group; `ranks` are its ranks' numbers in messages."""
         self.rank = group.rank()
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
@@ -231,20 +230,21 @@ class TorchCollective:
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
         self._rows: torch.Tensor
-        """The vectors of the pending round, one in each row, or all of them folded in one."""
+        """The vectors of the pending round, one per row, or a single row that gloo has folded."""
         notes = distributed_c10d.PrefixStore(f"lockstep/{name}/attendance", _common_store())
         self._attendance = Attendance(notes, ranks, ranks[self.rank])
 
     @classmethod
     def create(cls, *, timeout_s: float, ranks: list[int] | None = None) -> "TorchCollective":
-        """Make a new gloo group of `ranks` (all, by default) for Lockstep's rounds alone.
+        """Create a gloo group of `ranks` (default: all) dedicated to Lockstep's rounds.
 
-        Collective over the default process group, which must have been initialised: every rank of
-        it calls this, in the same order as its other group creations. `timeout_s` bounds what gloo
-        itself may wait, so give at least the round timeout.
+        Collective over the default process group, which must be initialised. Every rank of it calls
+        `create`, in the same order relative to other group creations. `timeout_s` bounds gloo's own
+        waits, so it must be at least the round timeout.
 
-        Returns once every rank of the group has connected: gloo lets go of a rank that is through,
-        and if that one leaves the group at once, those that are still connecting fail.
+        Returns once every rank of the group has connected. Gloo's group creation returns on each rank
+        as soon as that rank has connected. If that rank then left at once, ranks still connecting would
+        fail.
         """
         if not dist.is_initialized():
             raise ConfigError(
@@ -268,9 +268,9 @@ class TorchCollective:
     ) -> "TorchCollective":
         """Connect `ranks`, of which this is `rank`, without the others; collective over `ranks` alone.
 
-        They are numbered in the order in which they are given. `name` is theirs alone and was never
-        used before: torch would give a group of the same ranks the name of one that was closed, and
-        they would find the addresses that it has left in the store.
+        The new group numbers the ranks in the given order. `name` must never have been used before:
+        torch would reuse the name of a closed group of the same ranks, and they would read its stale
+        addresses in the store.
         """
         _destroy_abandoned()
         try:
@@ -298,16 +298,16 @@ class TorchCollective:
 
     @property
     def _gloo(self) -> _Gloo:
-        """The group, to be used and not kept: what an error's frames refer to is never destroyed."""
+        """The gloo group. Callers must not keep it: an error's frames would prevent its destruction."""
         if self._group is None:
             raise PeerLost("this rank has left the group")
         return self._group
 
     def common_store(self, name: str) -> CommonStore:
-        """See `Collective`. It has a connection of its own, so that nobody else's wait holds it."""
-        # torch's stubs lack it.
+        """Return a shared store; see `Collective`. Uses a connection separate from other waits."""
+        # torch's stubs lack `clone`.
         own = cast("Any", _common_store()).clone()
-        # Otherwise it waits half an hour for a value that is not there.
+        # The default timeout for a missing value is half an hour.
         own.set_timeout(timedelta(seconds=_READ_S))
         return cast("CommonStore", distributed_c10d.PrefixStore(f"lockstep/{name}", own))
 
@@ -329,7 +329,7 @@ class TorchCollective:
         return fold(self._rows.numpy())
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """See `Collective`. Sends the length first, then the payloads padded to the longest."""
+        """Gather payloads; see `Collective`. Sends lengths first, then padded payloads."""
         self._home.require_here()
         self._attendance.come()
         size = torch.frombuffer(bytearray(_SIZE.pack(len(payload))), dtype=torch.int64)
@@ -360,9 +360,9 @@ class TorchCollective:
     def _finish(
         self, what: str, timeout_s: float, absent: Callable[[], Sequence[int]] = tuple
     ) -> None:
-        """Wait for the operation that was started last; if it fails, so does every later call.
+        """Wait for the last operation started; after a failure every later call raises the same error.
 
-        `absent` is called then, and returns the ranks that did not come to it.
+        On failure, `absent` is called and returns the ranks that did not join the operation.
         """
         self._home.require_here()
         if self._group is None:
@@ -373,7 +373,7 @@ class TorchCollective:
             self._fail(error, what, timeout_s, absent())
 
     def came_back(self, timeout_s: float) -> bool:
-        """Wait for the operation that was started last, for a while; say whether it is over."""
+        """Wait up to `timeout_s` for the last operation started; return whether it is over."""
         if self._group is None:
             return True
         work = self._ownership.operations[-1]
@@ -390,14 +390,14 @@ class TorchCollective:
         raise self._broken_by from error.with_traceback(None)
 
     def close(self) -> None:
-        """See `Collective`. If an operation is pending, others notice at their own deadlines."""
+        """Close the group; see `Collective`. Others notice a pending operation at their deadlines."""
         if not self._home.is_here:
             return
         group, self._group = self._group, None
         if group is None:
             return
         if dist.is_initialized() and isinstance(group, dist.ProcessGroup):
-            # torch does not know the group if the engine has destroyed all and begun anew.
+            # torch raises `ValueError` if the engine has destroyed all groups and initialised again.
             with suppress(ValueError):
                 dist.destroy_process_group(group)
         del group

@@ -1,1 +1,1 @@
-"""Pages: their layout, their shards, their objects in a store, and the names of those."""
+"""Pages: their layout, shards, stored objects and object names."""

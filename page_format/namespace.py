@@ -1,8 +1,8 @@
-"""Namespaces: all that must agree before two replicas may share bytes, and its digest.
+"""Namespaces: everything that must match before two replicas may share bytes, and its digest.
 
-The digest of a `Namespace` is the first part of every object's name. Two caches that differ in
-anything that it covers cannot see each other's objects at all. TP size and rank are no part of it:
-they say which shard of a page an object is, and stand in the last part of its name.
+The digest of a `Namespace` is the first part of every object's name. Two caches whose namespaces differ
+in any field cannot see each other's objects. TP size and rank are not part of the namespace: they
+select a shard of the page, which is the last part of the object's name.
 """
 
 from collections.abc import Mapping
@@ -14,27 +14,29 @@ import msgspec
 from .page_layout import Column, PageLayout
 
 ColumnRecord = list[str | int | bool]
-"""Name, layers, heads, elements, dtype, replicated, in units of the whole model; and True, if it is
-optional."""
+"""A column as name, layers, heads, elements, dtype, replicated, in units of the whole model.
+
+If the column is optional, True follows.
+"""
 LayoutRecord = list[int | list[ColumnRecord]]
-"""Tokens of a page, and its columns in order."""
+"""The tokens of a page, and its columns in order."""
 PoolRecord = list[str | LayoutRecord]
 """The name of a pool, and the layout of its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """One model with one set of weights, in one layout of each pool, for one tenant or adapter."""
+    """One model with one set of weights, the layout of each pool, and a tenant or adapter name."""
 
     model: str
     weights_version: str
     layouts: Mapping[str, PageLayout]
-    """The layout of each pool by the pool's name, in any order."""
+    """The layout of each pool by pool name, in any order."""
     name: str = ""
-    """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
+    """Separates caches that must not share bytes: a tenant's salt, an adapter, or both."""
 
     def digest(self) -> str:
-        """Return the digest as 64 hex digits: equal exactly if all fields are. Worth keeping."""
+        """Return the digest as 64 hex digits. It is not cached, so callers should keep the result."""
         return _digest(
             "lockstep-namespace-2",
             self.model,
@@ -45,12 +47,12 @@ class Namespace:
 
 
 def model_digest(model: str, weights_version: str) -> str:
-    """Return the digest of a model with its weights, whatever its layout, as 64 hex digits."""
+    """Return the digest of a model and its weights, independent of the layout, as 64 hex digits."""
     return _digest("lockstep-model-2", model, weights_version)
 
 
 def layouts_record(layouts: Mapping[str, PageLayout]) -> list[PoolRecord]:
-    """Return the layouts of pools as plain lists, numbers and strings, in one order."""
+    """Return the layouts of pools as plain lists, numbers and strings, sorted by pool name."""
     return [[pool, _layout_record(layout)] for pool, layout in sorted(layouts.items())]
 
 
@@ -67,11 +69,11 @@ def _column_record(column: Column) -> ColumnRecord:
         column.dtype,
         column.replicated,
     ]
-    # Not said where it is not so, because that would be another digest for every layout there was.
+    # Omit False, because adding a field would change the digest of every existing layout.
     return [*record, True] if column.optional else record
 
 
 def _digest(*parts: str | list[PoolRecord]) -> str:
-    # Lists, strings, integers and booleans have exactly one encoding each, so equal values give
-    # equal bytes; and the encoding states every length, so different values give different ones.
+    # msgpack encodes lists, strings, integers and booleans in exactly one way and states every length,
+    # so two values have equal bytes only if they are equal.
     return sha256(msgspec.msgpack.encode(parts)).hexdigest()

@@ -1,4 +1,4 @@
-"""The fixed binary header that goes before the bytes of every stored object, and its check.
+"""The fixed binary header in front of every stored object's payload, and its verification.
 
     offset  size  field
          0     8  magic
@@ -17,14 +17,14 @@
       3592   496  zero
       4088     8  checksum of the 4088 bytes before it (XXH3, 64 bits)
 
-All integers are little-endian. The name is inside, so that an object that was copied or moved under
-another name is found out, and so that a store can say what is in it. Lengths are compared with what
-the caller expects and never allocated, so a header that claims terabytes costs nothing.
+All integers are little-endian. The header contains the name, so an object copied or moved to another
+name is detected, and a store can list its contents. Lengths are only compared with expected lengths and
+never allocated, so a corrupt header that claims terabytes costs nothing.
 
-The header is a block of 4096 bytes: the payload after it is aligned for direct I/O and for the page
-cache, and since filesystems store whole blocks, it takes no more room than a short header would.
+The header is a block of 4096 bytes, so the payload is aligned for direct I/O and for the page cache.
+Filesystems store whole blocks, so a shorter header would save no space.
 
-Everything here is pure: bytes in, bytes or a finding out.
+This module is pure: it does no I/O.
 """
 
 import struct
@@ -53,43 +53,44 @@ _CHECK: Final = struct.Struct("<Q")
 _CHECK_AT: Final = HEADER_BYTES - _CHECK.size
 CHECKSUM_BYTES: Final = 16
 PIECE_BYTES: Final = 256 << 10
-"""A payload is read and written in pieces of about this size, so that each can be hashed while it is
-still in the core's cache."""
+"""The approximate size of the pieces in which a payload is read and written.
+
+A piece of this size can be hashed while it is still in the core's cache.
+"""
 
 
 class HeaderFinding(IntEnum):
-    """The finding of a check of an object: sound, or the first thing that is wrong."""
+    """The result of checking an object: sound, or the first defect found."""
 
     SOUND = 0
     SHORT = 1
-    """There are fewer bytes than a header has, or than the payload needs."""
+    """The data is shorter than a header, or than the payload needs."""
     LONG = 2
-    """There are bytes behind the payload."""
+    """There are extra bytes after the payload."""
     MAGIC = 3
-    """It is not an object of Lockstep."""
+    """The object was not written by Lockstep."""
     HEADER = 4
-    """The header does not match its own checksum, or there are presence bits for columns that the
-    layout does not have."""
+    """The header fails its checksum, or has presence bits for columns that the layout lacks."""
     VERSION = 5
-    """It was written in a format that this version does not read."""
+    """The object has a format version that this code cannot read."""
     NAME = 6
-    """It is the object of another name."""
+    """The object belongs to another name."""
     LENGTH = 7
-    """It has other parts than follow from the layout and its columns."""
+    """The object's parts are not those that follow from the layout and the present columns."""
     PAYLOAD = 8
-    """A part does not match its checksum."""
+    """A part fails its checksum."""
     KIND = 9
-    """Something else than an object lies there: a directory, a link, a device."""
+    """The path is not an object but a directory, a link or a device."""
     LACKING = 10
-    """It is sound as far as it was checked, and lacks an optional column that was asked for."""
+    """No defect was found, but an optional column that the caller needs is absent."""
 
 
 part_checksum = xxhash.xxh3_128_digest
-"""Returns the checksum of one part, `CHECKSUM_BYTES` long."""
+"""Computes the checksum of one part, `CHECKSUM_BYTES` long."""
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
-    """Return the joined checksums of parts of these sizes, which `views` have one after another."""
+    """Return the concatenated checksums of parts of these sizes, which lie back to back in `views`."""
     if len(sizes) == len(views) == 1:
         return xxhash.xxh3_128_digest(views[0])
     hashes = PartHashes(sizes)
@@ -99,7 +100,7 @@ def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
 
 
 class PartHashes:
-    """The checksums of parts that come in pieces, in order; a piece may have several parts' bytes."""
+    """Computes the checksums of parts fed in pieces, in order; a piece may span several parts."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = iter(sizes)
@@ -118,7 +119,7 @@ class PartHashes:
             at += count
             self._left -= count
             if self._begun is None and not self._left:
-                # Nearly always: the whole part is here.
+                # The usual case: the piece contains the whole part.
                 self._done.append(xxhash.xxh3_128_digest(part))
                 continue
             if self._begun is None:
@@ -129,7 +130,7 @@ class PartHashes:
                 self._begun = None
 
     def joined(self) -> bytes:
-        """Return the checksums of all parts, which must have been added whole, one after another."""
+        """Return the concatenated checksums of all parts. Every part must be complete."""
         for size in self._sizes:
             assert not size
             self._done.append(xxhash.xxh3_128_digest(b""))
@@ -148,8 +149,8 @@ def encode_header(
 ) -> bytes:
     """Return the header (`HEADER_BYTES` bytes) of a whole object.
 
-    `digest` is the `name_digest`, `plan` that of an object with the presence bits `present`, and
-    `checksums` those of its parts, joined.
+    `digest` is the `name_digest`. `plan` belongs to an object with the presence bits `present`.
+    `checksums` are the concatenated checksums of its parts.
     """
     text = full_name(name).encode("ascii")
     block = bytearray(_template(plan.payload_bytes, present, plan.table))
@@ -162,10 +163,11 @@ def encode_header(
 
 
 def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> HeaderFinding:
-    """Say whether `header` is that of the object with this name, and has the columns of `shape`.
+    """Check that `header` belongs to the object with this name digest and has the columns of `shape`.
 
-    SOUND, also if it has more of them; LACKING if it has fewer. Does not look at the payload:
-    `shape.plan(presence_bits(header))` says which parts of it are wanted, and `check_run` checks them.
+    Returns SOUND even if the object has additional columns, and LACKING if columns are absent. The
+    payload is not checked: `shape.plan(presence_bits(header))` locates the wanted parts, and
+    `check_run` checks them.
     """
     if is_expected(header, digest, shape):
         return HeaderFinding.SOUND
@@ -186,9 +188,9 @@ def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Heade
 
 
 class ExpectedHeader:
-    """The header of objects that have just the columns of a shape, as nearly all have.
+    """Fast check of headers of objects that have exactly the columns of a shape, the usual case.
 
-    Only for speed: no field is taken apart, and what is not expected may be sound all the same.
+    A header that does not fit may still be sound; the caller must then parse it with `check_header`.
     """
 
     def __init__(self, shape: ObjectShape) -> None:
@@ -199,10 +201,10 @@ class ExpectedHeader:
         self._sizes = plan.sizes
         self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
         self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
-        """Whether the caller holds all of such an object, in one run."""
+        """Whether the caller holds the whole of such an object, in one run."""
 
     def fits(self, header: bytes, digest: bytes) -> bool:
-        """Say whether a header is sound and that of such an object with this name digest."""
+        """Return whether a header is sound and belongs to such an object with this name digest."""
         return (
             header.startswith(self._first + digest)
             and header.startswith(self._table, _TABLE_AT)
@@ -212,11 +214,11 @@ class ExpectedHeader:
         )
 
     def stated(self, header: bytes) -> bytes:
-        """Return the checksums that a fitting header states."""
+        """Return the checksums in a header that fits."""
         return header[_CHECKSUMS_AT : self._checksums_end]
 
     def parts_of(self, payload: memoryview) -> list[memoryview]:
-        """Return the parts of a whole payload, one checksum each."""
+        """Split a whole payload into its parts, one checksum each."""
         if len(self._sizes) == 1:
             return [payload]
         ends = accumulate(self._sizes)
@@ -224,41 +226,41 @@ class ExpectedHeader:
 
 
 def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
-    """Say whether a header is sound and has just the columns of `shape`."""
+    """Return whether a header is sound and has exactly the columns of `shape`."""
     return ExpectedHeader(shape).fits(bytes(header), digest)
 
 
 def presence_bits(header: memoryview | bytes) -> int:
-    """Return the presence bits of a (checked) header."""
+    """Return the presence bits of a checked header."""
     present: int = _FIELDS.unpack_from(header)[5]
     return present
 
 
 def stated_checksums(header: memoryview | bytes, first: int, count: int) -> bytes:
-    """Return the checksums that a (checked) header states for `count` parts from the `first`."""
+    """Return the checksums of `count` parts, starting at part `first`, in a checked header."""
     start = _CHECKSUMS_AT + first * CHECKSUM_BYTES
     return bytes(header[start : start + count * CHECKSUM_BYTES])
 
 
 def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> HeaderFinding:
-    """Say whether the joined checksums of a run's parts are those that a (checked) header states."""
+    """Compare the concatenated checksums of a run's parts with those in a checked header."""
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
     return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD
 
 
 class Statement(NamedTuple):
-    """The statement of a header about its object, compared with nothing."""
+    """The contents of a header, not compared with any expectation."""
 
     name: ObjectName
     present: int
     shape: ObjectShape
-    """The shape of a caller that holds all parts of the object."""
+    """The shape for a caller that holds all parts of the object."""
 
 
 def encode_object(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return the header of a whole object, whose parts are in `buffers`."""
+    """Return the header of a whole object whose parts are in `buffers`."""
     plan = shape.plan(shape.present)
     checksums = part_checksums(plan.sizes, buffers)
     return encode_header(name, digest, shape.present, plan, checksums)
@@ -267,9 +269,9 @@ def encode_object(
 def extract_parts(
     payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> HeaderFinding:
-    """Copy the parts that `shape` holds out of the payload to `buffers`, and check them.
+    """Copy the parts that `shape` holds from the payload to `buffers`, and verify their checksums.
 
-    The header was checked before.
+    The header must have been checked before.
     """
     plan = shape.plan(presence_bits(header))
     if len(payload) != plan.payload_bytes:
@@ -287,7 +289,7 @@ def extract_parts(
 
 
 def read_statement(header: memoryview) -> Statement | HeaderFinding:
-    """Return what a header says, or what is wrong with it."""
+    """Parse a header; return its contents, or its first defect."""
     finding = _check_fields(header)
     if finding is not HeaderFinding.SOUND:
         return finding
@@ -309,7 +311,7 @@ def read_statement(header: memoryview) -> Statement | HeaderFinding:
 
 
 def check_object(raw: memoryview) -> Statement | HeaderFinding:
-    """Return what a whole object (header and payload) says of itself, or what is wrong with it."""
+    """Verify a whole object (header and payload); return its header's contents or its first defect."""
     if len(raw) < HEADER_BYTES:
         return HeaderFinding.SHORT
     said = read_statement(raw[:HEADER_BYTES])
@@ -331,7 +333,7 @@ def _first_fields(payload_bytes: int, present: int, parts: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _template(payload_bytes: int, present: int, table: bytes) -> bytes:
-    """Return a header with these fields, and zeros for the rest."""
+    """Return a header with these fields and zeros elsewhere."""
     first = _first_fields(payload_bytes, present, len(table) // 5)
     return (first.ljust(_TABLE_AT, b"\0") + table).ljust(HEADER_BYTES, b"\0")
 

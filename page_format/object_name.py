@@ -1,4 +1,4 @@
-"""The name of a stored object, the digest of the name, and the path where stores keep it."""
+"""The name of a stored object, the name's digest, and the object's path in a store."""
 
 import re
 from functools import lru_cache
@@ -7,11 +7,13 @@ from typing import Final, NamedTuple
 
 NAME_DIGEST_BYTES: Final = 32
 OBJECTS: Final = "objects"
-"""The directory, or the prefix of paths, below which a store has its objects."""
+"""The directory, or path prefix, under which a store keeps its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""Names of objects that describe others, in place of a component's pool: a model's manifest
-(`records/manifest`) and the marks of TP sizes (`records/shardings`)."""
+"""Pseudo pools for objects that are not pages.
+
+They are a model's manifest (`records/manifest`) and the markers of TP sizes (`records/shardings`).
+"""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")
 _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
@@ -21,9 +23,9 @@ _KEY_MAX: Final = 128
 class ObjectName(NamedTuple):
     """The name of one stored object. All parts are safe in paths: hex digits, or [a-z0-9.-].
 
-    `namespace` is the hex digest of everything that must agree before bytes may be shared (model,
-    weights, dtype, layout, tenant, adapter); `key` the hex digest of the token prefix; `pool` and
-    `shard` say which part of the page it is.
+    `namespace` is the hex digest of everything that must match before bytes may be shared (model,
+    weights, dtype, layout, tenant, adapter). `key` is the hex digest of the token prefix. `pool` and
+    `shard` select a part of the page.
     """
 
     namespace: str
@@ -33,10 +35,10 @@ class ObjectName(NamedTuple):
 
 
 def name_digest(name: ObjectName) -> bytes | None:
-    """Return the 32-byte digest of the full name, or None if a part has a character it must not."""
+    """Return the 32-byte digest of the full name, or None if a part contains an invalid character."""
     around = _around_key(name.namespace, name.pool, name.shard)
     key = name.key
-    # One call's names share all parts but the key, and this is on the path of every page.
+    # The names in one call differ only in their key, and this code runs for every page.
     if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
         return None
     text = key.encode()
@@ -47,18 +49,18 @@ def name_digest(name: ObjectName) -> bytes | None:
 
 
 def located(name: ObjectName) -> tuple[bytes, str] | None:
-    """Return the digest of a name and the path of its object; None as `name_digest`."""
+    """Return the digest of a name and its object's path, or None for an invalid name."""
     digest = name_digest(name)
     return None if digest is None else (digest, object_path(name.namespace, digest))
 
 
 def full_name(name: ObjectName) -> str:
-    """Return the name as one text."""
+    """Return the name as one string."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
 
 
 def object_path(namespace: str, digest: bytes) -> str:
-    """Return where, below the root, the object with this `name_digest` lies."""
+    """Return the path, relative to the store's root, of the object with this `name_digest`."""
     digits = digest.hex()
     return f"{_namespace_directory(namespace)}/{digits[:2]}/{digits}"
 
@@ -70,7 +72,7 @@ def _namespace_directory(namespace: str) -> str:
 
 @lru_cache(maxsize=256)
 def _around_key(namespace: str, pool: str, shard: str) -> tuple[bytes, bytes] | None:
-    """Return what comes before and after the key in a full name; None if a part is impossible."""
+    """Return the text before and after the key in a full name, or None if a part is invalid."""
     if not all(_PART.fullmatch(part) for part in (namespace, pool, shard)):
         return None
     return f"{namespace}/".encode(), f"/{pool}/{shard}".encode()

@@ -1,15 +1,15 @@
-"""The parts of a stored object, each of which can be read and verified alone.
+"""The parts of a stored object, each of which can be read and verified separately.
 
-An object is a page as one rank wrote it. Its *parts* are what ranks of any TP size have in common:
-the columns that are the same on every rank, one canonical unit of KV heads after the other, and the
-same again for each optional column. So a rank finds what it holds of a page in whole parts of what
-other ranks have written, whether those had more of it or less.
+An object is a page as one rank wrote it. Its *parts* are common to ranks of any TP size. They are, in
+order: the replicated columns, one part per canonical unit of KV heads, and the same for each optional
+column. A rank can therefore assemble its share of a page from whole parts of other ranks' objects,
+whether those ranks hold more heads or fewer.
 
-Engines that share a store need not keep the same columns either: the KV of a draft model is there
-only where one runs (rule R5). *Presence bits* say of one object which optional columns it has, bit i
-for the i-th of the layout; its parts that are there follow each other without gaps.
+Engines that share a store need not keep the same columns. For example, the KV of a draft model exists
+only in engines that run one (rule R5). *Presence bits* record which optional columns an object has: bit
+i is the i-th optional column of the layout. The parts that are present lie back to back.
 
-Everything here is pure. All lengths come from the layout; an object only says which bits are set.
+This module is pure. All lengths come from the layout; an object supplies only its presence bits.
 """
 
 import struct
@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from ..errors import InternalError
 
 ALWAYS: Final = -1
-"""Stands in place of a presence bit, for a part that every object has."""
+"""Replaces the presence bit for parts that every object has."""
 PARTS_MAX: Final = 143
-"""A header block has room for so many."""
+"""The number of parts that fit into a header block."""
 PART_BYTES_MAX: Final = (1 << 32) - 1
 
 
@@ -36,38 +36,38 @@ class Part(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Parts that follow each other in an object's payload, and are all wanted."""
+    """Consecutive parts in an object's payload that are all wanted."""
 
     offset: int
-    """Where the first of them begins in the payload."""
+    """The offset of the first part in the payload."""
     nbytes: int
     parts: tuple[tuple[int, int], ...]
-    """Each part, as its number among those that the object has, and its length."""
+    """For each part: its index among the parts that the object has, and its length."""
 
 
 class Plan(NamedTuple):
-    """Where in an object the wanted parts lie, given which columns the object has."""
+    """The location of the wanted parts in an object with given columns."""
 
     payload_bytes: int
     table: bytes
-    """The part table that the object's header must have."""
+    """The part table that the object's header must contain."""
     runs: tuple[Run, ...]
     sizes: tuple[int, ...] = ()
-    """The lengths of the parts that are wanted, in order."""
+    """The lengths of the wanted parts, in order."""
 
 
 @dataclass(frozen=True)
 class ObjectShape:
-    """The parts that objects of one kind may have, and those among them that a caller holds.
+    """The parts that objects of one kind may have, and the subset that a caller holds.
 
-    `held` are the numbers of those parts, ascending, in all `parts`. The caller's buffers hold
-    exactly them, one after the other.
+    `held` lists the indices of the caller's parts in `parts`, ascending. The caller's buffers contain
+    exactly these parts, back to back.
     """
 
     parts: tuple[Part, ...]
     held: tuple[int, ...]
     _plans: dict[int, Plan] = field(default_factory=dict[int, Plan], compare=False, repr=False)
-    """By presence bits, made when first asked for."""
+    """Plans by presence bits, created on first use."""
 
     def __post_init__(self) -> None:
         fits = all(0 <= part.nbytes <= PART_BYTES_MAX for part in self.parts)
@@ -79,17 +79,17 @@ class ObjectShape:
 
     @staticmethod
     def whole(nbytes: int) -> "ObjectShape":
-        """Return the shape of an object that is one part, all of which the caller holds."""
+        """Return the shape of an object with a single part, which the caller holds."""
         return ObjectShape((Part(nbytes),), (0,))
 
     @cached_property
     def nbytes(self) -> int:
-        """The length of what the caller holds."""
+        """The total length in bytes of the parts that the caller holds."""
         return sum(self.parts[number].nbytes for number in self.held)
 
     @cached_property
     def present(self) -> int:
-        """The presence bits of what the caller holds."""
+        """The presence bits of the columns that the caller holds."""
         return _bits(self.parts[number] for number in self.held)
 
     @cached_property
@@ -98,7 +98,7 @@ class ObjectShape:
 
     @cached_property
     def told_by_length(self) -> bool:
-        """Whether no other presence bits give a payload of the length that these give."""
+        """Whether the payload length alone identifies the caller's presence bits."""
         columns = sorted({part.bit for part in self.parts if part.bit != ALWAYS})
         room = {bit: sum(part.nbytes for part in self.parts if part.bit == bit) for bit in columns}
         if self.present in (0, self._known) and all(room.values()):
@@ -112,25 +112,25 @@ class ObjectShape:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the caller holds all parts that an object with its presence bits has."""
+        """Whether the caller holds all parts of an object with its presence bits."""
         return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:
-        """Say whether every bit of `present` stands for a column that there is."""
+        """Return whether every bit of `present` belongs to a column of this shape."""
         return not present & ~self._known
 
     def lacks(self, present: int) -> bool:
-        """Say whether the caller holds a column that an object with the bits `present` lacks."""
+        """Return whether an object with bits `present` lacks a column that the caller holds."""
         return bool(self.present & ~present)
 
     def payload_bytes(self, present: int) -> int:
-        """Return the length of the payload of an object with the bits `present`."""
+        """Return the payload length of an object with the bits `present`."""
         return sum(self.parts[number].nbytes for number in self.numbers(present))
 
     def plan(self, present: int) -> Plan:
-        """Return where what the caller holds lies in an object with the bits `present`.
+        """Return the location of the caller's parts in an object with the bits `present`.
 
-        What the object lacks is left out.
+        Parts that the object lacks are omitted.
         """
         plan = self._plans.get(present)
         if plan is None:
@@ -138,17 +138,17 @@ class ObjectShape:
         return plan
 
     def with_columns(self, present: int) -> "ObjectShape":
-        """Return the shape of a whole object that has these columns as well as the caller's."""
+        """Return the shape of a whole object that has these columns and the caller's."""
         return self.of_columns(self.present | present)
 
     def of_columns(self, present: int) -> "ObjectShape":
-        """Return the shape of a whole object of this kind that has exactly these columns."""
+        """Return the shape of a whole object that has exactly these columns."""
         return ObjectShape(self.parts, tuple(self.numbers(present)))
 
     def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
-        """Return the caller's parts as a payload, with those of another object that it lacks.
+        """Merge the caller's parts with another object's parts that the caller lacks into one payload.
 
-        `payload` and `present` are the other object's. The bits of the result are those of both.
+        `payload` and `present` belong to the other object. The result has the presence bits of both.
         """
         pieces = dict(_cut(self.parts, self.numbers(present), payload))
         pieces |= dict(_cut(self.parts, self.held, memoryview(b"".join(buffers))))
@@ -176,7 +176,7 @@ class ObjectShape:
         return Plan(at, table, tuple(runs), sizes)
 
     def numbers(self, present: int) -> list[int]:
-        """Return the numbers of the parts that an object with these bits has, ascending."""
+        """Return the indices of the parts of an object with these bits, ascending."""
         return [
             number
             for number, part in enumerate(self.parts)
@@ -185,13 +185,13 @@ class ObjectShape:
 
 
 def part_table(parts: Sequence[Part]) -> bytes:
-    """Return the lengths and columns of parts as they stand in a header."""
+    """Return the lengths and presence bits of parts as encoded in a header."""
     lengths = struct.pack(f"<{len(parts)}I", *(part.nbytes for part in parts))
     return lengths + struct.pack(f"<{len(parts)}b", *(part.bit for part in parts))
 
 
 def parts_of(table: bytes) -> list[Part]:
-    """Return the parts that a `part_table` speaks of."""
+    """Return the parts that a `part_table` encodes."""
     count = len(table) // 5
     lengths = struct.unpack_from(f"<{count}I", table)
     bits = struct.unpack_from(f"<{count}b", table, 4 * count)
@@ -199,7 +199,7 @@ def parts_of(table: bytes) -> list[Part]:
 
 
 def pieces_of(buffers: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[list[memoryview]]:
-    """Cut buffers, seen as one run of bytes, into runs of these sizes; each is a few views."""
+    """Cut the concatenation of `buffers` into runs of these sizes; each run is a few views."""
     at, offset = 0, 0
     for size in sizes:
         views: list[memoryview] = []

@@ -1,25 +1,26 @@
-"""How the bytes of one page are arranged, on every tier.
+"""The arrangement of a page's bytes on every tier.
 
-A page holds what the layers of one component keep for `page_tokens` consecutive tokens; a recurrent
-state has the layout of a page of one. It consists of *columns* (keys, values, and whatever else
-exists for each token). On the device a column is one tensor [layer, page, head, token, element],
-because kernels read by layer. On the host and in storage a page is one contiguous run of bytes:
+A page holds one component's data for `page_tokens` consecutive tokens; a recurrent state has the layout
+of a page of one token. A page consists of *columns* (keys, values, and other per-token data). On the
+device a column is one tensor [layer, page, head, token, element], because kernels read by layer. On the
+host and in storage a page is one contiguous run of bytes:
 
-    the columns that are the same on every rank: layer, head, token, element
-    unit by unit, the columns that are divided:  column, layer, head of the unit, token, element
+    replicated columns:                layer, head, token, element
+    divided columns, unit by unit:     column, layer, head of the unit, token, element
     the same again for each optional column
 
-A *unit* is the smallest range of KV heads that a rank of any TP size can hold: as many heads of each
-column as the columns' numbers of heads have in common. So whatever a rank holds of a page is a run of
-units, and ranks of different TP sizes share objects and verify what they take of them.
+A *unit* is the smallest range of KV heads that a rank of any TP size can hold. The number of units is
+the greatest common divisor of the columns' head counts, or a divisor of it if an object would have too
+many parts. The share of each rank is a run of units, so ranks of different TP sizes can share objects
+and verify the units they read.
 
-`PageLayout` is the same on every rank and is part of the namespace of every key. `ShardLayout` is
-what one rank holds of it: of each divided column a contiguous range of heads, of all columns the
-layers of its pipeline stage. Neither TP size nor stages are a property of the layout.
+`PageLayout` is the same on every rank and part of every key's namespace. `ShardLayout` is one rank's
+share: a contiguous range of heads of each divided column, and the layers of its pipeline stage. The
+page layout is independent of TP size and stages.
 
-A column may be *optional*: engines that share a store keep it or not, all ranks of one alike, as the
-KV of a draft model that only some of them run. The layout lists it for all; the shard of an engine
-that does not keep it has shorter pages without it. What is in an object is told by its presence bits.
+A column may be *optional*, such as the KV of a draft model that only some engines run. Each engine
+keeps an optional column on all of its ranks or on none. The layout always lists it; an engine without
+it has shorter pages. An object's presence bits record which optional columns it contains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -36,18 +37,18 @@ from ..errors import ConfigError
 from .object_shape import PART_BYTES_MAX, PARTS_MAX, ObjectShape, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
-"""Element types that a column may have, with their size in bytes; the names are torch's."""
+"""Element types of columns with their size in bytes; the names are torch's."""
 OPTIONAL_COLUMNS_MAX = 16
-"""The most optional columns of a layout. Each adds parts of its own to the objects."""
+"""The maximum number of optional columns in a layout; each adds separate parts to the objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One kind of per-token content, in units of the whole model.
 
-    `heads` counts KV heads over all ranks. A `replicated` column is the same on every rank and is
-    not divided. `elements` is the number of elements for one token of one head of one layer. An
-    `optional` column need not be kept by every engine.
+    `heads` counts KV heads over all ranks. A `replicated` column is the same on every rank and is not
+    divided. `elements` is the number of elements per token, head and layer. Engines may leave out an
+    `optional` column.
     """
 
     name: str
@@ -66,11 +67,11 @@ class Column:
 
 
 def _check_fields(settings: Any, whose: str = "") -> None:
-    """Convert fields to their types. Raise `ConfigError`, beginning with `whose`, for a wrong one."""
+    """Convert fields to their types; raise `ConfigError`, prefixed with `whose`, for a wrong value."""
     for each in fields(settings):
         value = getattr(settings, each.name)
         if each.type is int and not isinstance(value, bool):
-            # Engines compute with numpy and torch. Not every array of these is one number.
+            # Accept numpy and torch scalars. Arrays that are not exactly one number stay as they are.
             with suppress(TypeError, RuntimeError):
                 value = index(value)
         wanted = each.type.__name__ if isinstance(each.type, type) else each.type
@@ -86,7 +87,7 @@ def _check_fields(settings: Any, whose: str = "") -> None:
 
 
 class ShardPlace(NamedTuple):
-    """One TP rank of one pipeline stage, which has a part of each page."""
+    """The TP rank and pipeline stage that determine a rank's share of each page."""
 
     tp_rank: int
     tp_size: int
@@ -95,7 +96,7 @@ class ShardPlace(NamedTuple):
 
     @staticmethod
     def of(rank: int, world_size: int, stages: int = 1) -> "ShardPlace":
-        """Return the place of a rank of a group; the ranks of a stage are neighbours."""
+        """Return the place of a rank in a group; the ranks of a stage are consecutive."""
         if stages < 1 or world_size % stages:
             raise ConfigError(
                 f"{world_size} ranks cannot be divided into {stages} pipeline stages evenly"
@@ -106,7 +107,7 @@ class ShardPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnShard:
-    """The part of one column that one rank holds, and where it lies within the page's bytes."""
+    """One rank's share of one column, and its location within the page's bytes."""
 
     column: Column
     head_first: int
@@ -114,23 +115,25 @@ class ColumnShard:
     layer_first: int
     layers: int
     units: int
-    """Runs of bytes that it is divided in, one for each unit of heads; 1 for a replicated column."""
+    """The number of byte runs of this share, one per unit of heads; 1 for a replicated column."""
     offset_bytes: int
-    """Where the first of these runs begins."""
+    """The offset of the first run."""
     stride_bytes: int
-    """The distance from the beginning of one run to that of the next."""
+    """The distance from the start of one run to the start of the next."""
     nbytes: int
-    """The length of all runs together."""
+    """The total length of all runs."""
 
     @property
     def unit_layer_bytes(self) -> int:
-        """The bytes of one layer of one unit, which are contiguous on every tier."""
+        """The size of one layer of one unit, which is contiguous on every tier."""
         return self.nbytes // (self.units * self.layers)
 
 
 PartKey = tuple[int, int]
-"""Names a part of a page: the presence bit of a column that is optional, or -1; and a unit, or
--1 for what is the same on every rank."""
+"""Key of a page's part: the presence bit of an optional column, or -1, and a unit.
+
+The unit is -1 for replicated content.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,25 +154,25 @@ class PageLayout:
 
     @property
     def optional_columns(self) -> tuple[Column, ...]:
-        """The columns that an engine need not keep, in the order of their presence bits."""
+        """The columns that an engine may leave out, in the order of their presence bits."""
         return tuple(column for column in self.columns if column.optional)
 
     @property
     def optional_names(self) -> tuple[str, ...]:
-        """The names of these columns, which an engine that keeps as little as it can does without."""
+        """The names of the optional columns."""
         return tuple(column.name for column in self.optional_columns)
 
     def kept(self, absent: Collection[str]) -> tuple[Column, ...]:
-        """Return the columns without the optional ones that `absent` names, which may name others."""
+        """Return all columns except the optional ones listed in `absent`; other names are ignored."""
         return tuple(
             column for column in self.columns if not (column.optional and column.name in absent)
         )
 
     @cached_property
     def units(self) -> int:
-        """How many units the heads of the whole model are."""
+        """The number of units into which the heads of the whole model are divided."""
         whole = self._units_wanted
-        # A cap that left out a power of two would refuse numbers of ranks that are really used.
+        # Prefer a multiple of a high power of two, because group sizes are usually powers of two.
         fitting = [
             units
             for units in range(1, min(whole, PARTS_MAX) + 1)
@@ -179,7 +182,7 @@ class PageLayout:
 
     @property
     def _units_wanted(self) -> int:
-        """How many units there would be, were there no bound on the parts of an object."""
+        """The number of units if the number of parts in an object were unlimited."""
         divided = [column.heads for column in self.columns if not column.replicated]
         required = [c.heads for c in self.columns if not (c.replicated or c.optional)]
         return max(1, gcd(*(required or divided)))
@@ -187,14 +190,15 @@ class PageLayout:
     def shard(
         self, rank: int, world_size: int, *, absent: Collection[str] = (), stages: int = 1
     ) -> "ShardLayout":
-        """Return what `rank` of `world_size` holds; heads are divided in contiguous ranges.
+        """Return the share of `rank` of `world_size`; heads are divided into contiguous ranges.
 
-        `absent` names optional columns that are not kept, as for `kept`. With pipeline stages the
-        ranks of each stage are neighbours, and hold the layers of their stage.
+        `absent` lists optional columns that are not kept, as for `kept`. With pipeline stages the ranks
+        of a stage are consecutive and hold only the layers of that stage.
         """
         place = ShardPlace.of(rank, world_size, stages)
         kept = self.kept(absent)
-        # Every rank refuses, also those whose stage has layers: the others would wait for them.
+        # Check all columns on every rank, so that ranks whose stage has layers fail as well instead of
+        # waiting.
         for column in kept:
             if column.layers < place.stages:
                 raise _too_few_layers(column, place)
@@ -225,19 +229,19 @@ class PageLayout:
         )
 
     def tp_sizes(self) -> list[int]:
-        """Return the TP sizes whose ranks divide this layout."""
+        """Return the TP sizes that divide this layout evenly."""
         return [size for size in range(1, self.units + 1) if not self.units % size]
 
     def can_be_held(self, tp_size: int) -> bool:
-        """Say whether ranks of a TP size can hold this layout, if need be without optional columns."""
+        """Return whether a TP size can hold this layout, if necessary without optional columns."""
         required = any(not (column.replicated or column.optional) for column in self.columns)
         return not (required and self.units % tp_size)
 
     def parts(self, place: ShardPlace) -> Iterator[tuple[PartKey, Part]]:
-        """Yield the parts that objects of a place may have, in order.
+        """Yield the possible parts of an object written at `place`, in order.
 
-        An optional column that has no layers in the stage is no part of them. Raises `ConfigError` if
-        another has none.
+        Omits an optional column that has no layers in the stage. Raises `ConfigError` if a required
+        column has none.
         """
         required = [column for column in self.columns if not column.optional]
         same = sum(
@@ -262,7 +266,7 @@ class PageLayout:
                 yield (bit, unit), Part(self._bytes(column, column.heads // units, place), bit)
 
     def _units_of(self, place: ShardPlace, units: int) -> range:
-        """Return which of `units` the ranks of a place hold: none if they cannot divide them."""
+        """Return the range of units at `place`; empty if the TP size does not divide `units`."""
         if units % place.tp_size:
             return range(0)
         each = units // place.tp_size
@@ -271,7 +275,7 @@ class PageLayout:
     def _lay_out(
         self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
     ) -> int:
-        """Lay out columns whose units come together, from `offset`; return where they end."""
+        """Lay out columns whose units are interleaved, starting at `offset`; return the end offset."""
         units = range(1)
         whole = 1
         if group and not group[0].replicated:
@@ -299,7 +303,7 @@ class PageLayout:
         return offset + (len(units) - 1) * stride
 
     def _not_divided(self, group: Sequence[Column], units: int, tp_size: int) -> ConfigError:
-        """Return why ranks cannot divide the columns of a group, which are kept in so many units."""
+        """Build the error for a TP size that does not divide a group of columns."""
         for column in group:
             if column.heads % tp_size:
                 return ConfigError(
@@ -307,7 +311,7 @@ class PageLayout:
                     "cannot divide evenly; choose a number of ranks that divides them"
                 )
         column = group[0]
-        # Without a required column that is divided, units are what the optional ones have in common.
+        # Without a required divided column, the units are the common divisor of the optional columns.
         for other in self.optional_columns if self._units_wanted % tp_size else ():
             if not other.replicated and other.heads % tp_size:
                 return ConfigError(
@@ -328,15 +332,15 @@ class PageLayout:
         return (last - first) * heads * per_head
 
     def _layers(self, column: Column, place: ShardPlace) -> tuple[int, int]:
-        """Return the layers of a column from the first up to before the last of a stage."""
+        """Return a column's layer range (first, end) in a stage; an empty range is an error."""
         first, last = _layers_of(column.layers, place)
         if first == last:
             raise _too_few_layers(column, place)
         return first, last
 
     def shard_name(self, place: ShardPlace) -> str:
-        """Return the shard's part of the names of objects of a place."""
-        # Stages divide columns of different numbers of layers at different places.
+        """Return the shard part of the names of objects written at `place`."""
+        # Columns with different numbers of layers are split at different layers by the stages.
         counts = sorted({column.layers for column in self.columns}, reverse=True)
         ranges = [_layers_of(count, place) for count in counts[: None if place.stages > 1 else 1]]
         layers = ".".join(f"l{first}-{last}" for first, last in ranges)
@@ -381,7 +385,7 @@ class PageLayout:
 
 
 def _layers_of(count: int, place: ShardPlace) -> tuple[int, int]:
-    """Return which of so many layers a stage has, from the first up to before the last."""
+    """Return the layer range (first, end) of a stage, of `count` layers in total."""
     return count * place.stage // place.stages, count * (place.stage + 1) // place.stages
 
 
@@ -396,17 +400,19 @@ def _too_few_layers(column: Column, place: ShardPlace) -> ConfigError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """One rank's part of a page: `page_bytes` contiguous bytes on the host and in storage."""
+    """One rank's share of a page: `page_bytes` contiguous bytes on the host and in storage."""
 
     page_tokens: int
     columns: tuple[ColumnShard, ...]
-    """The columns that are kept here, in the order of the layout."""
+    """The columns kept on this rank, in the order of the layout."""
     page_bytes: int
     name: str
-    """The shard's part of an object name: the layer range and head range of the whole layout,
-    whichever of its columns are kept. With pipeline stages, a layer range for each number of layers
-    that columns have."""
+    """The shard part of an object name: layer range and head range of the whole layout.
+
+    It does not depend on which optional columns are kept. With pipeline stages it has a layer range for
+    each distinct number of layers.
+    """
     replicated: bool
-    """Whether a page is the same on every rank: all columns of the layout are replicated."""
+    """Whether a page is the same on every rank, because all columns of the layout are replicated."""
     shape: ObjectShape
-    """The parts of its objects. A page holds the parts of the columns that are kept here."""
+    """The parts of this rank's objects; a page contains the parts of the columns that are kept."""

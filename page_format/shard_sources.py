@@ -1,8 +1,8 @@
-"""The objects of a group of another TP size in which a rank finds its own part of a page.
+"""Finds a rank's share of a page in the objects of a group with another TP size.
 
-A page is laid out in units that ranks of all TP sizes have in common (see `page_layout`), and each is
-a part of an object that can be read and verified alone. So a rank of a larger group finds its units
-within one object of a smaller group's, and a rank of a smaller group needs several of a larger one's.
+A page is laid out in units common to all TP sizes (see `page_layout`). Each unit is a part of an object
+that can be read and verified separately. A rank of a larger group finds its units within one object of
+a smaller group; a rank of a smaller group needs several objects of a larger one.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,24 +14,24 @@ from .page_layout import PageLayout, PartKey, ShardPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSource:
-    """An object of another rank, and the bytes of a page that are in it."""
+    """An object of another rank, and the byte ranges of a page that it supplies."""
 
     name: str
-    """The shard's part of the object's name."""
+    """The shard part of the object's name."""
     shape: ObjectShape
-    """The shape of a caller that holds the parts of the object that belong to the page."""
+    """The shape for a caller that holds exactly the object's parts that belong to the page."""
     slices: tuple[slice, ...]
-    """The slices of the page's bytes that these parts fill, in order."""
+    """The byte ranges of the page that these parts fill, in order."""
 
 
 def sources_of(
     layout: PageLayout, mine: ShardPlace, tp_size: int, *, absent: Collection[str] = ()
 ) -> tuple[ShardSource, ...]:
-    """Return the objects of ranks of another TP size that together have the page of a rank.
+    """Return the objects of another TP size that together contain a rank's page.
 
-    These ranks are of the same pipeline stage. `absent` names optional columns that the page does not
-    have. Empty if the objects lack some of the page, or if all of it is in the object that has the
-    name of this rank's own.
+    The other ranks are of the same pipeline stage. `absent` lists optional columns that the page does
+    not have. Returns an empty tuple if the objects lack a part of the page, or if the only object has
+    the same name as this rank's own object.
     """
     kept = layout.kept(absent)
     wanted: dict[PartKey, slice] = {}
@@ -40,7 +40,7 @@ def sources_of(
         if key[0] < 0 or layout.optional_columns[key[0]] in kept:
             wanted[key] = slice(at, at + part.nbytes)
             at += part.nbytes
-    # What is the same on every rank comes out of the first object that is needed for its units.
+    # Read replicated columns from the first object that has to be opened for its units anyway.
     others = [mine._replace(tp_rank=rank, tp_size=tp_size) for rank in range(tp_size)]
     needed = [
         each for each in others if any(k in wanted and k[1] >= 0 for k, _ in layout.parts(each))
@@ -65,7 +65,7 @@ def sources_of(
 
 
 def _merged(slices: list[slice]) -> Iterator[slice]:
-    """Yield the slices, with those that touch each other as one."""
+    """Yield the slices, with adjacent ones merged."""
     run = slices[0]
     for each in slices[1:]:
         if each.start == run.stop:

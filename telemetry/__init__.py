@@ -1,1 +1,1 @@
-"""What a running cache tells those who watch it: metrics, their port, and what they mean."""
+"""Metrics, traces and timelines of a running cache."""

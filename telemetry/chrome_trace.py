@@ -1,9 +1,9 @@
-"""Timelines as Chrome's trace events, which Perfetto (https://ui.perfetto.dev) opens.
+"""Writes timelines as Chrome trace events, which Perfetto (https://ui.perfetto.dev) opens.
 
-A process of the file is a rank. Its threads are the engine's, the rounds, copies by direction, and each
-store; where several copies or calls run side by side they are dealt out to as many threads. Requests
-and operations, which overlap, are asynchronous slices. An arrow leads from each wait for a round to the
-step of the rank that voted last.
+Each rank is a process in the file. Its threads are the engine, the rounds, copies by direction, and
+each store; concurrent copies or calls are spread over several threads. Requests and operations overlap,
+so they are asynchronous slices. An arrow leads from each wait for a round to the step of the rank that
+voted last.
 """
 
 import json
@@ -19,11 +19,11 @@ from .tracer import ENGINE, OPERATION, REQUEST, ROUND, ROUNDS, WAIT, Span, Trace
 TraceEvent = dict[str, Any]
 
 _TIDS: Final = 1000
-"""So many threads a rank may have; more share the last one's number."""
+"""The maximum number of threads per rank; further threads share the last thread's number."""
 
 
 def trace_text(ranks: Sequence[RankEvents]) -> str:
-    """Return the timelines of all ranks as one JSON object, an event a line."""
+    """Return the timelines of all ranks as one JSON object, one event per line."""
     clocks = align(ranks)
     drawn = [
         _Drawn(pid, kept, clocks[kept.clock], Tracer(kept.rank).all_of(kept.events))
@@ -49,18 +49,18 @@ def trace_text(ranks: Sequence[RankEvents]) -> str:
 
 
 class _LastVote(NamedTuple):
-    """The vote that all others of a round waited for."""
+    """The last vote of a round, for which all other ranks waited."""
 
     at_ns: int
     rank: int
     pid: int
     first_ns: int
-    """When the first rank voted."""
+    """The time of the first vote."""
 
 
 @dataclass(slots=True)
 class _Drawn:
-    """One rank in the file."""
+    """One rank's data while it is converted to trace events."""
 
     pid: int
     kept: RankEvents
@@ -71,11 +71,11 @@ class _Drawn:
     events: list[TraceEvent] = field(default_factory=list[TraceEvent])
 
     def ns(self, at_s: float) -> int:
-        """Return a time as nanoseconds on the file's clock."""
+        """Convert a time to nanoseconds on the file's clock."""
         return round((self.clock.on_reference(at_s) - self.origin_s) * 1e9)
 
     def about(self) -> dict[str, Any]:
-        """Return what the file says of this rank as a whole."""
+        """Return the file's metadata about this rank."""
         error_s = self.clock.error_s
         return {
             "pid": self.pid,
@@ -87,7 +87,7 @@ class _Drawn:
         }
 
     def draw(self, votes: Mapping[int, _LastVote]) -> list[TraceEvent]:
-        """Return all of this rank but for the arrows to others."""
+        """Return all trace events of this rank except the arrows to other ranks."""
         self._tell("process_name", {"name": f"rank {self.kept.rank}"})
         self._tell("process_sort_index", {"sort_index": self.pid})
         tracks: dict[str, list[Span]] = {ENGINE: [], ROUNDS: []}
@@ -100,7 +100,7 @@ class _Drawn:
             else:
                 tracks.setdefault(span.track, []).append(span)
         for track in (ENGINE, ROUNDS):
-            # Those of one such track hold each other or do not touch.
+            # Spans of these tracks are nested or disjoint, so one thread suffices.
             tid = self._thread(track)
             for span in tracks.pop(track):
                 self._draw_slice(span, tid)
@@ -109,7 +109,7 @@ class _Drawn:
         return self.events
 
     def _thread(self, name: str) -> int:
-        """Return the number of another thread."""
+        """Add a thread and return its number."""
         self.tids = min(self.tids + 1, _TIDS - 1)
         tid = self.pid * _TIDS + self.tids
         self._tell("thread_name", {"name": name}, tid)
@@ -117,7 +117,7 @@ class _Drawn:
         return tid
 
     def _tell(self, name: str, args: dict[str, Any], tid: int = 0) -> None:
-        """Say something of the process, or of one thread."""
+        """Add a metadata event for the process or for one thread."""
         self._add("M", name, tid, args=args)
 
     def _add(self, ph: str, name: str, tid: int = 0, **more: Any) -> None:
@@ -130,7 +130,7 @@ class _Drawn:
         self._add("X", span.name, tid, ts=began_ns / 1000, dur=dur, args=span.attributes)
 
     def _draw_side_by_side(self, track: str, spans: Iterable[Span]) -> None:
-        """Draw what may overlap on as many threads as it takes, each of which has one at a time."""
+        """Draw spans that may overlap on as many threads as needed, so that no thread has overlaps."""
         free_at: list[float] = []
         tids: list[int] = []
         for span in sorted(spans, key=lambda each: each.began_s):
@@ -143,7 +143,7 @@ class _Drawn:
             self._draw_slice(span, tids[lane])
 
     def _draw_life(self, span: Span, number: str) -> None:
-        """Draw an operation with its phases in it, or a request; what has not ended stays open."""
+        """Draw a request, or an operation with its phases. An unfinished span stays open."""
 
         def add(ph: str, name: str, at_s: float, **more: Any) -> None:
             ts, local = self.ns(at_s) / 1000, {"local": number}
@@ -164,7 +164,7 @@ class _Drawn:
 
 
 def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
-    """Return the last vote of each round that all ranks have told of."""
+    """Return the last vote of each round that all ranks have recorded."""
     votes: dict[int, list[tuple[int, int, int]]] = {}
     for each in drawn:
         for span in each.spans:
@@ -179,7 +179,7 @@ def _last_votes(drawn: Sequence[_Drawn]) -> dict[int, _LastVote]:
 
 
 def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator[TraceEvent]:
-    """Yield an arrow from each wait for a round to the last vote, where that came after it began."""
+    """Yield an arrow from each wait for a round to the last vote, if that vote came later."""
     number = 0
     for each in drawn:
         for span in each.spans:
@@ -189,7 +189,7 @@ def _arrows(drawn: Sequence[_Drawn], votes: Mapping[int, _LastVote]) -> Iterator
                 continue
             number += 1
             arrow = {"name": "waits for", "cat": "round", "id": number}
-            # Perfetto lets an arrow begin at whichever of its slices began first, which is the wait.
+            # Perfetto starts an arrow at the slice that began first, which is the wait.
             yield arrow | _at(each.pid, awaited_ns) | {"ph": "s"}
             yield arrow | _at(last.pid, max(last.at_ns, awaited_ns + 1)) | {"ph": "f", "bp": "e"}
 

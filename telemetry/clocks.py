@@ -1,8 +1,8 @@
-"""One clock for ranks on several hosts: their rounds say how far their clocks are apart.
+"""Aligns the clocks of ranks on several hosts, using the times of their rounds.
 
-A rank votes before any rank has the verdict of the same round. So each round bounds the difference of
-two clocks from both sides, and the shortest one bounds it best. Nobody has to exchange anything else,
-an interrupted run is aligned as well as one that has ended, and clocks that drift are followed.
+A rank votes before any rank has the verdict of the same round. Each round thus bounds the difference of
+two clocks from both sides, and the shortest round gives the tightest bound. No extra messages are
+needed, interrupted runs can be aligned, and clock drift is tracked.
 """
 
 from bisect import bisect_left
@@ -15,25 +15,30 @@ from ..ranks.protocol.timed_events import RoundHeld
 from .kept_events import RankEvents
 
 WINDOW_S: Final = 5.0
-"""Of so much time the shortest round counts."""
+"""The window in seconds from which the shortest round is used."""
 DRIFT_MAX: Final = 1e-4
-"""What clocks are taken to gain or lose on each other at most, in between."""
+"""The assumed maximum drift between two clocks, in seconds per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How to read a time of one clock on another."""
+    """A conversion of one clock's times to a reference clock."""
 
     how: str
     moments: tuple[tuple[float, float], ...] = ()
-    """When the clocks were compared, and by how much this one was ahead then; in between the difference
-    is taken to grow or shrink evenly. None where it is the same clock."""
+    """(time, lead) pairs at which the clocks were compared; lead is this clock minus the reference.
+
+    The lead is interpolated linearly in between. Empty if both are the same clock.
+    """
     error_s: float | None = 0.0
-    """How far off it can be: half of the widest of these comparisons, and what clocks drift apart in
-    the longest time between two of them. None where nobody knows."""
+    """The maximum error of the conversion in seconds; None if unknown.
+
+    It is half the width of the widest comparison plus the drift over the longest gap between
+    comparisons.
+    """
 
     def on_reference(self, at_s: float) -> float:
-        """Return what the other clock showed at a time of this one."""
+        """Convert a time of this clock to the reference clock."""
         moments = self.moments
         if not moments:
             return at_s
@@ -49,9 +54,9 @@ SAME: Final = Alignment("the same clock")
 
 
 def align(ranks: Sequence[RankEvents]) -> dict[str, Alignment]:
-    """Return how to read each clock on that of the first rank, by its name.
+    """Return, for each clock by name, its conversion to the clock of the first rank.
 
-    A clock that no round compares with it is read by the wall clocks of the hosts.
+    A clock that shares no round with the first rank is aligned by the hosts' wall clocks.
     """
     known: dict[str, Alignment] = {}
     for each in ranks:
@@ -61,13 +66,13 @@ def align(ranks: Sequence[RankEvents]) -> dict[str, Alignment]:
 
 
 def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
-    """Return how to read another rank's clock by the rounds that it had with the first."""
+    """Align another rank's clock by the rounds that both ranks recorded."""
     compared = sorted(_compared(first, other))
     if not compared:
         ahead_s = first.wall_s - other.wall_s
         return Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
     began_s, took_s = compared[0][0], compared[-1][0] - compared[0][0]
-    # What is left over belongs to the last one: few rounds would say little.
+    # The last window includes the remainder, because a short window would have too few rounds.
     last = max(0, int(took_s / WINDOW_S) - 1)
     best: dict[int, tuple[float, float, float]] = {}
     for each in compared:
@@ -83,7 +88,7 @@ def _by_rounds(first: RankEvents, other: RankEvents) -> Alignment:
 
 
 def _compared(first: RankEvents, other: RankEvents) -> Iterator[tuple[float, float, float]]:
-    """Yield for each round a time of the other's clock, how far it was ahead, within what width."""
+    """Yield for each common round a time on the other's clock, its lead, and the lead's uncertainty."""
     rounds = _rounds(first)
     for number, (voted_s, ended_s) in _rounds(other).items():
         if number in rounds:

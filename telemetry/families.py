@@ -1,7 +1,7 @@
-"""The metrics of one rank's cache: one table, from which the port, the dashboard and the docs come.
+"""The metrics of one rank's cache: one table that the port, the dashboard and the docs use.
 
-Names and units follow the conventions of Prometheus: seconds and bytes, counters that end in `_total`
-once they are exposed. Labels are few and bounded: no request, no namespace, no key.
+Names and units follow the conventions of Prometheus: seconds and bytes, and counters that end in
+`_total` when exposed. Labels are few and bounded: no request, namespace or key is a label.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,10 @@ PREFIX: Final = "lockstep_"
 
 
 class Type(StrEnum):
-    """What kind of number a metric is."""
+    """The types of metrics."""
 
     COUNTER = "counter"
-    """Only grows, until the cache is opened again."""
+    """Only increases, until the cache is opened again."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -33,15 +33,15 @@ class Type(StrEnum):
 Counted_contra = TypeVar("Counted_contra", contravariant=True)
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in their order."""
+"""The values of a family's labels, in order."""
 Number = float | Histogram
 Nested = Number | Mapping[Any, "Nested"]
-"""A number, or one for each value of the first label, and so on for each further label."""
+"""A number, or one for each value of the first label, nested once more for each further label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Counted_contra]):
-    """A metric with all of its samples. Each sample has the label `rank` as well."""
+    """A metric with all of its samples. Each sample also has the label `rank`."""
 
     name: str
     labels: Labels
@@ -49,25 +49,25 @@ class Family(Generic[Counted_contra]):
     read: Callable[[Counted_contra], Nested]
     meaning: str
     from_zero: tuple[str, ...] = ()
-    """The values of its one label that are exposed before any is counted.
+    """The values of the single label that are exposed with 0 before anything is counted.
 
-    Prometheus sees no increase in a counter whose first sample is above 0, so no alert fires for it.
+    Prometheus sees no increase in a counter whose first sample is above 0, so no alert would fire.
     """
 
     @property
     def full_name(self) -> str:
-        """The name as it is exposed, but for the endings of a histogram's parts."""
+        """The exposed name, without the suffixes of a histogram's series."""
         return f"{PREFIX}{self.name}{'_total' if self.type is Type.COUNTER else ''}"
 
     def samples(self, counted: Counted_contra) -> Iterator[tuple[Labels, Number]]:
-        """Yield the numbers in what was counted, by the values of the labels."""
+        """Yield the samples of `counted` with their label values."""
         read = self.read(counted)
         if isinstance(read, Mapping):
             read = {**dict.fromkeys(self.from_zero, 0), **read}
         return _flat(read, ())
 
     def zeros(self) -> Iterator[Labels]:
-        """Yield the labels of the samples that a counter has before anything is counted."""
+        """Yield the label values of the samples that a counter exposes before anything is counted."""
         if self.type is Type.COUNTER:
             yield from ((each,) for each in self.from_zero) if self.labels else ((),)
 
@@ -183,7 +183,7 @@ GROUP_FAMILIES: Final[tuple[Family[CacheStats], ...]] = (
            "1 for the state of the group's store: none if there never was one, lost if the group let go"
            " of it by itself; 0 for the others."),
 )
-"""What a cache counts itself."""
+"""The metrics counted by a cache itself."""
 
 EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("moved_bytes", ("source", "destination"), _COUNTER, _moved,
@@ -209,7 +209,7 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
     Family("corrupt_pages", (), _COUNTER, lambda stats: stats.pages_corrupt,
            "Pages read from stores whose bytes were wrong; each was a miss."),
 )
-"""What its executor counts, which may be elsewhere than the rest of the cache."""
+"""The metrics counted by an executor, which may run in another process than the replica."""
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)
@@ -217,7 +217,7 @@ FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FA
 
 
 def ranked_samples(stats: CacheStats) -> Iterator[tuple[Family[Any], list[tuple[Labels, Number]]]]:
-    """Yield each family with its samples, whose first label is the rank that has counted them."""
+    """Yield each family with its samples, whose first label is the rank that counted them."""
     own: Mapping[int, Any] = {stats.rank: stats}
     workers: Mapping[int, Any] = own if stats.workers is None else stats.workers
     for family in FAMILIES:

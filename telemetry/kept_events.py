@@ -1,4 +1,4 @@
-"""The timed events of one rank, kept in bounded memory, and packed for whoever puts ranks together."""
+"""The timed events of one rank, kept in bounded memory, and serialised to be merged across ranks."""
 
 import threading
 import time
@@ -12,28 +12,28 @@ from ..coordinator.codec import Codec, Record
 from ..ranks.protocol.timed_events import TimedEvent
 
 EVENTS_MAX: Final = 1 << 17
-"""About 25 MB of memory, and 30 MB of a timeline's file, for each rank."""
+"""The event limit per rank: about 25 MB of memory, and 30 MB in a timeline file."""
 
 
 class RankEvents(Record, frozen=True, kw_only=True):
-    """What one rank has kept, and on which clock."""
+    """The events that one rank kept, and the clock of their times."""
 
     rank: int
     clock: str
-    """Names the clock that the times are of: equal where two ranks read the very same one."""
+    """The id of the clock; equal for two ranks exactly if they read the same clock."""
     wall_s: float
-    """What to add to a time of that clock to have that of the wall clock."""
+    """The offset to add to a time of that clock to get wall-clock time."""
     left_out: int
-    """How many events came before those that were kept."""
+    """The number of events dropped before the first one kept."""
     events: Sequence[TimedEvent]
 
     def pack(self) -> bytes:
-        """Return all of it as bytes."""
+        """Return the events as compressed bytes."""
         return zlib.compress(_EVENTS.encode(self), level=1)
 
     @staticmethod
     def unpack(packed: bytes) -> "RankEvents":
-        """Return what `pack` packed."""
+        """Return the events that `pack` serialised."""
         return _EVENTS.decode(zlib.decompress(packed))
 
 
@@ -41,10 +41,10 @@ _EVENTS: Final[Codec[RankEvents]] = Codec(RankEvents)
 
 
 class KeptEvents:
-    """Keeps the last events of one rank; `note` is the timeline to open its cache with.
+    """Keeps the latest events of one rank; pass `note` as the timeline when opening the cache.
 
-    Memory is bounded: once `events_max` are kept, the oldest leaves for each that comes, and is
-    counted.
+    Memory is bounded: once `events_max` events are kept, each new one drops the oldest, and dropped
+    events are counted.
     """
 
     def __init__(self, events_max: int = EVENTS_MAX) -> None:
@@ -53,13 +53,13 @@ class KeptEvents:
         self._noted = 0
 
     def note(self, event: TimedEvent) -> None:
-        """Keep an event; any thread may call."""
+        """Record an event. Thread-safe."""
         with self._lock:
             self._events.append(event)
             self._noted += 1
 
     def of_rank(self, rank: int) -> RankEvents:
-        """Return what is kept by now, as that of a rank."""
+        """Return the events kept until now, labelled with `rank`."""
         with self._lock:
             events, noted = list(self._events), self._noted
         return RankEvents(
@@ -72,10 +72,10 @@ class KeptEvents:
 
 
 def _this_clock() -> str:
-    """Return a name of the clock that `time.monotonic` reads in this process.
+    """Return an id of the clock that `time.monotonic` reads in this process.
 
-    Processes that run on one kernel since the same boot share it, unless they are in different time
-    namespaces, which have offsets of their own.
+    Processes on one kernel share the clock, unless they are in different time namespaces, which have
+    separate offsets.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     namespace = Path("/proc/self/ns/time")

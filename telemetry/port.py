@@ -1,6 +1,6 @@
-"""The port at which Prometheus, `lockstep top` and whoever else scrapes one rank's metrics.
+"""HTTP port from which Prometheus, `lockstep top` and other clients scrape one rank's metrics.
 
-Nothing is counted for it: a scrape reads what the cache counts anyway, in a thread of its own.
+The port adds no counting: a scrape reads the cache's existing counters, in a separate thread.
 """
 
 import socket
@@ -29,17 +29,17 @@ MISSING: Final = "metrics need the package prometheus_client: pip install 'locks
 
 
 class CacheCollector:
-    """Has a `prometheus_client` registry read one cache at each scrape.
+    """Collector that makes a `prometheus_client` registry read one cache at each scrape.
 
-    `registry.register(CacheCollector(cache.stats))` puts Lockstep's metrics beside an engine's own.
+    `registry.register(CacheCollector(cache.stats))` adds Lockstep's metrics to an engine's registry.
     """
 
     def __init__(self, stats: Callable[[], CacheStats]) -> None:
-        """`stats` is asked from whichever thread scrapes; `Cache.stats` allows that."""
+        """Read metrics from `stats`, called in the scraping thread; `Cache.stats` allows that."""
         self._stats = stats
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield all families with what the cache has counted by now."""
+        """Yield all metric families with the cache's current counts."""
         for family, samples in ranked_samples(self._stats()):
             yield _exposed(family, samples)
 
@@ -49,7 +49,7 @@ class CacheCollector:
 
 
 def _exposed(family: Family[Any], samples: Iterable[tuple[Labels, Number]]) -> "Metric":
-    # Only who exposes metrics needs the package.
+    # Import lazily: only processes that expose metrics need the package.
     from prometheus_client import core  # noqa: PLC0415
 
     makers: dict[Type, Any] = {
@@ -72,25 +72,25 @@ def _buckets(took: Histogram) -> list[tuple[str, int]]:
 
 
 SCRAPE_S: Final = 5.0
-"""How long a connection may be silent. Each has a thread while it lasts."""
+"""The idle timeout of a connection in seconds; each connection has a thread until it closes."""
 
 
 class _Handler(WSGIRequestHandler):
-    """Answers one connection, and lets go of one that does not say what it wants."""
+    """Serves one connection, and drops a client that sends no request in time."""
 
     timeout = SCRAPE_S
 
     def handle(self) -> None:
-        """Answer it."""
+        """Handle the connection; timeouts and lost connections are ignored."""
         with suppress(TimeoutError, ConnectionError):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called.
-        """Say nothing: scrapes are many."""
+        """Log nothing, because scrapes are frequent."""
 
 
 class MetricsPort:
-    """Serves one rank's metrics by HTTP until it is closed."""
+    """Serves one rank's metrics over HTTP until closed."""
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
         self._server = server
@@ -98,7 +98,7 @@ class MetricsPort:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port number that the server listens on."""
         port: int = self._server.server_port
         return port
 
@@ -110,9 +110,10 @@ class MetricsPort:
 
 
 def watch(cache: Member, port: int | None) -> None:
-    """Serve a rank's metrics on loopback, at its own number from `port` on, until its cache closes.
+    """Serve a rank's metrics on loopback, on `port` plus the rank, until its cache closes.
 
-    Nothing where `port` is None. Raises as `serve_metrics` does, with the cache closed.
+    Does nothing if `port` is None. If the port cannot be served, closes the cache and raises
+    `ConfigError`.
     """
     if port is None:
         return
@@ -122,7 +123,7 @@ def watch(cache: Member, port: int | None) -> None:
                 f"metrics_port is {port}, must be {PORT_MAX - cache.world_size + 1} or less: each of"
                 f" the {cache.world_size} ranks has a port of its own from there on"
             )
-        # The times of single steps are many, and no metric has them.
+        # No metric uses the times of single steps, so do not copy them.
         served = serve_metrics(partial(cache.stats, rounds=0), port + cache.rank)
     except ConfigError:
         cache.abandon()
@@ -133,10 +134,10 @@ def watch(cache: Member, port: int | None) -> None:
 def serve_metrics(
     stats: Callable[[], CacheStats], port: int, *, address: str = LOOPBACK
 ) -> MetricsPort:
-    """Serve a cache's metrics at `http://address:port/metrics`; port 0 takes one that is free.
+    """Serve a cache's metrics at `http://address:port/metrics`; port 0 selects a free port.
 
-    `stats` is a cache's method of that name. Only this machine reaches it unless `address` says
-    otherwise; there is no password. Raises `ConfigError` if the port cannot be had, or the package
+    `stats` is the cache's method of that name. The default address is reachable from this machine only,
+    and there is no password. Raises `ConfigError` if the port is unavailable or the package
     `prometheus_client` is missing.
     """
     try:

@@ -1,10 +1,10 @@
-"""OpenTelemetry spans of what a cache does for requests, for an engine whose operators trace it.
+"""Exports OpenTelemetry spans of a cache's work for requests.
 
-A request has a span from the first thing that the cache does for it until the engine lets go of it.
-Its operations, such as prefetch and load back, are spans in it, and copies and calls to stores are in
-those. Steps, rounds and backups belong to no request: only a timeline (`chrome_trace`) shows them.
+A request has a span from the first work of the cache for it until the engine releases it. Its
+operations, such as prefetch and load back, are child spans, with copies and store calls below them.
+Steps, rounds and backups belong to no request, so only a timeline (`chrome_trace`) shows them.
 
-They go to whichever `TracerProvider` the program has set up, with its exporters and its sampling.
+Spans are sent to the program's `TracerProvider`, with its exporters and its sampling.
 """
 
 import threading
@@ -30,9 +30,10 @@ def _no_parent(request: str) -> "Context | None":
 
 
 class Spans:
-    """Exports the spans of one rank's requests; `note` is the timeline to open its cache with.
+    """Exports the spans of one rank's requests; pass `note` as the timeline when opening the cache.
 
-    Every rank that has one tells of the same requests; where one is enough, give it to rank 0 alone.
+    Every rank with a `Spans` exports the same requests. If one copy is enough, create it on rank 0
+    only.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class Spans:
         rank: int = 0,
         parent_of: "Callable[[str], Context | None]" = _no_parent,
     ) -> None:
-        """`provider` is by default the program's own, as `set_tracer_provider` has made it.
+        """Start exporting to `provider`; by default to the provider set by `set_tracer_provider`.
 
-        `parent_of` returns the context of the engine's own span for a request by its name, in which
-        what the cache does for it belongs. Raises `ConfigError` if the SDK is not installed.
+        `parent_of` maps a request's name to the context of the engine's span for that request, which
+        becomes the parent. Raises `ConfigError` if the SDK is not installed.
         """
         try:
             import opentelemetry.sdk.trace  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
@@ -64,14 +65,14 @@ class Spans:
         self._open: dict[Span, otel.Span] = {}
 
     def note(self, event: TimedEvent) -> None:
-        """Begin or end spans; any thread may call."""
+        """Begin or end the spans of an event. Thread-safe."""
         if not isinstance(event, StepHalf | RoundHeld):
             with self._lock:
                 for span in self._tracer.spans(event):
                     self._export(span)
 
     def close(self) -> None:
-        """End the spans of what is still going on; `cache.at_close` is the place for it."""
+        """End all open spans; register this method with `cache.at_close`."""
         with self._lock:
             for span, made in reversed(self._open.items()):
                 self._end(span, made)
@@ -86,7 +87,7 @@ class Spans:
             self._end(span, made)
 
     def _begun(self, span: Span) -> "otel.Span | None":
-        """Return a new span; None for what belongs to no request."""
+        """Return a new span; None if the event belongs to no request."""
         outer = None if span.parent is None else self._open.get(span.parent)
         if outer is None and span.track != REQUEST:
             return None

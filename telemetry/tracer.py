@@ -1,7 +1,7 @@
-"""Spans: what takes time on one rank, under the names and attributes that every exporter shows.
+"""Spans of one rank's work, with the names and attributes that all exporters use.
 
-Spans are made of the timed events of one rank here and nowhere else. `chrome_trace` writes all of them
-to a file, `spans` hands those of requests to OpenTelemetry, whose conventions the names follow.
+This is the only module that turns timed events into spans. `chrome_trace` writes all of them to a file.
+`spans` sends those of requests to OpenTelemetry, whose naming conventions are used.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ _BEGIN_A_REQUEST: Final = ("prefetch", "load_back")
 
 
 class Mark(NamedTuple):
-    """Something that happened at one time of a span: a phase that began, or an admission."""
+    """A point in time within a span: the begin of a phase, or an admission."""
 
     name: str
     at_s: float
@@ -45,23 +45,25 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Something that takes time. What goes on may still get attributes and marks."""
+    """Work with a duration. An open span may still get attributes and marks."""
 
     name: str
     track: str
-    """What it occupies: the engine, the rounds, copies in a direction or one kind of store, of which
-    several may run at a time; `OPERATION` and `REQUEST` occupy nothing."""
+    """The resource that the span occupies: engine, rounds, copies in one direction, or a store.
+
+    Several spans of copies and stores may overlap. `OPERATION` and `REQUEST` occupy no resource.
+    """
     began_s: float
     ended_s: float | None
-    """None while it goes on."""
+    """None while the work is running."""
     attributes: dict[str, Any]
     parent: "Span | None" = None
-    """The span in which it is: a request's or an operation's."""
+    """The enclosing span: a request's or an operation's."""
     marks: list[Mark] = field(default_factory=list[Mark])
 
 
 class Tracer:
-    """Makes the spans of one rank. What began before the first event is left out."""
+    """Builds the spans of one rank. Work that began before the first event is omitted."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -73,7 +75,7 @@ class Tracer:
         return list(dict.fromkeys(chain.from_iterable(map(self.spans, events))))
 
     def spans(self, event: TimedEvent) -> list[Span]:
-        """Return the spans that begin or end with an event, a parent before its children."""
+        """Return the spans that begin or end with an event, parents before children."""
         match event:
             case StepHalf(step, launches, began_s, ended_s):
                 half = "launch" if launches else "verdict"
@@ -103,7 +105,7 @@ class Tracer:
                 return [] if span is None else [_ended(span, at_s)]
 
     def _marks(self, operation: int) -> list[Mark]:
-        """Return the phases so far of an operation; none of one whose beginning is not known."""
+        """Return the recorded phases of an operation; empty if its begin was not recorded."""
         span = self._operations.get(operation)
         return [] if span is None else span.marks
 
@@ -145,7 +147,7 @@ class Tracer:
 
     def _begin_operation(self, event: OperationBegan) -> list[Span]:
         began: list[Span] = []
-        # What is still written for a request that was let go of is no part of it.
+        # Writes that continue after a request was released are not part of the request.
         if event.request and event.kind in _BEGIN_A_REQUEST:
             began = self._begin_request(event.request, event.at_s)
         attributes: dict[str, Any] = {_OPERATION_ID: event.operation, "lockstep.rank": self._rank}
@@ -189,7 +191,7 @@ class Tracer:
         return began
 
     def _begin_request(self, request: str, at_s: float) -> list[Span]:
-        """Return the span of a request, if it begins now."""
+        """Return the span of a request if it begins now; otherwise an empty list."""
         if request in self._requests:
             return []
         attributes = {REQUEST_ID: request, "lockstep.rank": self._rank}

@@ -1,6 +1,6 @@
-"""Lockstep: a KV cache for tensor-parallel inference that stays the same on every rank.
+"""Lockstep: a KV cache for tensor-parallel inference that stays identical on every rank.
 
-The names in `__all__` are the public interface, which docs/api.md lists; `Cache` is where to start.
+The names in `__all__` are the public interface, which docs/api.md lists. Start with `Cache`.
 """
 
 # ruff: noqa: PLC0415
@@ -52,7 +52,7 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> object:
-    """Load what takes long when it is asked for: torch takes seconds, the replica a quarter of one."""
+    """Import slow modules on first use: torch takes seconds, the replica a quarter of a second."""
     match name:
         case "AxisOrder" | "EnginePages":
             from .ranks.executor import engine_pages

@@ -1,24 +1,24 @@
-"""The errors of Lockstep, split by what the caller can do about them.
+"""Lockstep's errors, grouped by how the caller can react.
 
     LockstepError
       ConfigError (ValueError)            fix the configuration and start again
       UsageError                          fix the calling code: the engine called out of order
-      InternalError                       report it: a promise of Lockstep's own was broken
+      InternalError                       report it: a bug in Lockstep
       GroupError                          rebuild the group: this epoch is over on every rank
-        CollectiveTimeout (TimeoutError)    a round did not come back within its deadline
+        CollectiveTimeout (TimeoutError)    a round did not complete before its deadline
         PeerLost                            another rank of the group is gone
-        DivergenceError                     the replicas are not equal any more
-        RankUnhealthy                       a rank cannot go on, as it said or as all have seen
-        WireError                           what one process of the group told another makes no sense
+        DivergenceError                     the replicas are no longer equal
+        RankUnhealthy                       a rank cannot continue
+        WireError                           a message between processes of the group is malformed
       StorageError                        treat it as a miss: storage never stops the group
 
-A missing page is an outcome and not an error. Messages name the thing, what was expected, what was
-found, and the remedy where there is one.
+A missing page is an outcome, not an error. Messages name the thing, the value found, what was expected,
+and the remedy, if there is one.
 """
 
 
 class LockstepError(Exception):
-    """The root of all errors that Lockstep raises on purpose."""
+    """The base of all errors that Lockstep raises on purpose."""
 
 
 class ConfigError(LockstepError, ValueError):
@@ -26,25 +26,26 @@ class ConfigError(LockstepError, ValueError):
 
 
 class UsageError(LockstepError):
-    """The engine called out of order or with impossible arguments. Nothing was changed.
+    """The engine called out of order or with invalid arguments. Nothing was changed.
 
-    The group goes on, if every rank has made the same call and catches it.
+    The group continues if every rank made the same call and catches the error.
     """
 
 
 class InternalError(LockstepError):
-    """A promise of Lockstep's own was broken. Please report it with the message."""
+    """An internal guarantee was violated, which is a bug. Please report it with the message."""
 
 
 class GroupError(LockstepError):
-    """The group cannot agree any more. Its epoch is over on every rank; rebuild the group.
+    """The ranks can no longer agree. The epoch is over on every rank; rebuild the group.
 
-    Every later command and step raises it again. What was written to the store is there for the next.
+    Every later command and step raises the error again. Data already in the store is available to the
+    next group.
     """
 
 
 class CollectiveTimeout(GroupError, TimeoutError):
-    """A round did not come back within its deadline."""
+    """A round did not complete before its deadline."""
 
 
 class PeerLost(GroupError):
@@ -52,16 +53,16 @@ class PeerLost(GroupError):
 
 
 class DivergenceError(GroupError):
-    """The replicas are not equal any more; the message names the first operation that differs."""
+    """The replicas are no longer equal; the message names the first operation that differs."""
 
 
 class RankUnhealthy(GroupError):
-    """A rank cannot go on: it said so in its ballot, or all have seen that its copies do not end."""
+    """A rank cannot continue: its ballot said so, or all ranks saw that its copies do not finish."""
 
 
 class WireError(GroupError):
-    """A message between the processes of a group cannot be written, or makes no sense."""
+    """A message between the processes of a group cannot be encoded or is malformed."""
 
 
 class StorageError(LockstepError):
-    """A store failed as a whole. The caller treats what it asked for as missing."""
+    """A store failed as a whole. The caller treats the requested data as missing."""

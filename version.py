@@ -1,4 +1,4 @@
-"""The version of this package, which every rank of a group must have."""
+"""The version of this package, which must be the same on every rank of a group."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""Measurements, each beside its anchor in the same run."""
+"""Benchmarks, each measured next to its theoretical limit in the same run."""

@@ -1,18 +1,18 @@
-"""What a step's agreement costs, beside a bare all_reduce and beside one collective per request.
+"""Cost of one step's agreement, compared with a bare all_reduce and with one collective per request.
 
-Each rank is a process with a real cache whose store never answers, so that a fixed number of
-prefetches stays in every ballot. The things below are measured in turns in the same run, each rank on
-a core of its own if there are enough:
+Each rank is a process with a real cache whose store never answers, so a fixed number of prefetches
+stays in every ballot. The items below are measured alternately in the same run, with one core per rank
+if there are enough cores:
 
-- `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
-- `idle step`: the same of an open cache with its own executor and nothing in flight.
-- `pipelined stall`: how long a step at depth 1 waits until the round of the step before is back, when
-  the caller has computed for a while in between. The ranks begin together, as the forward passes of
-  tensor parallelism do. Where they share cores, a rank waits for the work of others, too.
-- `exchange alone`: one round of the transport after the other, without a ballot.
+- `blocking`: a whole step at depth 0, with ballot, round and verdict.
+- `idle step`: the same step of an open cache with a real executor and no operation in flight.
+- `pipelined stall`: how long a step at depth 1 waits for the previous step's round after the caller has
+  computed in between. The ranks start together, like the forward passes of tensor parallelism. If
+  ranks share cores, a rank also waits for the work of others.
+- `exchange alone`: rounds of the transport back to back, without a ballot.
 - limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
   memory (`BareExchange`).
-- `per request`: 1 + K all_reduces of one lane, which is what a vote inside per-request code comes to.
+- `per request`: 1 + K all_reduces of one lane, the cost of voting in per-request code.
 """
 
 import os
@@ -26,23 +26,23 @@ from .rank_processes import Measurement, run_ranks
 
 
 class LatencyPercentiles(TypedDict):
-    """Microseconds of many repetitions of one thing."""
+    """Latency percentiles of one repeated item, in microseconds."""
 
     p50: float
     p99: float
 
 
 class BareLimits(TypedDict):
-    """Says what bare calls cost with the same vector, at the median, in microseconds."""
+    """Median latency of bare calls with the same vector, in microseconds."""
 
     gloo: float
     """One all_reduce over gloo."""
     shm: float
-    """One exchange over shared memory that does nothing else."""
+    """One minimal exchange over shared memory."""
 
 
 class Ratios(TypedDict):
-    """Says how many times as long something takes as something else, by medians."""
+    """Ratios between the median times of two items."""
 
     per_request_to_blocking: float
     gloo_to_blocking: float
@@ -51,31 +51,31 @@ class Ratios(TypedDict):
 
 
 class AgreementReport(TypedDict):
-    """Holds what `lockstep bench agreement` reports of rank 0; times in microseconds."""
+    """The report of `lockstep bench agreement`, from rank 0; times in microseconds."""
 
     ranks: int
     operations: int
     transport: str
-    """What carried the rounds, and why."""
+    """The transport of the rounds, and the reason for its choice."""
     lanes: int
     """The length of every vector."""
     blocking_us: LatencyPercentiles
     idle_step_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
-    """The transport's part of `blocking_us`: launch and wait, also for a rank that is behind."""
+    """The transport's part of `blocking_us`: launch and wait, including the wait for a slower rank."""
     exchange_alone_us: LatencyPercentiles
-    """Rounds of the transport without anything in between."""
+    """Rounds of the transport back to back."""
     python_us: LatencyPercentiles
-    """The rest of `blocking_us`."""
+    """The remainder of `blocking_us`."""
     pipelined_stall_us: LatencyPercentiles
-    """Until the round was back."""
+    """The wait until the round completed."""
     pipelined_wait_us: LatencyPercentiles
-    """`pipelined_stall_us`, and the reading of what all ranks said."""
+    """`pipelined_stall_us` plus reading the result."""
     pipelined_step_us: LatencyPercentiles
-    """The whole of a step at depth 1, wait included."""
+    """A whole step at depth 1, including the wait."""
     work_us: int
     hosts: int
-    """How many hosts the ranks were told they are on."""
+    """The number of hosts that the ranks simulate."""
     blocks: int
     collectives_per_step: float
     limit_us: BareLimits
@@ -86,9 +86,9 @@ class AgreementReport(TypedDict):
 
 
 def run(settings: AgreementSettings, progress: Callable[[str], None]) -> AgreementReport:
-    """Start the ranks, let them measure, and return what rank 0 has measured.
+    """Start the ranks, run the measurement, and return rank 0's report.
 
-    Raises `ConfigError` if the transport cannot be had, and `LockstepError` if a rank is lost.
+    Raises `ConfigError` if the transport is unavailable, and `LockstepError` if a rank is lost.
     """
     from .agreement_rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
 

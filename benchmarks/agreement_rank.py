@@ -1,4 +1,4 @@
-"""One rank of the benchmark of agreement: a process with a real cache, and bare calls beside it."""
+"""One rank of the agreement benchmark: a process with a real cache, measured next to bare calls."""
 
 import mmap
 import os
@@ -28,23 +28,23 @@ from .silent_executor import SilentExecutor
 TIMEOUT_S = 60.0
 
 STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
-"""How often each thing is measured in a block."""
+"""The number of repetitions of each item in a block."""
 
 _LINE = 8
 """Words in a cache line."""
 
 
 RankSamples = defaultdict[str, list[float]]
-"""Seconds of each repetition of each thing, by its name in the report."""
+"""The duration in seconds of each repetition, by the item's name in the report."""
 
 
 class TimedCollective:
-    """A transport that is its own pending round, and how long its rounds have kept the caller."""
+    """Wraps a transport to measure how long its rounds block the caller. Also its own pending round."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.launch_s = self.stall_s = self.wait_s = 0.0
-        """How long the last launch took, the time until the last round was back, and its whole wait."""
+        """Durations of the last round: the launch, the wait until it completed, and the whole wait."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -66,11 +66,10 @@ class TimedCollective:
 
 
 class BareExchange:
-    """The limit of an exchange over shared memory: rows in one file, polled until all are there.
+    """The lower limit of a shared-memory exchange: rows in one file, polled until all are written.
 
-    It has no checksum, no sleep and no deadline, and does not notice a rank that is gone: it writes a
-    row, reads those of all ranks, and takes the minimum. All ranks give the same file, which is zeroed
-    and long enough.
+    It writes a row, reads those of all ranks, and takes the minimum. It has no checksum, no sleep and
+    no deadline, and does not detect lost ranks. All ranks pass the same zeroed file of `size` bytes.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, lanes: int) -> None:
@@ -83,24 +82,24 @@ class BareExchange:
 
     @staticmethod
     def size(ranks: int, lanes: int) -> int:
-        """Return the number of bytes that the file has."""
+        """Return the size of the file in bytes."""
         return 2 * ranks * 8 * (_LINE + -(-lanes // _LINE) * _LINE)
 
     def exchange(self, lanes: Vector) -> Vector:
-        """Return the minimum of what all ranks give."""
+        """Return the minimum of all ranks' lanes."""
         self._number += 1
         parity, all_there = self._number & 1, [self._number] * self._ranks
         self._rows[parity, self._rank] = lanes
         self._numbers[parity, self._rank] = self._number
         numbers = self._numbers[parity]
         while numbers.tolist() != all_there:
-            # Another rank may need this core to write.
+            # Yield the core, because another rank may need it to write.
             os.sched_yield()
         return fold(self._rows[parity])
 
 
 def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, object]:
-    """Measure as one of the ranks."""
+    """Run the measurement as one of the ranks."""
     lanes = BallotShape(world_size=settings.ranks, seats=max(1, settings.operations)).length
     bare = _bare_exchange(member, lanes)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
@@ -118,8 +117,8 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # The first step has no round to wait for. After it the ranks begin together, as a forward
-        # pass begins: a rank that is a whole step behind would stay so, and be waited for each time.
+        # The first step has no round to wait for. Then align the ranks, as a forward pass would: a rank
+        # that started a whole step behind would stay behind and delay every round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
@@ -138,10 +137,10 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
 
 
 def _keep_a_core(member: Member) -> None:
-    """Let this thread stay on one core, apart from other ranks', if there are enough.
+    """Pin this thread to a core that no other rank uses, if there are enough cores.
 
-    The system may put two ranks that wait for each other on one core and leave the next one idle,
-    where a step takes three times as long. Gloo's threads, which are there already, go where they like.
+    The scheduler may put two ranks that wait for each other on one core and leave another idle, which
+    makes a step three times slower. Gloo's threads already exist and are not pinned.
     """
     cores = sorted(os.sched_getaffinity(0))
     if member.ranks <= len(cores):

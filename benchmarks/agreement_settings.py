@@ -1,4 +1,4 @@
-"""What the benchmark of agreement measures, checked when it is made."""
+"""Settings of the agreement benchmark, checked on construction."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,20 +16,20 @@ Ranks = Annotated[int, Parameter(validator=Number(gte=1, lte=RANKS_MAX))]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementSettings:
-    """Says what is measured: the options of `lockstep bench agreement`."""
+    """The options of `lockstep bench agreement`."""
 
     ranks: Ranks = 2
     """Ranks, one process each."""
     operations: Annotated[int, Parameter(validator=Number(gte=0, lte=1 << 16))] = 32
-    """Prefetches in flight, each with a place in the ballot."""
+    """Prefetches in flight, each with a slot in the ballot."""
     transport: Transport = Transport.AUTO
-    """The transport of the rounds; auto picks one by the hosts."""
+    """The transport of the rounds; auto selects one by the hosts."""
     work_us: Annotated[int, Parameter(validator=Number(gte=0, lte=10_000_000))] = 5000
-    """Microseconds that the caller computes between pipelined steps."""
+    """Microseconds of computation between pipelined steps."""
     hosts: Annotated[int, Parameter(validator=Number(gte=1))] = 1
-    """Pretend that the ranks are on so many hosts: what goes between those goes over gloo."""
+    """Simulate this number of hosts: traffic between them uses gloo."""
     blocks: Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))] = 10
-    """How often everything is measured in turns."""
+    """How often the whole set of measurements is repeated."""
 
     def __post_init__(self) -> None:
         if self.hosts > self.ranks:

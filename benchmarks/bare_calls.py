@@ -1,6 +1,6 @@
 """The limit of a store: the same bytes by bare system calls, without names, checksums or opens.
 
-Reading is `preadv` of pages out of one large file, and writing is `pwrite` of pages into a fresh one.
+Reads are `preadv` of pages from one large file, and writes are `pwrite` of pages to a new one.
 """
 
 import mmap
@@ -16,15 +16,15 @@ from typing import IO, Final
 from ..errors import ConfigError
 
 Pages = Sequence[memoryview]
-"""Buffers of one length."""
+"""Buffers of equal length."""
 
 _SAME_BYTES: Final = 1 << 20
 
 
 class BareCalls:
-    """Reads and writes one file in `directory`, with `threads` threads; nothing is left of it.
+    """Reads and writes one temporary file in `directory` with `threads` threads.
 
-    Each thread has neighbouring pages, as the jobs of a store have.
+    Each thread handles consecutive pages, like the jobs of a store.
     """
 
     def __init__(self, directory: Path, threads: int) -> None:
@@ -34,7 +34,7 @@ class BareCalls:
         self._file: IO[bytes] | None = None
 
     def write(self, pages: Pages) -> None:
-        """Write the pages into a fresh file, in place of the one before."""
+        """Write the pages to a new file, which replaces the previous one."""
         self.forget()
         page_bytes = pages[0].nbytes
         file = self._file = tempfile.TemporaryFile(  # noqa: SIM115 - `forget` closes it.
@@ -44,13 +44,13 @@ class BareCalls:
         self._each(len(pages), lambda page: os.pwrite(fd, pages[page], page * page_bytes))
 
     def read(self, pages: Pages) -> None:
-        """Read what was written last into the pages."""
+        """Read the last written file into the pages."""
         assert self._file is not None
         fd, page_bytes = self._file.fileno(), pages[0].nbytes
         self._each(len(pages), lambda page: os.preadv(fd, [pages[page]], page * page_bytes))
 
     def forget(self) -> None:
-        """Give the file's room back."""
+        """Delete the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -73,9 +73,9 @@ class BareCalls:
 
 
 def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
-    """Return page buffers side by side in memory that is faulted in already, as a host pool is.
+    """Return adjacent page buffers in memory that is already faulted in, like a host pool.
 
-    They hold random bytes, which repeat.
+    The buffers hold repeating random bytes.
     """
     view, noise = untouched_memory(page_bytes * count), os.urandom(_SAME_BYTES)
     for at in range(0, len(view), _SAME_BYTES):
@@ -84,7 +84,7 @@ def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
 
 
 def require_memory_twice(nbytes: int) -> None:
-    """Raise `ConfigError` if the machine has no room for the pages and those read back."""
+    """Raise `ConfigError` if the machine lacks memory for the pages and a copy read back."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 2 * nbytes > there:
         raise ConfigError(
@@ -94,9 +94,9 @@ def require_memory_twice(nbytes: int) -> None:
 
 
 def untouched_memory(nbytes: int) -> memoryview:
-    """Return memory as a host pool has it: private, in large pages where the kernel has them.
+    """Return memory like a host pool's: private, with huge pages if the kernel has them.
 
-    Until it is touched the kernel has cleared none of it.
+    The kernel clears a page only when it is first touched.
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):

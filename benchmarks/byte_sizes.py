@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them, for options."""
+"""Parses byte sizes with units, for command options."""
 
 import re
 from collections.abc import Sequence
@@ -25,4 +25,4 @@ def _parse_bytes(_kind: object, tokens: Sequence[Any]) -> int:
 
 
 BYTES: Final = Parameter(converter=_parse_bytes, metavar="BYTES")
-"""Such as 65536, 1MiB or 100GiB."""
+"""A size option such as 65536, 1MiB or 100GiB."""

@@ -1,7 +1,7 @@
-"""A cache whose tree has as many nodes as asked for, and prompts that are in it.
+"""A cache whose tree has a given number of nodes, and prompts cached in it.
 
-Everything gets into the tree by the calls that an engine makes. There is no host memory and nothing
-is copied, so what those calls cost is what the replicated state costs.
+The tree is filled through the calls that an engine makes. There is no host memory and nothing is
+copied, so the calls measure the cost of the replicated state alone.
 """
 
 from dataclasses import dataclass
@@ -22,44 +22,45 @@ from .silent_executor import SilentExecutor
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 LEAF_TOKENS = 64
-"""The length of every node that only fills the tree; more where a page has more."""
+"""The token count of each filler node, rounded up to whole pages."""
 GROUP_NODES = 32
-"""Nodes that fill the tree stand together: one that is shared, and the others below it."""
+"""Filler nodes come in groups of this size: one shared node, and the others below it."""
 WINDOW_TOKENS = 1024
 WITH_WINDOW = "full+window"
 COMPONENTS = ("full", WITH_WINDOW)
-"""What a model may keep, as these measurements know it."""
+"""The component sets that these benchmarks can give the model."""
 NOTHING: TokenArray = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """Holds what is the same for all that is measured in one tree."""
+    """The properties of a tree that all measurements in it share."""
 
     nodes: int
-    """A multiple of `GROUP_NODES` is the nearest that the tree has."""
+    """The number of nodes, rounded to a multiple of `GROUP_NODES`."""
     page_tokens: int
     components: str
     """One of `COMPONENTS`."""
 
     @property
     def leaf_tokens(self) -> int:
-        """Tokens of each node that fills the tree, in whole pages."""
+        """The token count of each filler node, in whole pages."""
         return -(-LEAF_TOKENS // self.page_tokens) * self.page_tokens
 
     @property
     def groups(self) -> int:
-        """The number of groups of nodes that fill the tree."""
+        """The number of groups of filler nodes."""
         return max(1, round(self.nodes / GROUP_NODES))
 
 
 class CachedPrompts:
-    """One rank's cache with a device pool that the tree fills exactly, but for spare pages."""
+    """One rank's cache whose device pool is filled by the tree, except for spare pages."""
 
     def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
-        """`spare_tokens` is the room for what is added beyond the nodes that fill the tree.
+        """Build the tree; `spare_tokens` is the capacity for additions beyond the filler nodes.
 
-        Until `open_spare_room` it is taken, so that making room means evicting.
+        The spare pages are allocated until `open_spare_room` is called, so until then an admission must
+        evict.
         """
         self.shape = shape
         self._random = np.random.default_rng(seed)
@@ -71,18 +72,18 @@ class CachedPrompts:
             self.add_group()
 
     def open_spare_room(self) -> None:
-        """Give back the spare pages: from here on there is room without eviction."""
+        """Free the spare pages, so that later calls need no eviction."""
         self.cache.release("spare")
 
     def close(self) -> None:
         self.cache.close(flush=False)
 
     def random_tokens(self, count: int) -> TokenArray:
-        """Return tokens that nothing in the tree begins with."""
+        """Return random tokens that share no prefix with the tree."""
         return self._random.integers(0, 1 << 31, count, dtype=np.int32)
 
     def add_group(self) -> None:
-        """Add `GROUP_NODES` nodes: one that is shared, and the others below it."""
+        """Add a group of `GROUP_NODES` nodes: one shared node, and the others below it."""
         shared = self.random_tokens(self.shape.leaf_tokens)
         for _ in range(GROUP_NODES - 1):
             self.add(np.concatenate([shared, self.random_tokens(self.shape.leaf_tokens)]))
@@ -95,9 +96,9 @@ class CachedPrompts:
         self.cache.release(name)
 
     def add_prompt(self, tokens: TokenArray, path_nodes: int) -> None:
-        """Add a prompt that lies in `path_nodes` nodes, as equal as whole pages allow.
+        """Add a prompt that spans `path_nodes` nodes of equal length, rounded to whole pages.
 
-        Another prompt leaves it at the end of every node but the last, which is why there are nodes.
+        At the end of each node but the last, another prompt branches off and splits the node.
         """
         page = self.shape.page_tokens
         ends = [len(tokens) // page * n // path_nodes * page for n in range(1, path_nodes + 1)]
@@ -123,7 +124,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
             f"--nodes is {shape.nodes}, which with these --tokens are {device_pages} pages, and a pool"
             f" has {PAGES_MAX} at most; lower one of them"
         )
-    # What a page's bytes are does not matter: none are ever touched.
+    # The size of a page in bytes is irrelevant: no page content is touched.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)
     layout = PageLayout(page_tokens=shape.page_tokens, columns=columns)
     config = CacheConfig(
@@ -140,7 +141,7 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
 def _components(
     shape: TreeShape, layout: PageLayout, device_pages: int
 ) -> tuple[ComponentConfig, ...]:
-    """Return what the model keeps beside full attention, with as many pages, so that all fit."""
+    """Return the components besides full attention, with enough pages for all of the tree."""
     if shape.components != WITH_WINDOW:
         return ()
     window = SlidingWindow(

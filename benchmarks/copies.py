@@ -1,12 +1,12 @@
-"""How near page copies come to their limit: the same bytes by plain copies, in the same run.
+"""Throughput of page copies compared with plain copies of the same bytes, in the same run.
 
-Then copies that change the order of axes beside those that do not, both of an engine's own pages.
+Also compares copies that transpose axes with copies that do not, both from an engine's own pages.
 
-On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a
-CPU it is one `memcpy` for each page, as if pages were contiguous on both sides; a single `memcpy` of
-everything is shown beside it, and is faster, since at a few hundred MB it writes past the caches.
-Pages lie in any order on the device, since a prefix's pages do, and in runs on the host, since host
-pages are given out together. All take turns, and the best round of each counts.
+On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a CPU
+it is one `memcpy` per page, as if pages were contiguous on both sides. A single `memcpy` of everything
+is shown as well; it is faster because from a few hundred MB on it bypasses the caches. Pages are in
+random order on the device, like a prefix's pages, and in runs on the host, because host pages are
+allocated together. The copies alternate, and the best round of each counts.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MEGABYTES = 256
 HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 _ROOM = 3
-"""How many times the pages the host has room for, so that few runs of pages happen to be neighbours."""
+"""The host pool's size relative to the copied pages; a large pool makes adjacent runs rare."""
 
 
 def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
@@ -52,11 +52,11 @@ def run(
     run_pages: int = 4,
     rounds: int = ROUNDS,
 ) -> dict[str, float]:
-    """Measure copies of `pages` pages, of which `run_pages` at a time are neighbours on the host.
+    """Measure copies of `pages` pages, in runs of `run_pages` adjacent host pages.
 
-    Keys: `page_bytes`; `to_host` and `to_device` in GB/s, of the copy engine from `begin` to the
-    report of its end; `plain_to_host` and `plain_to_device` of the limit; `whole_to_host` and
-    `whole_to_device` of one copy of everything; `to_host_ratio` and `to_device_ratio` over the
+    Keys of the result: `page_bytes`; `to_host` and `to_device`, the copy engine's GB/s from `begin` to
+    its completion report; `plain_to_host` and `plain_to_device`, the limit; `whole_to_host` and
+    `whole_to_device`, one copy of everything; `to_host_ratio` and `to_device_ratio`, relative to the
     limit.
     """
     pools = TierPools(
@@ -95,14 +95,14 @@ def run(
 
 
 def _copy_engine(pools: TierPools) -> tuple[CopyEngine, "SimpleQueue[CopyEnded]"]:
-    """Return what copies between two pools, and where it says that a copy has ended."""
+    """Return a copy engine between two pools, and the queue of its completion reports."""
     ended: SimpleQueue[CopyEnded] = SimpleQueue()
     make = CpuCopies if pools.device.device.type == "cpu" else CudaCopies
     return make({KV_POOL: pools}, ended.put), ended
 
 
 def _touch(pools: TierPools) -> None:
-    # The first write to a page of memory is the kernel's work, and no copy's.
+    # Fault in the memory first, so that the kernel's work is not timed as a copy.
     pools.host.bytes_tensor.fill_(1)
     for shard in pools.layout.columns:
         for slab in pools.device.slabs(shard):
@@ -133,7 +133,7 @@ def _plain_copies(pools: TierPools, piece: int) -> dict[Direction, Callable[[], 
     host = pools.host.bytes_tensor[: pools.device.pages].flatten()
     whole = torch.full_like(host, 3, device=pools.device.device)
     if pools.device.device.type == "cpu":
-        # One thread, as the copy engine has.
+        # Use one thread, like the copy engine.
         here, there = host.numpy(), whole.numpy()
 
         def to_host() -> None:
@@ -164,7 +164,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Says what copies of one shape and direction move in a second, in GB; see `run`."""
+    """The throughput of copies of one shape and direction, in GB/s; see `run`."""
 
     page_bytes: int
     run_pages: int
@@ -175,7 +175,7 @@ class Figure:
     whole: float
 
     def row(self) -> str:
-        """Return it as a row of the table under `HEAD`."""
+        """Format the figure as a row of the table under `HEAD`."""
         return (
             f"{self.page_bytes >> 10:>6} KiB {self.run_pages:>4} {self.direction:>10} "
             f"{self.copied:>8.2f} {self.plain:>8.2f} {self.ratio:>6.2f} {self.whole:>8.2f}"
@@ -183,7 +183,7 @@ class Figure:
 
 
 def measure(device: str, megabytes: int) -> Iterator[Figure]:
-    """Measure a few shapes, each with so many megabytes of pages."""
+    """Measure several shapes, each with `megabytes` MiB of pages."""
     for layers, heads, page_tokens in ((32, 8, 16), (32, 1, 64), (32, 1, 16), (4, 1, 16)):
         layout = model_layout(layers, heads, page_tokens)
         pages = max(1, (megabytes << 20) // layout.page_bytes)
@@ -202,10 +202,10 @@ def measure(device: str, megabytes: int) -> Iterator[Figure]:
 
 
 def axis_orders(device: str, megabytes: int, page_tokens: int, run_pages: int) -> dict[str, float]:
-    """Compare copies from and to an engine's pages, tokens first beside heads first, in turns.
+    """Compare copies of engine pages with heads-first and tokens-first axes, alternately.
 
-    Keys: `to_host` and `to_device`, the median of seven pairs: what the copies that turn the axes move
-    in a second over what those move that do not.
+    Keys of the result: `to_host` and `to_device`. Each is the median over `ROUNDS` pairs of heads-first
+    time divided by tokens-first time.
     """
     layout = model_layout(32, 8, page_tokens)
     pages = max(1, (megabytes << 20) // layout.page_bytes)
@@ -244,7 +244,7 @@ def _lent(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure a few shapes and print a table."""
+    """Measure several shapes and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--megabytes", type=int, default=MEGABYTES)

@@ -1,4 +1,4 @@
-"""Processes that measure together: started, joined over gloo, heard, and ended, whatever happens."""
+"""Starts rank processes, joins them over gloo, collects their results, and always ends them."""
 
 import multiprocessing
 import signal
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 FiguresT = TypeVar("FiguresT")
 
 SILENT_S = 300.0
-"""How long all ranks may say nothing."""
+"""The timeout in seconds if no rank sends a message."""
 
 JOIN_S = 120.0
-"""How long they may take to meet."""
+"""The timeout in seconds for the ranks to form their process group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the processes."""
+    """One rank process of a benchmark."""
 
     rank: int
     ranks: int
     folder: Path
-    """The folder in which the ranks meet, and may leave files."""
+    """The ranks' rendezvous folder, in which they may also leave files."""
 
     def pretended_host(self, hosts: int) -> "HostIdentity":
-        """Return where this rank says that it is, if the ranks pretend to be on so many hosts."""
+        """Return a simulated host identity that spreads the ranks over `hosts` hosts."""
         from ..coordinator.collectives.shared_memory import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
 
         here = HostIdentity.here()
@@ -50,20 +50,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Generic[FiguresT]):
-    """Says what each rank does, and how many ranks do it."""
+    """The function that each rank runs, and the number of ranks."""
 
     ranks: int
     measure: Callable[[Member, Say], FiguresT]
-    """Runs in each process, where `torch.distributed` is ready; can be pickled, as its result can."""
+    """Runs in each process once `torch.distributed` is initialised; function and result are pickled."""
     module: str
-    """What is imported once, before any rank starts: it has what `measure` needs."""
+    """The module that `measure` needs, imported once before any rank starts."""
 
 
 def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[FiguresT]:
-    """Return what the ranks have measured, by rank. `progress` is told what they say meanwhile.
+    """Run the measurement; return its results by rank. `progress` receives the ranks' messages.
 
-    Raises what a rank has raised, and `LockstepError` if one is lost or all are silent for too long.
-    No process is left. Nothing here imports torch, which takes seconds, before it is needed.
+    Raises the error of a failed rank, and `LockstepError` if a rank is lost or all are silent for
+    `SILENT_S`. No process remains. Importing this module does not import torch, which takes seconds.
     """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([measurement.module])
@@ -93,11 +93,12 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
 
 
 def _start_fork_server() -> None:
-    """Start the process that ranks are forked from, so that neither it nor they take note of Ctrl-C.
+    """Start the fork server with SIGINT blocked, so that the server and the ranks ignore Ctrl-C.
 
-    That reaches all processes of a terminal, and each would print where it was; this one ends them.
+    A terminal sends Ctrl-C to all of its processes, and each would print a traceback. The parent ends
+    the ranks instead.
     """
-    # It would be started by what follows, and let signals through again.
+    # Start the resource tracker first: starting it later would unblock the signals again.
     resource_tracker.ensure_running()
     held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -132,7 +133,7 @@ def _hear(said: list[Connection], progress: Say) -> list[Any]:
 
 
 def _be_rank(measure: Callable[[Member, Say], object], member: Member, say: Connection) -> None:
-    """Measure as one of the ranks, and say how it went."""
+    """Run the measurement as one rank, and send its result or error."""
     import torch  # noqa: PLC0415 - see `run_ranks`.
     import torch.distributed as dist  # noqa: PLC0415 - as above.
 

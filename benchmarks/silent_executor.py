@@ -1,4 +1,4 @@
-"""An executor that does nothing, where only the replicated state's own cost is measured."""
+"""An executor that does nothing, to measure the cost of the replicated state alone."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from ..ranks.protocol.orders import Direction, Order
 
 
 class SilentExecutor:
-    """Takes orders and never reports: every operation stays in flight."""
+    """Accepts orders and never reports progress: every operation stays in flight."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Do nothing."""

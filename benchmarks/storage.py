@@ -1,9 +1,9 @@
-"""How near a store comes to its limit: the same bytes by bare system calls, in the same run.
+"""Throughput of a store compared with bare system calls on the same bytes, in the same run.
 
-Each round writes fresh names, reads them back and removes them, and does the same with one large file
-(`bare_calls`), with as many threads and the same memory, right before the store's turn.
-The medians of the rounds count, and their ratio is the figure: it hardly moves when the machine is
-busy with something else. The limit of a store that is not in a directory is a file in memory.
+Each round writes new names, reads them back and removes them. Right before the store's turn, the same
+is done with one large file (`bare_calls`), with as many threads and the same memory. The figure is the
+ratio of the medians over the rounds; it hardly changes when the machine is busy otherwise. For a store
+that is not in a directory, the limit is a file in memory.
 """
 
 import asyncio
@@ -38,39 +38,39 @@ Outcome = TypeVar("Outcome")
 ROUNDS: Final = 5
 BATCH_PAGES: Final = 1024
 BATCH_BYTES: Final = 16 << 20
-"""A call moves as many pages as fit both bounds, and one at least."""
+"""A call moves as many pages as fit both bounds, but at least one."""
 EXISTS_NAMES: Final = 1000
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
 IN_DIRECTORIES: Final = ("file", "3fs")
-"""The schemes of stores whose files a limit can be measured beside."""
+"""The schemes of stores that keep their pages in files."""
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 
 
 class StorageReport(TypedDict):
-    """Holds what `lockstep bench storage` reports. GB are 10^9 bytes of pages."""
+    """The report of `lockstep bench storage`. GB are 10^9 bytes of pages."""
 
     store: str
     page_bytes: int
     threads: int
     bytes: int
-    """The size of all pages, which each round writes and reads once."""
+    """The size of all pages, each of which is written and read once per round."""
     rounds: int
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """What a look-up takes, among `EXISTS_NAMES` names that the store has seen."""
+    """The duration of a lookup, among `EXISTS_NAMES` names that the store has."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
     ratio_write: float
     cpu_s_per_gb: float
-    """What this process computes in reads and writes of the store together, in the median round."""
+    """The CPU time of this process for the store's reads and writes, in the median round."""
     limit_cpu_s_per_gb: float
     limit_file: str
-    """The place of the file that the limit was measured on."""
+    """The directory of the file on which the limit was measured."""
     load: float
-    """The machine's load in the last minute, when the measurement began."""
+    """The machine's one-minute load average before the measurement."""
     python: str
     machine: str
     cpus: int
@@ -79,18 +79,18 @@ class StorageReport(TypedDict):
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSizes:
-    """Says what is measured: the options of `lockstep bench storage`."""
+    """The options of `lockstep bench storage`."""
 
     store: Annotated[str, Parameter(metavar="URI")]
-    """The store, as a URI; what is written there is removed again."""
+    """The store, as a URI; the benchmark removes what it writes."""
     page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
-    """Bytes of a page, such as 65536 or 1MiB."""
+    """Bytes per page, such as 65536 or 1MiB."""
     threads: Annotated[int, Parameter(validator=Number(gte=1, lte=256))] = 1
-    """Threads, of the store and of its limit."""
+    """Threads of the store and of its limit."""
     total_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
     ] = 256 << 20
-    """Bytes of all pages of a round."""
+    """Total bytes of pages in a round."""
 
     def __post_init__(self) -> None:
         if self.total_bytes < self.page_bytes:
@@ -103,24 +103,24 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Says what one turn took."""
+    """The time that one turn took."""
 
     wall: float
     cpu: float
 
 
 def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> StorageReport:
-    """Measure, and leave nothing behind in the store, nor a directory that was not there before.
+    """Run the benchmark; removes all pages and directories that it created.
 
     Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
-    refuses pages. `say` is told what is being done.
+    refuses pages. `say` receives progress messages.
     """
     require_memory_twice(sizes.total_bytes)
     parsed = parse_uri(sizes.store)
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
     directory = limit_directory(parsed)
     load = os.getloadavg()[0]
-    # One for all rounds, as a model has: its first pages may make directories, the others find them.
+    # Use one namespace for all rounds, like a model: only its first pages create directories.
     namespace = secrets.token_hex(16)
     tidied = no_directories_left(directory, namespace) if parsed.scheme == "file" else nullcontext()
     try:
@@ -166,7 +166,7 @@ async def _measure(
     directory: Path,
     say: Callable[[str], None],
 ) -> dict[str, list[_Seconds]]:
-    """Return what each turn took, by what was done in it."""
+    """Return the times of all turns, by the action measured."""
     source = pages_in_memory(sizes.page_bytes, sizes.pages)
     target = pages_in_memory(sizes.page_bytes, sizes.pages)
     for number, page in enumerate(source):
@@ -194,7 +194,7 @@ async def _round(
     target: Sequence[memoryview],
     turns: dict[str, list[_Seconds]],
 ) -> None:
-    """Write and read by bare calls, then in the store; each reads what was written right before."""
+    """Write and read by bare calls, then through the store; each reads what it just wrote."""
 
     def note(turn: str, begun: _Seconds) -> None:
         now = _now()
@@ -222,7 +222,7 @@ async def _round(
 
 
 class _Call(Protocol[Item_contra, Outcome]):
-    """`StorageBackend.read` or `write`."""
+    """The type of `StorageBackend.read` and `write`."""
 
     async def __call__(
         self, items: Sequence[Item_contra], /, *, deadline: float
@@ -230,7 +230,7 @@ class _Call(Protocol[Item_contra, Outcome]):
 
 
 class _Store:
-    """The pages of one round in a store, under names that nobody had before."""
+    """The pages of one round in a store, under new names."""
 
     def __init__(self, backend: StorageBackend, sizes: StorageSizes, namespace: str) -> None:
         self._backend = backend
@@ -238,16 +238,16 @@ class _Store:
         self._namespace = namespace
         self._names = self._new_names(sizes.pages)
         self._batch = max(1, min(BATCH_PAGES, BATCH_BYTES // sizes.page_bytes))
-        # One more than there are threads, so that none waits for the next call to come.
+        # One call more than threads, so that no thread waits for the next call.
         self._calls = sizes.threads + 1
 
     def writes(self, pages: Sequence[memoryview]) -> list[Write]:
-        """Return the orders to write a page under each name."""
+        """Return the requests to write a page under each name."""
         named = zip(self._names, pages, strict=True)
         return [Write(name, (page,), self._shape) for name, page in named]
 
     def reads(self, pages: Sequence[memoryview]) -> list[Read]:
-        """Return the orders to read a page under each name."""
+        """Return the requests to read a page under each name."""
         named = zip(self._names, pages, strict=True)
         return [Read(name, (page,), self._shape) for name, page in named]
 
@@ -261,7 +261,7 @@ class _Store:
         await self._backend.remove(self._names, deadline=_deadline())
 
     async def exists(self) -> list[_Seconds]:
-        """Ask for names that the store has seen, and return what that took each time."""
+        """Look up names that the store has, and return the time of each repetition."""
         names = self._new_names(EXISTS_NAMES)
         shape, (page,) = ObjectShape.whole(_SMALL_BYTES), pages_in_memory(_SMALL_BYTES, 1)
         spent: list[_Seconds] = []
@@ -285,7 +285,7 @@ class _Store:
         call: "_Call[Item, Outcome]",
         expected: Outcome,
     ) -> None:
-        """Make the calls, several at a time, the next when one returns."""
+        """Run the calls, several at a time; start the next one when one returns."""
         starts = iter(range(0, len(items), self._batch))
 
         async def some() -> None:
@@ -307,7 +307,7 @@ class _Store:
 
 
 def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
-    """Return the URI with as many threads as are measured, where its scheme has that option."""
+    """Return the URI with a `threads` option, if its scheme has that option."""
     if uri.scheme != "file":
         return text
     given = uri.options.get("threads")
@@ -319,7 +319,7 @@ def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
 
 
 def limit_directory(uri: StoreUri) -> Path:
-    """Return where a limit makes files: on the store's filesystem, or in memory where it has none."""
+    """Return the directory for a limit's files: on the store's filesystem, or in memory."""
     if uri.scheme in IN_DIRECTORIES:
         return Path(os.path.normpath(uri.path))
     return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
@@ -335,17 +335,17 @@ def _deadline() -> float:
 
 @contextmanager
 def no_directories_left(root: Path, namespace: str) -> Generator[None]:
-    """Let the block make a store in `root` and write pages of `namespace`, which nobody else has.
+    """Remove the directories that the block creates for a store in `root` with pages of `namespace`.
 
-    Pages that are removed leave the directories in which they were. When the block ends, those of the
-    namespace are removed if they are empty, however it ends. If there was no `root` before, it goes
-    too, and the directories made for it, unless there is any file in it by then: others use the store.
+    No other process may use the namespace. Removing pages leaves their directories, so at exit, even
+    after an error, the namespace's directories are removed if they are empty. If `root` did not exist
+    before, it and its new parents are removed, unless others have put files into it by then.
     """
     made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
     try:
         yield
     finally:
-        # Any object of the namespace lies two levels below its directory.
+        # Objects are two levels below the directory of their namespace.
         _remove_if_empty((root / object_path(namespace, bytes(NAME_DIGEST_BYTES))).parents[1])
         if made:
             _remove_if_empty(root)
@@ -355,7 +355,7 @@ def no_directories_left(root: Path, namespace: str) -> Generator[None]:
 
 
 def _remove_if_empty(top: Path) -> None:
-    """Remove a directory and those in it, if none of them has anything else in it."""
+    """Remove a directory and its subdirectories if none of them contains a file."""
     found = list(os.walk(top, topdown=False))
     if any(files for _, _, files in found):
         return

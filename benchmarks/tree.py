@@ -1,16 +1,16 @@
-"""What the prefix tree costs: match, insert, lock and unlock, evict, beside memcmp.
+"""Cost of the prefix tree: match, insert, lock and unlock, evict, compared with memcmp.
 
-What is timed is the call that an engine makes, with the tokens in a numpy array of int32:
+The timed calls are those that an engine makes, with the tokens in a numpy array of int32:
 
-- `match`: `cache.match` of a prompt that is cached whole.
-- `insert`: `cache.insert` of a prompt whose first half is cached, by a request that is admitted.
-- `lock_unlock`: `cache.load_back` of a prompt that is cached whole, which locks it, and `release`. An
-  engine has no other way to lock, so a match is part of it.
+- `match`: `cache.match` of a prompt that is fully cached.
+- `insert`: `cache.insert` of a prompt whose first half is cached, by an admitted request.
+- `lock_unlock`: `cache.load_back` of a prompt that is fully cached, which locks it, and `release`. An
+  engine has no other way to lock, so a match is included.
 - `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without a free
   page.
 
-The limit is `copy.startswith(prompt)`, timed just before each of the calls: one memcmp of the array
-that the call gets with a copy of its bytes, and no more than that array shared between the two.
+The limit is `copy.startswith(prompt)`, timed right before each call: one memcmp between the token array
+of the call and a copy of its bytes. The two calls share only that array.
 """
 
 import os
@@ -38,10 +38,10 @@ from .cached_prompts import (
 
 OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
 LEAVES = 2 * GROUP_NODES
-"""What one eviction takes: two groups, whose shared nodes become leaves on the way."""
+"""The leaves of one eviction: two groups, whose shared nodes become leaves during it."""
 DEEP_PATH_NODES = 128
 INSERTS_MAX = 50
-"""Each leaves half a prompt in the tree, so there are fewer of them than of the others."""
+"""Inserts are fewer than the other calls, because each leaves half a prompt in the tree."""
 EVICTIONS_MAX = 100
 
 
@@ -51,19 +51,19 @@ class Point(TypedDict):
     op: str
     """One of `OPS`."""
     tokens: int
-    """The length of the prompt, or of what is evicted."""
+    """The length of the prompt, or of the evicted nodes."""
     nodes: int
-    """The size of the tree."""
+    """The number of nodes in the tree."""
     page_tokens: int
     components: str
     path_nodes: int
-    """Nodes that the prompt lies in; 0 for an eviction."""
+    """The number of nodes that the prompt spans; 0 for an eviction."""
     p50_us: float
     limit_us: float
 
 
 class TreeReport(TypedDict):
-    """Holds what `lockstep bench tree` reports."""
+    """The report of `lockstep bench tree`."""
 
     points: list[Point]
     repetitions: int
@@ -78,19 +78,19 @@ Numbers = Annotated[tuple[int, ...], Parameter(validator=Number(gte=1))]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Says what is measured: the options of `lockstep bench tree`."""
+    """The options of `lockstep bench tree`."""
 
     tokens: Annotated[Numbers, Parameter(show_default="1k, 8k, 32k, 128k")] = (
         *(1 << 10, 1 << 13, 1 << 15, 1 << 17),
     )
-    """Length of a prompt; may be repeated."""
+    """Tokens per prompt; may be repeated."""
     nodes: Annotated[
         tuple[int, ...],
         Parameter(validator=Number(gte=2 * LEAVES), show_default="1,000 and 100,000"),
     ] = (1_000, 100_000)
-    """Nodes of the tree; may be repeated."""
+    """Nodes in the tree; may be repeated."""
     page_tokens: Annotated[Numbers, Parameter(show_default="16 and 64")] = (16, 64)
-    """Tokens of a page; may be repeated."""
+    """Tokens per page; may be repeated."""
     components: Annotated[
         tuple[str, ...], Parameter(choices=COMPONENTS, show_default="all there are")
     ] = COMPONENTS
@@ -113,9 +113,10 @@ class Sizes:
         ]
 
     def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
-        """Return tokens and path nodes of each prompt: longer ones lie in more nodes.
+        """Return tokens and path nodes of each prompt: longer prompts span more nodes.
 
-        The longest is there a second time, in as many nodes as a conversation of many turns has.
+        The longest prompt is listed twice, the second time with as many nodes as a conversation of many
+        turns.
         """
         prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
         longest = max(self.tokens)
@@ -129,7 +130,7 @@ def _path_nodes(tokens: int) -> int:
 
 
 def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeReport:
-    """Measure everything; `tell` hears what is being measured."""
+    """Run the benchmark; `tell` receives progress messages."""
     points: list[Point] = []
     for shape in sizes.shapes():
         tell(f"{shape.components}, pages of {shape.page_tokens}, {shape.nodes:,} nodes")
@@ -146,7 +147,7 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
 def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[Point]:
     prompts = sizes.prompts(shape.page_tokens)
     inserts = min(sizes.repetitions, INSERTS_MAX)
-    # Each prompt once, a page beside each of its nodes, and a new half for each insert.
+    # Space for each prompt, a branch page at each of its nodes, and half a prompt for each insert.
     spare = sum(
         tokens + path_nodes * shape.page_tokens + inserts * (tokens // 2 + shape.page_tokens)
         for tokens, path_nodes in prompts
@@ -192,7 +193,7 @@ def _point(
 
 
 Steps = Iterator[Callable[[], object]]
-"""Yields each repetition of a call, and between them makes ready for the next one."""
+"""Yields a call for each repetition, and prepares the next repetition in between."""
 
 
 def _match(cached: CachedPrompts, prompt: TokenArray) -> Steps:
@@ -237,7 +238,7 @@ def _evict(cached: CachedPrompts, repetitions: int) -> Point:
     tokens = LEAVES * cached.shape.leaf_tokens
     steps = _evictions(cached, tokens)
     p50_us, limit_us = _interleaved(steps, cached.random_tokens(tokens), repetitions)
-    # The last one has still its pages.
+    # The last eviction's pages are still allocated.
     next(steps)
     return _point(
         cached.shape,
@@ -250,7 +251,7 @@ def _evict(cached: CachedPrompts, repetitions: int) -> Point:
 
 
 def _interleaved(steps: Steps, prompt: TokenArray, repetitions: int) -> tuple[float, float]:
-    """Return the medians of a call and of a comparison of the prompt's bytes, in microseconds."""
+    """Return the median times of a call and of a memcmp of the prompt's bytes, in microseconds."""
     given, copy = prompt.data.cast("B"), prompt.tobytes()
     clock = time.perf_counter_ns
     called: list[int] = []

@@ -1,10 +1,10 @@
-"""What Lockstep costs vLLM where nothing hits, and what it saves where host memory does.
+"""Overhead of Lockstep in vLLM when nothing hits, and its savings when host memory hits.
 
-An engine with the connector and one without it are both up, and each prompt goes to both, in turns and
-in an order that changes: what else the machine does then meets both, and each pair has a ratio. Every
-prompt is new, with a file:// store that never has it; then prompts of 4k tokens come again after the
-engine has dropped its own prefix cache. The forward pass of the model takes at least 30 ms, which is
-what a miss has to be small against. Needs vLLM: `make bench-engines`.
+Two engines run at the same time, one with the connector and one without. Each prompt goes to both, in
+alternating order, so other load on the machine affects both, and each pair gives a ratio. First, every
+prompt is new, with a file:// store that never has it. Then prompts of 4k tokens are repeated after the
+engine has dropped its own prefix cache. The model's forward pass takes at least 30 ms; the overhead of
+a miss must be small compared with that. Needs vLLM: `make bench-engines`.
 """
 
 import argparse
@@ -30,11 +30,11 @@ LONG_TOKENS = 4096
 ANSWER_TOKENS = 17
 BLOCK_TOKENS = 32
 SETTLE_S = 0.3
-"""What is written behind a request takes its time from that request's tokens, not from the next one."""
+"""A pause after each request, so that its background writes do not slow the next request."""
 START_S = 300
 FORWARD_MS = 30
 LAYERS = {1: 12, 2: 20}
-"""By number of ranks: so many that a forward pass of one token takes 30 ms on two cores of 2026."""
+"""Layers by number of ranks: a one-token forward pass takes 30 ms on two cores of 2026."""
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -64,7 +64,7 @@ Sample = dict[str, Any]
 
 
 def main() -> None:
-    """Measure with each number of ranks, and print."""
+    """Measure with each number of ranks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -101,7 +101,7 @@ def _measure(ranks: int, mode: str, told: argparse.Namespace) -> None:
 
 
 class StartedEngine:
-    """An engine in processes of its own, which waits between the requests that it is given."""
+    """An engine in separate processes, idle between the requests that it receives."""
 
     def __init__(self, folder: Path, connector: str, ranks: int, *, one_scheduler: bool) -> None:
         self._folder = folder
@@ -110,7 +110,7 @@ class StartedEngine:
         self._listener.listen()
         self._listener.settimeout(1.0)
         self._told: list[TextIO] = []
-        """What each process reads and writes, by rank."""
+        """The control connection to each process, by rank."""
         self._processes = 1 if one_scheduler else ranks
         _write_plan(folder, connector, ranks, one_scheduler=one_scheduler)
         launcher = () if one_scheduler else _torchrun(ranks)
@@ -125,7 +125,7 @@ class StartedEngine:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> Self:
-        """Wait until all of its processes are up."""
+        """Wait until all of the engine's processes have connected."""
         until = time.monotonic() + START_S
         met: dict[int, TextIO] = {}
         while len(met) < self._processes:
@@ -139,7 +139,8 @@ class StartedEngine:
             lines = connection.makefile("rw")
             met[json.loads(lines.readline())["rank"]] = lines
         self._told = [met[rank] for rank in sorted(met)]
-        # Ranks on CPUs meet in shared memory under one name, which the next engine's ranks use too.
+        # CPU ranks meet in shared memory under a fixed name; remove it, so that the next engine can use
+        # it.
         for left in Path("/dev/shm").glob("*-cpushm_*"):  # noqa: S108 - it is what it is.
             left.unlink(missing_ok=True)
         return self
@@ -150,7 +151,7 @@ class StartedEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it."""
+        """Stop the engine."""
         for each in self._told:
             each.close()
         self._listener.close()
@@ -161,14 +162,14 @@ class StartedEngine:
         self._log.close()
 
     def answer(self, seed: int, prompt_tokens: int, tokens: int) -> Sample:
-        """Have a prompt answered, let what is written behind it be over, and return the sample."""
+        """Send a prompt, wait for the answer and for background writes, and return the sample."""
         told = {"do": "answer", "seed": seed, "prompt_tokens": prompt_tokens, "tokens": tokens}
         sample = self._tell(told)
         time.sleep(SETTLE_S)
         return sample
 
     def drop(self) -> None:
-        """Let the engine forget what it has on its device."""
+        """Drop the engine's prefix cache on its device."""
         if not self._tell({"do": "drop"})["dropped"]:
             sys.exit("the engine holds blocks back, and could not drop its prefix cache")
 
@@ -234,7 +235,7 @@ def _write_plan(folder: Path, connector: str, ranks: int, *, one_scheduler: bool
 def _pairs(
     engines: Sequence[StartedEngine], seeds: Iterator[int], prompt_tokens: int, pairs: int
 ) -> list[tuple[Sample, Sample]]:
-    """Give prompts to both engines; the first of a pair is every other time the second."""
+    """Send prompts to both engines, alternating which engine is first."""
     found: list[tuple[Sample, Sample]] = []
     for pair in range(pairs):
         seed, turn = next(seeds), (engines if pair % 2 else engines[::-1])
@@ -246,7 +247,7 @@ def _pairs(
 def _long(
     without: StartedEngine, with_it: StartedEngine, seeds: Iterator[int], pairs: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """Let long prompts be computed by both engines, then be loaded by the one with a connector."""
+    """Let both engines compute long prompts, then let the one with a connector load them."""
     plain: list[Sample] = []
     cold: list[Sample] = []
     warm: list[Sample] = []
@@ -284,7 +285,7 @@ def _print_cold(prompt_tokens: int, pairs: list[tuple[Sample, Sample]]) -> None:
 
 
 def _print_methods(what: str, key: str, samples: list[Sample]) -> None:
-    """Print what the connector's methods take in a step, in microseconds."""
+    """Print the time of the connector's methods per step, in microseconds."""
     steps = sum(each[key].get("steps", 0) for each in samples)
     if not steps:
         return

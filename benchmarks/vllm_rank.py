@@ -1,7 +1,7 @@
-"""One process of a vLLM engine that answers prompts when it is told to, and says how long each took.
+"""One process of a vLLM engine that answers prompts on command and reports their times.
 
-`vllm_overhead` starts it, under torchrun for a scheduler on every rank, and tells all processes of an
-engine the same. Between two requests an engine takes no time from others.
+`vllm_overhead` starts it, under torchrun if every rank has a scheduler, and sends the same commands to
+all processes of an engine. An idle engine takes no CPU time from others.
 """
 
 import json
@@ -25,21 +25,21 @@ METHODS = (
     "update_connector_output",
     "request_finished_all_groups",
 )
-"""What vLLM calls of a connector in a step."""
+"""The connector's methods that vLLM calls in a step."""
 
 
 class Engine:
-    """A vLLM engine and what its connector's methods take."""
+    """A vLLM engine that records the time spent in its connector's methods."""
 
     def __init__(self, arguments: dict[str, Any], vocabulary: int) -> None:
-        # Only these processes have vLLM, and it takes seconds to import.
+        # Import here: only these processes have vLLM, and the import takes seconds.
         from vllm import LLM  # noqa: PLC0415
 
         self._llm = LLM(**arguments)
         self._vocabulary = vocabulary
         self._requests = 0
         self.spent: defaultdict[str, float] = defaultdict(float)
-        """Seconds by method, and how many steps there were."""
+        """Seconds by method, and the number of engine steps."""
         core = self._llm.llm_engine.engine_core.engine_core
         self._count(core.scheduler, "schedule", calls="steps")
         if core.scheduler.connector is not None:
@@ -47,7 +47,7 @@ class Engine:
                 self._count(type(core.scheduler.connector), name)
 
     def answer(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """Answer a prompt with so many tokens; say when they came, and where the time has gone."""
+        """Answer a prompt with `tokens` tokens; return their timing and the time spent by method."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         engine = self._llm.llm_engine
@@ -78,11 +78,11 @@ class Engine:
         }
 
     def drop(self) -> dict[str, Any]:
-        """Let the engine forget what lies on its device; what a connector keeps stays."""
+        """Drop the engine's prefix cache on the device; the connector's tiers keep their pages."""
         return {"dropped": self._llm.reset_prefix_cache()}
 
     def obey(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Do what `vllm_overhead` tells."""
+        """Execute one command from `vllm_overhead`."""
         if told["do"] == "drop":
             return self.drop()
         generator = random.Random(told["seed"])
@@ -90,7 +90,7 @@ class Engine:
         return self.answer(prompt, told["tokens"])
 
     def _count(self, owner: Any, name: str, calls: str = "") -> None:
-        """Let a method add the seconds that it takes, and its calls under another name."""
+        """Wrap a method to add up its duration, and its calls under the name `calls`."""
         method: Callable[..., Any] = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:
@@ -106,7 +106,7 @@ class Engine:
 
 
 def main(plan: Path) -> None:
-    """Start the engine of a plan, and obey until nobody tells anything any more."""
+    """Start the engine of a plan, and execute commands until the connection closes."""
     told = json.loads(plan.read_text())
     engine = Engine(told["arguments"], told["vocabulary"])
     with socket(AF_UNIX) as parent:

@@ -1,1 +1,1 @@
-"""What pages take from one group's hosts to another's, beside a bare connection."""
+"""Throughput of page handoffs between the hosts of two groups, compared with a bare connection."""

@@ -1,4 +1,4 @@
-"""One process of the benchmark of handoffs: rank 0 serves its pages, rank 1 reads them."""
+"""One process of the handoff benchmark: rank 0 serves its pages, rank 1 reads them."""
 
 import asyncio
 import random
@@ -30,14 +30,14 @@ _NAMESPACE: Final = "ab" * 32
 _NOISE_BYTES: Final = 1 << 20
 _CALL_BYTES: Final = 16 << 20
 _CALLS: Final = 2
-"""So many calls at a time, of so many bytes, as the storage loop of a rank makes."""
+"""Concurrent calls, of `_CALL_BYTES` each, as the storage loop of a rank makes."""
 _TIMEOUT_S: Final = 120.0
 _PLACES: Final = "places"
 _SECRET: Final = "of this measurement"  # noqa: S105 - both processes are on this machine.
 
 
 def measure(settings: HandoffSettings, member: Member, say: Say) -> Turns:
-    """Measure as one of the two processes."""
+    """Run the measurement as one of the two processes."""
     objects = _objects(settings)
     if member.rank == 0:
         return _serve(settings, member, objects)
@@ -45,7 +45,7 @@ def measure(settings: HandoffSettings, member: Member, say: Say) -> Turns:
 
 
 def _objects(settings: HandoffSettings) -> RankObjects:
-    """Return the host pages of one rank, as many as are moved in a round; those of both are alike."""
+    """Return one rank's host pages, as many as a round moves, identical in both processes."""
     column = Column(name="kv", layers=1, heads=1, elements=settings.page_bytes, dtype="uint8")
     layouts = {KV_POOL: PageLayout(page_tokens=1, columns=(column,))}
     pool = HostPool(layouts[KV_POOL].shard(0, 1), settings.pages, pinned=False)
@@ -70,7 +70,7 @@ def _engine(settings: HandoffSettings, host: str) -> TransferEngine | None:
 
 
 def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
-    """Return the keys of the pages of a round, which no other round has."""
+    """Return the page keys of a round, which are unique to it."""
     return tuple(sha256(b"%d %d" % (number, page)).digest() for page in range(settings.pages))
 
 
@@ -105,7 +105,7 @@ def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> T
 
 
 def _serve_once(settings: HandoffSettings, number: int, server: PageServer) -> Turn:
-    """Let the other process read all pages by a server, and return what it took here."""
+    """Let the other process read all pages from a server; return the time spent in this process."""
     keys, slots = _keys(settings, number), tuple(range(settings.pages))
     server.serve(number, [ObjectTransfer(KV_POOL, keys, slots)])
     dist.barrier()
@@ -149,7 +149,7 @@ async def _read(settings: HandoffSettings, member: Member, objects: RankObjects,
 
 
 async def _turn(move: Callable[[], Awaitable[None]]) -> Turn:
-    """Do something at the same time as the other process, and return what it took here."""
+    """Run `move` while the other process serves, and return the time spent in this process."""
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     await move()

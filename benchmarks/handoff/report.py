@@ -1,11 +1,11 @@
-"""How near pages come to the limit that go from one group's hosts to another's, over TCP.
+"""Throughput of pages moved between the hosts of two groups over TCP, compared with the limit.
 
-Two processes on one machine: one serves its host pages, the other reads them through `peer://`,
-over its connection or by a transfer engine, verified as they always are. The limit is the same bytes
-over one bare connection, from and into the same memory, right before each turn. The medians of the
-rounds count, and their ratio is the figure. Every round has fresh keys, so that each page's checksums
-are computed anew, as in a handoff they are once. Over a connection the same is done by one that has a
-secret, with authenticated frames.
+Two processes on one machine take part: one serves its host pages, the other reads them through
+`peer://`, over its connection or a transfer engine, with the usual verification. The limit is the same
+bytes over one bare connection, from and to the same memory, measured right before each turn. The figure
+is the ratio of the medians over the rounds. Every round has new keys, so each page's checksums are
+computed once per round, as in a real handoff. Without a transfer engine, a second connection with
+authenticated frames is measured, too.
 """
 
 import os
@@ -20,36 +20,36 @@ from .settings import HandoffSettings, Turn
 
 
 class HandoffReport(TypedDict):
-    """Holds what `lockstep bench handoff` reports. GB are 10^9 bytes of pages."""
+    """The report of `lockstep bench handoff`. GB are 10^9 bytes of pages."""
 
     transfer: str
-    """What moved the pages."""
+    """The transfer that moved the pages."""
     page_bytes: int
     bytes: int
-    """The size of all pages, which each round moves once."""
+    """The size of all pages, each of which is moved once per round."""
     rounds: int
     handoff_gbps: float
     limit_gbps: float
     ratio: float
     authenticated_gbps: float | None
-    """The same with authenticated frames; None if a transfer engine moves the pages."""
+    """Throughput with authenticated frames; None with a transfer engine."""
     authenticated_ratio: float | None
-    """How fast that is, compared with frames that are not authenticated."""
+    """The authenticated throughput relative to frames without authentication."""
     handoff_cpu_s_per_gb: float
-    """What both processes compute for it, in the median round."""
+    """The CPU time of both processes, in the median round."""
     authenticated_cpu_s_per_gb: float | None
     limit_cpu_s_per_gb: float
     load: float
-    """The machine's load in the last minute, when the measurement began."""
+    """The machine's one-minute load average before the measurement."""
     python: str
     machine: str
     cpus: int
 
 
 def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) -> HandoffReport:
-    """Measure; `say` is told what is being done. No process is left.
+    """Run the benchmark; `say` receives progress messages. No process remains.
 
-    Raises `LockstepError` if a process is lost, and `StorageError` if a page does not come as it was.
+    Raises `LockstepError` if a process is lost, and `StorageError` if a page arrives with wrong bytes.
     """
     from .rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
 

@@ -1,4 +1,4 @@
-"""What the benchmark of handoffs measures, checked when it is made, and what a turn of it took."""
+"""Settings of the handoff benchmark, checked on construction, and the times of its turns."""
 
 from dataclasses import dataclass
 from typing import Annotated, get_args
@@ -16,19 +16,18 @@ from ..byte_sizes import BYTES
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
-    """Says what is measured: the options of `lockstep bench handoff`."""
+    """The options of `lockstep bench handoff`."""
 
     page_bytes: Annotated[int, BYTES, Parameter(validator=Number(gte=1, lte=PART_BYTES_MAX))]
-    """Bytes of a page, such as 262144 or 1MiB."""
+    """Bytes per page, such as 262144 or 1MiB."""
     total_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 50), show_default="256MiB")
     ] = 256 << 20
-    """Bytes of all pages of a round."""
+    """Total bytes of pages in a round."""
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 9
-    """How often everything is measured in turns."""
+    """The number of rounds, each with one turn of each measurement."""
     transfer: Annotated[str, Parameter(choices=get_args(Transfer))] = TCP
-    """The transfer from host memory to host memory: tcp, or mooncake for Mooncake's transfer
-    engine, over TCP as well."""
+    """How host memory is transferred: tcp, or mooncake for Mooncake's engine, also over TCP."""
 
     def __post_init__(self) -> None:
         if self.total_bytes < self.page_bytes:
@@ -41,18 +40,18 @@ class HandoffSettings:
 
     @property
     def authenticates(self) -> bool:
-        """Whether it is measured with authenticated frames as well: an engine's reads have none."""
+        """Whether authenticated frames are measured as well; a transfer engine's reads have none."""
         return self.transfer == TCP
 
     @property
     def engine(self) -> EngineSettings | None:
-        """The transfer engine that moves pages; None for the connection."""
+        """The transfer engine that moves pages; None for the plain connection."""
         return EngineSettings(insists=True) if self.transfer == MOONCAKE else None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Says what one turn took of one process, in seconds."""
+    """The time that one turn took in one process, in seconds."""
 
     wall: float
     cpu: float
@@ -60,7 +59,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Says what all turns took of one process."""
+    """The times of all turns in one process."""
 
     handoff: list[Turn]
     authenticated: list[Turn]

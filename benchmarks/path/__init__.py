@@ -1,1 +1,1 @@
-"""The path that a user waits for: storage to host to device, beside bare calls over the same files."""
+"""Throughput from storage to host to device, compared with bare calls over the same files."""

@@ -1,7 +1,7 @@
-"""The limit of the path: a store's own files by bare system calls, hashed, and nothing else.
+"""The limit of the storage path: reading and hashing a store's files by bare system calls.
 
-Each thread takes a run of pages, opens each file, reads header and page with one `preadv`, and hashes
-the page while it is in the cache. No name is computed and nothing is compared.
+Each thread takes a run of pages. It opens each file, reads header and page with one `preadv`, and
+hashes the page while it is in the CPU cache. No name is computed and nothing is compared.
 """
 
 import mmap
@@ -18,15 +18,15 @@ from ...page_format.object_header import HEADER_BYTES, Statement, read_statement
 from ..bare_calls import untouched_memory
 
 _DEVICE_THREADS: Final = 16
-"""As many reads at a time bring most devices to their limit."""
+"""This number of concurrent reads saturates most devices."""
 
 
 class StoredPage(NamedTuple):
-    """One page as it lies in a file, after its header."""
+    """The position of one page, after its header, in a file."""
 
     file: str
     offset: int
-    """The place of the header."""
+    """The offset of the header."""
 
 
 class BareFiles:
@@ -40,11 +40,11 @@ class BareFiles:
         self._threads = threads
         self._direct = os.O_DIRECT if direct else 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bare")
-        # The threads are there before anything is timed.
+        # Start the threads before anything is timed.
         self._divide(threads, lambda _first, _last: None)
 
     def read(self, pages: Sequence[StoredPage], memory: memoryview) -> None:
-        """Read pages side by side into `memory`, and hash each unless that was not wanted."""
+        """Read pages consecutively into `memory`, and hash each one unless hashing is disabled."""
         nbytes = self._page_bytes
 
         def some(first: int, last: int) -> None:
@@ -63,7 +63,7 @@ class BareFiles:
         self._divide(len(pages), some)
 
     def write(self, directory: Path, names: Sequence[str], memory: memoryview) -> None:
-        """Write a new file for each page that lies in `memory`, and hash each."""
+        """Write each page of `memory` to a new file, and hash it."""
         nbytes, header = self._page_bytes, memoryview(mmap.mmap(-1, HEADER_BYTES))
 
         def some(first: int, last: int) -> None:
@@ -89,7 +89,7 @@ class BareFiles:
 
 
 def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
-    """Return the pages in a directory that has a file for each, and perhaps other files."""
+    """Return the pages in a directory with one file per page; other files are ignored."""
     files = [
         file
         for file in sorted(directory.rglob("*"))
@@ -99,7 +99,7 @@ def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
 
 
 def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[StoredPage]:
-    """Return the pages of a namespace in the files of slots of a store."""
+    """Return the pages of a namespace in a store's slot files."""
     pages: list[StoredPage] = []
     for file in sorted(directory.glob("slots-*")):
         with file.open("rb", buffering=0) as slots:
@@ -112,7 +112,7 @@ def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[Sto
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Say whether the filesystem of a directory, which need not be there yet, is in memory."""
+    """Return whether a directory, which may not exist yet, is on an in-memory filesystem."""
     there = next(each for each in (directory, *directory.parents) if each.exists())
     device = there.stat().st_dev
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -122,7 +122,7 @@ def is_in_memory(directory: Path) -> bool:
 
 
 def forget(pages: Sequence[StoredPage]) -> None:
-    """Ask the kernel to give up what it has cached of the files; what is dirty is written first."""
+    """Flush the files and ask the kernel to drop them from the page cache."""
     for file in dict.fromkeys(page.file for page in pages):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -133,7 +133,7 @@ def forget(pages: Sequence[StoredPage]) -> None:
 
 
 def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
-    """Return memory as a host pool has it, before or after it was first touched."""
+    """Return memory like a host pool's, touched or not yet touched."""
     view = untouched_memory(nbytes)
     if touched:
         zeros = bytes(1 << 20)
@@ -143,7 +143,7 @@ def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
 
 
 def read_device(pages: Sequence[StoredPage], page_bytes: int) -> None:
-    """Read pages as fast as the device gives them: many at a time, past the page cache, unhashed."""
+    """Read pages at the device's maximum speed: concurrently, past the page cache, without hashing."""
     bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True, hashes=False)
     try:
         bare.read(pages, fresh_memory(page_bytes * len(pages), touched=True))

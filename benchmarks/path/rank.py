@@ -1,6 +1,6 @@
-"""One rank of the measurement of the path: a process that writes prompts, or one that reads them.
+"""One rank of the path benchmark: a process that writes prompts, or one that reads them.
 
-All ranks begin each turn together, and say when they began and ended it, on the clock that the
+All ranks start each turn together and record when they started and finished, on the clock that the
 processes of a machine share.
 """
 
@@ -41,14 +41,14 @@ from .bare_files import (
 from .settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
 _IDLE_S: Final = 0.02
-"""How long a step of an engine without work waits for something to happen."""
+"""How long a step waits for an event, in an engine without work."""
 _CAP_S: Final = 120.0
 _SEED: Final = b"lockstep bench path"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a rank began and ended something, and the processor time that its process took."""
+    """When a rank started and finished some work, and its CPU time."""
 
     began: float
     ended: float
@@ -57,21 +57,21 @@ class Span:
 
 @dataclass(slots=True)
 class RankSpans:
-    """What one rank has measured: for each thing the turns, in their order."""
+    """The measurements of one rank: for each item its turns, in order."""
 
     turns: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
     open_s: float = 0.0
 
     @contextmanager
     def span(self, what: str) -> Generator[None]:
-        """Measure the block, which all ranks begin together."""
+        """Measure the block, which all ranks enter together."""
         dist.barrier()
         begun = _now()
         yield
         self.note(what, [_since(begun)])
 
     def note(self, what: str, parts: Sequence[Span]) -> None:
-        """Note a turn that was measured in parts, one after the other, as if nothing was between."""
+        """Record a turn measured in several parts, as if they had been contiguous."""
         began = parts[0].began
         lasted_s = sum(part.ended - part.began for part in parts)
         cpu_s = sum(part.cpu_s for part in parts)
@@ -89,7 +89,7 @@ def _since(begun: Span) -> Span:
 
 
 def _like_an_engine() -> None:
-    """Set apart what was imported, as engines do, so that no collection of garbage visits it."""
+    """Freeze imported objects, as engines do, so that garbage collection does not visit them."""
     gc.collect()
     gc.freeze()
 
@@ -98,14 +98,14 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class _Prompt(NamedTuple):
-    """A prompt, and the request that brings it."""
+    """A prompt, and the request that submits it."""
 
     request: str
     tokens: TokenArray
 
 
 class _Prompts:
-    """A rank's cache, and the prompts that are written in one process and read in another."""
+    """A rank's cache, and prompts that one process writes and another reads."""
 
     def __init__(self, settings: PathSettings, member: Member) -> None:
         self.settings = settings
@@ -123,7 +123,7 @@ class _Prompts:
         self._contents = PageContents(settings.layout.shard(member.rank, member.ranks))
 
     def of_turn(self, turn: int) -> list[_Prompt]:
-        """Return the prompts of a turn, all of whose pages are whole."""
+        """Return the prompts of a turn, each a whole number of pages."""
         noise = np.random.default_rng(turn)
         length = self.settings.prompt_pages * PAGE_TOKENS
         return [
@@ -132,7 +132,7 @@ class _Prompts:
         ]
 
     def admit(self, prompts: Sequence[_Prompt]) -> None:
-        """Have prompts on the device; what is cached of them is loaded back."""
+        """Load prompts onto the device; cached pages are loaded back."""
         for prompt in prompts:
             admission = self.cache.load_back(
                 prompt.request, prompt.tokens, reserve_tokens=len(prompt.tokens)
@@ -148,7 +148,7 @@ class _Prompts:
             self._contents.fill(self.cache.device_pool, *self._pages(prompt))
 
     def persist(self, prompt: _Prompt) -> Span:
-        """Publish an admitted prompt; return how long it took from host memory to storage."""
+        """Insert and release an admitted prompt; return the time of its persist to storage."""
         self.cache.insert(prompt.request, prompt.tokens)
         self.cache.release(prompt.request)
         self.until(self.backed_up)
@@ -157,24 +157,24 @@ class _Prompts:
         return _since(begun)
 
     def verify(self, prompts: Sequence[_Prompt]) -> None:
-        """Raise `StorageError` unless admitted prompts have come back byte for byte."""
+        """Raise `StorageError` unless admitted prompts are correct on the device, byte for byte."""
         for prompt in prompts:
             bad = self._contents.verify(self.cache.device_pool, *self._pages(prompt))
             if bad:
                 raise StorageError(f"{bad} pages of prompt {prompt.request} came back otherwise")
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Step as an engine does that has nothing else to do."""
+        """Step until `done()`, like an engine without other work."""
         while not done():
             self.cache.step(idle_s=_IDLE_S)
 
     def backed_up(self) -> bool:
-        """Say whether all that was inserted is in host memory on every rank, or cannot be."""
+        """Return whether no backup is in flight, so all inserted pages are in host memory or failed."""
         in_flight = self.cache.inspection.in_flight.values()
         return all(operation.kind is not Kind.BACKUP for operation in in_flight)
 
     def moved(self) -> BytesMoved:
-        """Return the bytes that have moved on this rank."""
+        """Return the bytes moved on this rank."""
         return self.cache.inspection.executor.counts().bytes_moved
 
     def _pages(self, prompt: _Prompt) -> tuple[TokenArray, list[bytes]]:
@@ -188,7 +188,7 @@ Work = Callable[[PathSettings, str, Member, Say], RankSpans]
 def measure(
     work: Work, settings: PathSettings, namespace: str, member: Member, say: Say
 ) -> RankSpans:
-    """Do the `work` of a rank; raises `StorageError` for what the system refuses."""
+    """Run the `work` of a rank; raises `StorageError` for errors of the operating system."""
     try:
         return work(settings, namespace, member, say)
     except OSError as error:
@@ -200,14 +200,14 @@ def measure(
 
 
 def write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
-    """Write all prompts through a cache, and as many bytes by bare calls before each."""
+    """Write all prompts through a cache, each turn preceded by as many bytes through bare calls."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
     directory = settings.limit_directory / f"bench-{namespace[:16]}-{member.rank}"
     directory.mkdir(parents=True)
     memory = fresh_memory(settings.turn_bytes, touched=True)
-    # The first files take their room from the machine, and later ones what the first have left.
+    # Warm up: the first files take new memory, and later files reuse it.
     names = [f"first-{page}" for page in range(settings.turn_pages)]
     bare.write(directory, names, memory)
     _unlink(directory, names)
@@ -236,7 +236,7 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
 
 
 def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
-    """Read all prompts through a new cache, and as many bytes by bare calls before each."""
+    """Read all prompts through a new cache, each turn preceded by bare reads of as many bytes."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
@@ -299,7 +299,7 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
     target = np.frombuffer(memory[:nbytes] if turn else memory[nbytes:][:nbytes], dtype=np.uint8)
     step = prompts.settings.page_bytes
     with spans.span("limit_l2_l1"):
-        # Page by page: a copy of everything in one would go past the caches, and pages lie apart.
+        # Copy page by page: one large copy would bypass the caches, and pages are not adjacent.
         for at in range(0, nbytes, step):
             np.copyto(target[at : at + step], source[at : at + step])
     of_turn = prompts.of_turn(turn)
@@ -311,7 +311,7 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
 
 
 def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) -> None:
-    """Have the kernel forget the files of all ranks, where that is wanted; none reads meanwhile."""
+    """If `cold`, drop the files of all ranks from the page cache while no rank reads."""
     if settings.cold:
         dist.barrier()
         forget([page for share in shares for page in share])
@@ -320,7 +320,7 @@ def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) 
 def _shares(
     settings: PathSettings, namespace: str, member: Member
 ) -> Sequence[Sequence[StoredPage]]:
-    """Return the pages that this rank reads by bare calls, one share for each turn."""
+    """Return the pages that this rank reads by bare calls, one share per turn."""
     count = settings.turn_pages * TURNS
     directory = Path(settings.uri.path)
     if settings.files_of_its_own:
@@ -341,10 +341,10 @@ def _shares(
 
 
 def _take_from_host(nbytes: int) -> None:
-    """See that the machine has so much free memory, and need not get it from its host.
+    """Touch `nbytes` of memory so that later allocations need none from a hypervisor.
 
-    The host of a virtual machine may take back what is free there for some seconds, and to get that
-    again takes twenty times as long as to clear it. Chance would say which measurement pays for it.
+    A hypervisor may reclaim a virtual machine's free memory for some seconds. Getting it back takes
+    twenty times as long as clearing it, and would distort a random measurement.
     """
     dist.barrier()
     memory = fresh_memory(nbytes, touched=True)
@@ -353,7 +353,7 @@ def _take_from_host(nbytes: int) -> None:
 
 
 def _until_populated() -> None:
-    """Wait until the cache's host memory is there, so that what follows is not the first moments."""
+    """Wait until the cache's host memory is populated, so that the next turn is not affected."""
     for thread in threading.enumerate():
         if thread.name == POPULATION_THREADS:
             thread.join()

@@ -1,4 +1,4 @@
-"""What the path from storage to the device costs: ranks that write, then new ones that read."""
+"""Benchmark of the path from storage to the device: ranks that write, then new ones that read."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PathReport(TypedDict):
-    """Holds what `lockstep bench path` reports. GB are 10^9 bytes of pages, of all ranks together."""
+    """The report of `lockstep bench path`. GB are 10^9 bytes of pages, summed over all ranks."""
 
     store: str
     page_bytes: int
@@ -36,17 +36,17 @@ class PathReport(TypedDict):
     turns: int
     cold: bool
     threads: int
-    """Threads of the limit on each rank, as many as the store has."""
+    """Threads of the limit on each rank, equal to the store's."""
     l3_l2_gbps: float
     l2_l1_gbps: float
     l2_l3_gbps: float
     first_prefetch_gbps: float
-    """The first prompts, right after opening."""
+    """Throughput of the first prompts, right after opening."""
     limit_l3_l2_gbps: float
     limit_l2_l1_gbps: float
     limit_l2_l3_gbps: float
     limit_first_prefetch_gbps: float
-    """The same, into memory that nobody has touched."""
+    """The limit of the first prefetch, into untouched memory."""
     l3_l2_ratio: float
     l2_l1_ratio: float
     l2_l3_ratio: float
@@ -56,13 +56,13 @@ class PathReport(TypedDict):
     l2_l3_cpu_s_per_gb: float
     limit_l2_l3_cpu_s_per_gb: float
     limit_device_gbps: float | None
-    """What the device gives past the page cache to many reads at a time; only where `cold`."""
+    """The device's throughput with many concurrent reads past the page cache; only if `cold`."""
     limit_text: str
-    """What the limits were measured on."""
+    """The files on which the limits were measured."""
     left_behind: bool
-    """Whether pages are still there that were written: the store cannot list them, or lets none go."""
+    """Whether written pages remain, because the store cannot list or remove them."""
     open_s: float
-    """How long opening the cache took, until the first prefetch could begin."""
+    """How long opening the cache took, until the first prefetch could start."""
     load: float
     python: str
     machine: str
@@ -70,10 +70,10 @@ class PathReport(TypedDict):
 
 
 def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> PathReport:
-    """Measure, and leave nothing behind in a store that can list what it has.
+    """Run the benchmark; leaves no pages in a store that can list its contents.
 
     Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
-    refuses pages. `say` is told what is being done.
+    refuses pages. `say` receives progress messages.
     """
     from .rank import measure, read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
 
@@ -83,7 +83,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
             " another one; give a store that processes share"
         )
     _require_memory(settings)
-    # A model that nobody had before, so that nothing is found which was not written here.
+    # Use a unique model name, so that only pages written by this run are found.
     settings = replace(settings, model=f"bench-path-{secrets.token_hex(8)}")
     namespace = Namespace(
         model=settings.model, weights_version="0", layouts={KV_POOL: settings.layout}
@@ -96,7 +96,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
             say(f"starting {settings.ranks} ranks that read")
             read = _run(settings, partial(measure, read_prompts, settings, namespace), say)
         except BaseException:
-            # What went wrong is what is told, not that the store cannot be tidied for the same reason.
+            # Report the original error, not a clean-up error with the same cause.
             with suppress(LockstepError, OSError):
                 _tidy(settings, namespace)
             raise
@@ -105,7 +105,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
 
 
 def _require_memory(settings: PathSettings) -> None:
-    """Raise `ConfigError` where the machine has too little memory for the caches and their limits."""
+    """Raise `ConfigError` if the machine lacks memory for the caches and their limits."""
     needed = 3 * settings.ranks * settings.rank_bytes
     available, where = available_host_memory()
     if needed > available:
@@ -123,7 +123,7 @@ def _run(
 
 
 def _tidy(settings: PathSettings, namespace: str) -> bool:
-    """Remove what the ranks have written; say whether nothing of it is left."""
+    """Remove everything that the ranks wrote; return whether nothing remains."""
     for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
         shutil.rmtree(left, ignore_errors=True)
     return asyncio.run(_remove(settings, namespace))
@@ -204,5 +204,5 @@ def _limit_text(settings: PathSettings) -> str:
 
 
 def _together_s(spans: "Sequence[Span]") -> float:
-    """Return how long all ranks together took, from the first beginning to the last end."""
+    """Return the time from the first rank's start to the last rank's finish."""
     return max(span.ended for span in spans) - min(span.began for span in spans)

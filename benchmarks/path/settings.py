@@ -1,4 +1,4 @@
-"""What the measurement of the path measures, checked when it is made."""
+"""Settings of the path benchmark, checked on construction."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,37 +19,37 @@ from .bare_files import is_in_memory
 
 TURNS: Final = 6
 PROMPTS: Final = 4
-"""Prompts of a turn, which are moved side by side, as an engine does for requests that wait."""
+"""Prompts per turn, moved concurrently, as an engine does for waiting requests."""
 PAGE_TOKENS: Final = 16
 LAYERS_MAX: Final = 32
 _ELEMENTS: Final = 128
 _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
 """Keys and values of one head of one layer, in bfloat16."""
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", ThreeFsOptions.rings)}
-"""The option of a scheme that says how many threads a store has, and what it has without."""
+"""The thread-count option of each store scheme, with its default."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathSettings:
-    """One group of ranks, its store, and how much it moves: the options of `lockstep bench path`."""
+    """The options of `lockstep bench path`: a group of ranks, its store, and the amount of data."""
 
     store: Annotated[str, Parameter(metavar="URI")]
-    """The store, as a URI; what is written there is removed again."""
+    """The store, as a URI; the benchmark removes what it writes."""
     page_bytes: Annotated[
         int, BYTES, Parameter(validator=Number(gte=1, lte=1 << 28, modulo=_UNIT_BYTES))
     ]
-    """Bytes of a rank's part of a page, which is one object, such as 262144 or 1MiB."""
+    """Bytes of a rank's share of a page, stored as one object, such as 262144 or 1MiB."""
     ranks: Ranks = 1
     """Ranks, one process each."""
     rank_bytes: Annotated[
         int, BYTES, Parameter("--bytes", validator=Number(lte=1 << 40), show_default="1.5GiB")
     ] = 1536 << 20
-    """Bytes of all pages of one rank."""
+    """Total bytes of the pages of one rank."""
     cold: bool = False
-    """Have the kernel forget the files before they are read."""
+    """Drop the files from the page cache before they are read."""
     model: Annotated[str, Parameter(parse=False)] = "bench-path"
-    """Keeps what is written apart from all else in the store."""
+    """A unique model name, so that the benchmark's pages are separate from others in the store."""
 
     def __post_init__(self) -> None:
         least = TURNS * PROMPTS * self.page_bytes
@@ -79,12 +79,12 @@ class PathSettings:
 
     @property
     def turn_bytes(self) -> int:
-        """What one rank moves in a turn."""
+        """The bytes that one rank moves in a turn."""
         return self.turn_pages * self.page_bytes
 
     @property
     def layout(self) -> PageLayout:
-        """A layout whose pages have as many bytes on each rank."""
+        """A layout whose pages have `page_bytes` bytes on each rank."""
         units = self.page_bytes // _UNIT_BYTES
         layers = next(each for each in range(LAYERS_MAX, 0, -1) if not units % each)
         heads = units // layers * self.ranks
@@ -95,37 +95,37 @@ class PathSettings:
 
     @property
     def threads(self) -> int:
-        """How many threads of a rank the limit may use: as many as the store."""
+        """The number of threads of the limit on each rank, equal to the store's."""
         uri = self.uri
         option, default = _THREAD_OPTIONS.get(uri.scheme, ("", THREADS))
         return int(uri.options.get(option, default))
 
     @property
     def direct(self) -> bool:
-        """Whether the store leaves the page cache out, as the limit does then."""
+        """Whether store and limit bypass the page cache."""
         return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
 
     @property
     def limit_directory(self) -> Path:
-        """Where the limit makes files: on the store's filesystem, or in memory where it has none."""
+        """The directory of the limit's files: on the store's filesystem, or in memory."""
         return limit_directory(self.uri)
 
     @property
     def in_directory(self) -> bool:
-        """Whether the store has files, which are what its limit reads."""
+        """Whether the store keeps its pages in files, which the limit then reads."""
         return self.uri.scheme in IN_DIRECTORIES
 
     @property
     def files_of_its_own(self) -> bool:
-        """Whether the store has a file for each page."""
+        """Whether the store has one file per page."""
         return self.uri.scheme == "file"
 
     @property
     def slots(self) -> bool:
-        """Whether the store has pages in slots of large files."""
+        """Whether the store keeps pages in slots of large files."""
         return self.uri.scheme == "3fs"
 
     @property
     def slot_bytes(self) -> int:
-        """The distance of pages in the files of a store of slots."""
+        """The distance between pages in the files of a slot store."""
         return self.uri.read(ThreeFsOptions).slot_bytes or SLOT_BYTES

@@ -1,14 +1,14 @@
 """Cost of one step's agreement, compared with a bare all_reduce and with one collective per request.
 
 Each rank is a process with a real cache whose store never answers, so a fixed number of prefetches
-stays in every ballot. The items below are measured alternately in the same run, with one core per rank
-if there are enough cores:
+stays in every ballot. These items are measured alternately in one run, with one core per rank if
+possible:
 
 - `blocking`: a whole step at depth 0, with ballot, round and verdict.
-- `idle step`: the same step of an open cache with a real executor and no operation in flight.
-- `pipelined stall`: how long a step at depth 1 waits for the previous step's round after the caller has
-  computed in between. The ranks start together, like the forward passes of tensor parallelism. If
-  ranks share cores, a rank also waits for the work of others.
+- `idle step`: the same step with a real executor and no operation in flight.
+- `pipelined stall`: how long a step at depth 1 waits for the previous step's round, after some
+  computation. The ranks start together, like forward passes. On shared cores, ranks also wait for
+  each other's work.
 - `exchange alone`: rounds of the transport back to back, without a ballot.
 - limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
   memory (`BareExchange`).
@@ -36,9 +36,7 @@ class BareLimits(TypedDict):
     """Median latency of bare calls with the same vector, in microseconds."""
 
     gloo: float
-    """One all_reduce over gloo."""
     shm: float
-    """One minimal exchange over shared memory."""
 
 
 class Ratios(TypedDict):
@@ -58,7 +56,6 @@ class AgreementReport(TypedDict):
     transport: str
     """The transport of the rounds, and the reason for its choice."""
     lanes: int
-    """The length of every vector."""
     blocking_us: LatencyPercentiles
     idle_step_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
@@ -66,9 +63,9 @@ class AgreementReport(TypedDict):
     exchange_alone_us: LatencyPercentiles
     """Rounds of the transport back to back."""
     python_us: LatencyPercentiles
-    """The remainder of `blocking_us`."""
+    """A step's time outside the transport."""
     pipelined_stall_us: LatencyPercentiles
-    """The wait until the round completed."""
+    """A pipelined step's wait until the previous step's round completed."""
     pipelined_wait_us: LatencyPercentiles
     """`pipelined_stall_us` plus reading the result."""
     pipelined_step_us: LatencyPercentiles

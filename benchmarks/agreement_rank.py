@@ -117,8 +117,8 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples["exchange_alone"])
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples["shm"])
         _reduce(group, lanes, settings.operations, samples)
-        # The first step has no round to wait for. Then align the ranks, as a forward pass would: a rank
-        # that started a whole step behind would stay behind and delay every round.
+        # The first step has no round to wait for. The extra exchange aligns the ranks, because a rank
+        # that starts a step late would stay behind and delay every round.
         caches[1][0].step()
         alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
@@ -139,8 +139,8 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
 def _keep_a_core(member: Member) -> None:
     """Pin this thread to a core that no other rank uses, if there are enough cores.
 
-    The scheduler may put two ranks that wait for each other on one core and leave another idle, which
-    makes a step three times slower. Gloo's threads already exist and are not pinned.
+    Otherwise two ranks that wait for each other may share a core while another is idle, which triples
+    the step time. Gloo's threads are not pinned.
     """
     cores = sorted(os.sched_getaffinity(0))
     if member.ranks <= len(cores):

@@ -1,6 +1,6 @@
 """The limit of a store: the same bytes by bare system calls, without names, checksums or opens.
 
-Reads are `preadv` of pages from one large file, and writes are `pwrite` of pages to a new one.
+Reads are `preadv` from one large file, and writes are `pwrite` to a new one.
 """
 
 import mmap

@@ -1,7 +1,7 @@
 """A cache whose tree has a given number of nodes, and prompts cached in it.
 
-The tree is filled through the calls that an engine makes. There is no host memory and nothing is
-copied, so the calls measure the cost of the replicated state alone.
+The tree is filled by an engine's calls. No host memory is used and nothing is copied, so the calls
+measure the replicated state alone.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,6 @@ class TreeShape:
     """The number of nodes, rounded to a multiple of `GROUP_NODES`."""
     page_tokens: int
     components: str
-    """One of `COMPONENTS`."""
 
     @property
     def leaf_tokens(self) -> int:
@@ -59,8 +58,7 @@ class CachedPrompts:
     def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
         """Build the tree; `spare_tokens` is the capacity for additions beyond the filler nodes.
 
-        The spare pages are allocated until `open_spare_room` is called, so until then an admission must
-        evict.
+        The spare pages are allocated until `open_spare_room`, so until then admissions must evict.
         """
         self.shape = shape
         self._random = np.random.default_rng(seed)

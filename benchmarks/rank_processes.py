@@ -95,8 +95,7 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
 def _start_fork_server() -> None:
     """Start the fork server with SIGINT blocked, so that the server and the ranks ignore Ctrl-C.
 
-    A terminal sends Ctrl-C to all of its processes, and each would print a traceback. The parent ends
-    the ranks instead.
+    Otherwise each process of the terminal would print a traceback. The parent ends the ranks instead.
     """
     # Start the resource tracker first: starting it later would unblock the signals again.
     resource_tracker.ensure_running()

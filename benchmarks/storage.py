@@ -1,9 +1,9 @@
 """Throughput of a store compared with bare system calls on the same bytes, in the same run.
 
-Each round writes new names, reads them back and removes them. Right before the store's turn, the same
-is done with one large file (`bare_calls`), with as many threads and the same memory. The figure is the
-ratio of the medians over the rounds; it hardly changes when the machine is busy otherwise. For a store
-that is not in a directory, the limit is a file in memory.
+Each round writes new names, reads them back and removes them. Right before, the same is done with one
+large file (`bare_calls`), with as many threads and the same memory. The figure is the ratio of the
+medians, which hardly depends on other load. For a store outside a directory, the limit is a file in
+memory.
 """
 
 import asyncio
@@ -337,9 +337,9 @@ def _deadline() -> float:
 def no_directories_left(root: Path, namespace: str) -> Generator[None]:
     """Remove the directories that the block creates for a store in `root` with pages of `namespace`.
 
-    No other process may use the namespace. Removing pages leaves their directories, so at exit, even
-    after an error, the namespace's directories are removed if they are empty. If `root` did not exist
-    before, it and its new parents are removed, unless others have put files into it by then.
+    No other process may use the namespace. Its directories remain after their pages are removed, so at
+    exit they are removed if empty, even after an error. If `root` did not exist before, it and its new
+    parents are removed, unless they contain files of other users.
     """
     made = [each for each in (root, *root.parents) if not os.path.lexists(each)]
     try:

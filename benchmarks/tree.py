@@ -49,11 +49,9 @@ class Point(TypedDict):
     """One measurement."""
 
     op: str
-    """One of `OPS`."""
     tokens: int
     """The length of the prompt, or of the evicted nodes."""
     nodes: int
-    """The number of nodes in the tree."""
     page_tokens: int
     components: str
     path_nodes: int
@@ -115,8 +113,7 @@ class Sizes:
     def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
         """Return tokens and path nodes of each prompt: longer prompts span more nodes.
 
-        The longest prompt is listed twice, the second time with as many nodes as a conversation of many
-        turns.
+        The longest prompt is listed twice; the second spans as many nodes as a long conversation.
         """
         prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
         longest = max(self.tokens)

@@ -1,10 +1,10 @@
 """Overhead of Lockstep in vLLM when nothing hits, and its savings when host memory hits.
 
-Two engines run at the same time, one with the connector and one without. Each prompt goes to both, in
-alternating order, so other load on the machine affects both, and each pair gives a ratio. First, every
-prompt is new, with a file:// store that never has it. Then prompts of 4k tokens are repeated after the
-engine has dropped its own prefix cache. The model's forward pass takes at least 30 ms; the overhead of
-a miss must be small compared with that. Needs vLLM: `make bench-engines`.
+Two engines run at the same time, one with the connector and one without. Each prompt goes to both in
+alternating order, so other load affects both, and each pair gives a ratio. First, all prompts are new,
+with a file:// store that never has them. Then prompts of 4k tokens are repeated after the engine has
+dropped its own prefix cache. The model's forward pass takes at least 30 ms, to which a miss's overhead
+is compared. Needs vLLM: `make bench-engines`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """One process of a vLLM engine that answers prompts on command and reports their times.
 
-`vllm_overhead` starts it, under torchrun if every rank has a scheduler, and sends the same commands to
-all processes of an engine. An idle engine takes no CPU time from others.
+`vllm_overhead` starts it, under torchrun if every rank has a scheduler, and sends all processes of an
+engine the same commands.
 """
 
 import json

@@ -1,12 +1,11 @@
 """The ballot (vote) of one rank: its progress on every operation in flight, encoded as lanes.
 
 The executor reports `Progress`; the ballot keeps the highest level that each operation has reached.
-Levels only rise (rule R13), so duplicate or reordered reports change nothing. The ballot ignores
-reports about an operation that it does not expect, for example one that has already finished.
+Levels only rise (rule R13), so duplicate or reordered reports change nothing. Reports about unexpected
+operations, such as finished ones, are ignored.
 
-The ballot keeps the lanes of queues and prefetch slots between rounds and rewrites only those whose
-level or meaning changed. The lanes always equal a full recomputation from all levels: progress noted
-before an operation got a slot, or before its slot changed meaning, counts from then on.
+Between rounds, only lanes whose level or meaning changed are rewritten. The lanes always equal a full
+recomputation, so progress noted before an operation got its slot counts from then on.
 """
 
 from bisect import bisect_right
@@ -40,9 +39,9 @@ from .seats import UNBOUNDED
 class Answered(Record, frozen=True):
     """The prefix lengths that this rank can restore from its store, in pages of the lookup.
 
-    The set is every length up to `pages`, plus the lengths in `beyond`, ascending. State that exists at
-    some positions only (window, recurrent state) makes the set sparse. Ranks must agree on a length in
-    every rank's set; the minimum of their longest lengths may not be in all sets (rule R4).
+    These are all lengths up to `pages`, and the lengths in `beyond`, ascending. State that exists only
+    at some positions (window, recurrent state) makes the set sparse. Ranks must agree on a length that
+    is in every rank's set, which the minimum of their longest lengths may not be (rule R4).
     """
 
     operation: int
@@ -148,7 +147,6 @@ _TRANSFER, _QUIESCE, _QUARANTINE = Phase.TRANSFER, Queue.QUIESCE, Queue.QUARANTI
 _QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
 _FAILURES = (Ended, QuiesceExpired)
-"""The types of report that can mark an operation as failed."""
 
 
 @dataclass(slots=True)

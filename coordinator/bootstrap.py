@@ -109,8 +109,8 @@ def agree_that_all_are_ready(collective: Collective, problem: str | None, timeou
     """Exchange start-up problems between all ranks; raise on every rank if any rank has one.
 
     Collective; part of the bootstrap. All ranks raise the same `ConfigError`, which names the ranks and
-    their problems, so no rank waits for one that failed. Problems that differ only in random names and
-    durations are printed once, in the text of the first rank that has them.
+    their problems, so no rank waits for a failed one. Problems that differ only in random names and
+    durations are printed once.
     """
     payload = _PROBLEMS.encode(problem)
     said = [_PROBLEMS.decode(each) for each in collective.gather(payload, timeout_s)]

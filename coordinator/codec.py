@@ -1,7 +1,7 @@
 """Encode values that pass between processes as msgpack of a type that both sides declare (rule R11).
 
-Nothing is pickled. Decoded values have the declared type down to the last field. In a union of `Record`
-types a tag in front of the fields names the type, and no type outside the union is accepted.
+Nothing is pickled. Decoded values have the declared type down to the last field; a tag selects the
+member of a union of `Record` types.
 """
 
 from typing import Any, Generic, TypeVar

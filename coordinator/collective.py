@@ -1,7 +1,7 @@
 """The interface of a transport: one collective per round, folded with MIN, with a bounded wait.
 
-Every transport returns the bit-identical vector on every rank; one contract suite tests all of them. A
-transport never retries. If it cannot deliver in time, it raises an error and the epoch ends.
+Every transport returns the bit-identical vector on every rank, checked by one contract suite. A
+transport never retries: if it cannot deliver in time, it raises an error and the epoch ends.
 """
 
 from typing import Protocol
@@ -16,8 +16,7 @@ Vector = npt.NDArray[np.int64]
 class CommonStore(Protocol):
     """A key-value store that all ranks share, like `torch.distributed.Store`. Thread-safe.
 
-    Each method may wait for another process. It raises `RuntimeError` or `OSError` if that process does
-    not answer.
+    Methods raise `RuntimeError` or `OSError` if the process that serves the store does not answer.
     """
 
     def set(self, key: str, value: bytes) -> None:
@@ -83,8 +82,8 @@ class Collective(Protocol):
     def common_store(self, name: str) -> CommonStore:
         """Return a store shared by all ranks, with a key space private to callers that use this name.
 
-        The store is the group's rendezvous store, so it disappears with the process that serves it.
-        Call only at start-up, because the call may open a connection.
+        The rendezvous store is used, so the data is lost with the process that serves it. Call only at
+        start-up, because the call may connect.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Error path of a round in which ranks diverge: find the first operation that differs.
 
 Each rank keeps a flight recorder: the latest changes of its replica, numbered, each with the digest
-after it. If a round finds different digests, the ranks gather the recorders and compare them entry by
-entry. This gather is one of the exceptions to one collective per step.
+after it. If digests differ, the ranks gather the recorders, outside of rounds, and compare them entry
+by entry.
 """
 
 from collections import deque

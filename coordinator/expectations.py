@@ -1,7 +1,6 @@
 """Expectations: the operations whose progress a ballot tracks, their lanes, and agreed outcomes.
 
-Plain data. The replica emits expectations in order, and the ballot applies them in that order. Nothing
-flows back from the ballot to the replica.
+The replica emits expectations, and the ballot applies them in that order. Nothing flows back.
 """
 
 from .codec import Record

@@ -1,6 +1,6 @@
 """Operations: their kinds, phases, outcomes, and the allowed phase transitions.
 
-An operation is work that outlives the step that began it. Its phase is replicated state. It changes
+An operation is work that outlives the step that began it. Its phase is replicated state: it changes
 only by a command that every rank issues or a verdict that every rank receives.
 
     prefetch             WAITING -> (QUERY -> (RESTORABLE ->)) TRANSFER -> (QUIESCE ->) DONE
@@ -10,8 +10,8 @@ only by a command that every rank issues or a verdict that every rank receives.
     serve                SERVING -> QUIESCE -> DONE
 
 An operation enters QUIESCE if it stops while some rank's I/O may still touch its pages. It moves to
-DONE when every rank reports no I/O in flight, or to QUARANTINED at its deadline. A quarantined
-operation still moves to DONE once no I/O is in flight.
+DONE when no rank has I/O in flight, or to QUARANTINED at its deadline, and from there to DONE once no
+I/O is in flight.
 
 Python 3.11 repeats the lookup each time an enum member is reached through its class. Modules that use
 members for every operation in a step bind them to module-level names.
@@ -138,7 +138,6 @@ TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
 """The phases that may follow each phase, by kind of operation. Any other transition is an error."""
 
 FIRST_PHASE: dict[Kind, Phase] = {kind: next(iter(phases)) for kind, phases in TRANSITIONS.items()}
-"""The initial phase of each kind of operation."""
 
 _NOWHERE: frozenset[Phase] = frozenset()
 

@@ -1,9 +1,9 @@
 """Proposals: changes that an operator sends to every rank, applied once all ranks are ready (rule R14).
 
-The sender sends a proposal to every rank, at any time and in any order. A rank that receives one
-*stages* it: the rank prepares the change in the background and reports digest and readiness in each
-ballot. Once all ranks have staged the same proposal and are ready, a verdict makes it a command, in the
-same step on every rank. Proposals are identified by content, so two deliveries of one change are equal.
+Proposals arrive at any time and in any order. A rank that receives one *stages* it: it prepares the
+change in the background and reports digest and readiness in each ballot. Once all ranks have staged the
+same proposal and are ready, a verdict makes it a command, in the same step on every rank. Proposals are
+identified by content, so repeated deliveries are equal.
 """
 
 from dataclasses import dataclass, field
@@ -59,7 +59,6 @@ class Staged:
     """The proposal that a rank has staged, as reported in its ballot."""
 
     proposal: int
-    """The digest of the proposal."""
     readiness: Readiness
 
 

@@ -1,9 +1,8 @@
 """Prefetch slots: each gives one prefetch three lanes in the ballot, the same on every rank.
 
-A prefetch takes the lowest free slot when it enters the ballot and keeps the slot until it leaves. Each
-slot has a row that defines its lanes: operation, phase and bound. Rows are replicated state, changed
-only by commands and verdicts. A round is launched under a frozen copy of the rows, so later changes do
-not affect how its verdict is read.
+A prefetch takes the lowest free slot when it enters the ballot and keeps it until it leaves. The slot's
+row (operation, phase, bound) defines its lanes. Rows are replicated state, changed only by commands and
+verdicts. A round is launched under a frozen copy of the rows, under which its verdict is read.
 """
 
 from array import array
@@ -25,7 +24,6 @@ NOBODY = 0
 
 OPERATION, PHASE, BOUND = 0, 1, 2
 COLUMNS = 3
-"""The columns of a row are operation, phase and bound."""
 
 Rows = npt.NDArray[np.int64]
 """An array with one row for each prefetch slot."""
@@ -46,7 +44,7 @@ class SeatTable:
     """The meaning of the lanes of all prefetch slots in one round. Immutable."""
 
     rows: Rows
-    """Read-only."""
+    """The rows of all prefetch slots; read-only."""
     digest: int
     """A 63-bit digest of the rows."""
 

@@ -1,8 +1,8 @@
 """Base classes for settings: each field is declared once with its bounds and checked on construction.
 
 A field's annotation is its check: `Annotated[int, Meta(ge=1)]`. `read_settings` parses user input from
-JSON or a URI. A wrong value raises a one-line `ConfigError` that names the field by its path, the
-value, and the expected value.
+JSON or a URI. A wrong value raises a one-line `ConfigError` with the field's path, the value, and the
+expected value.
 """
 
 import re
@@ -117,7 +117,6 @@ def _checked(settings: Settings | TaggedSettings, whose: str) -> Iterator[tuple[
 
 
 def _kinds(kind: type[Settings | TaggedSettings]) -> dict[str, Any]:
-    """Return the annotation of each field by name."""
     return _hints(cast("Any", kind))
 
 
@@ -195,7 +194,7 @@ def _converted(
         value = tuple(map(read, cast("Sequence[object]", value)))
     try:
         if isinstance(value, str):
-            value.encode(errors="surrogateescape")  # Surrogates as in file names.
+            value.encode(errors="surrogateescape")  # Allow surrogate escapes, as file names do.
         return msgspec.convert(value, kind, strict=strict)
     except (msgspec.ValidationError, AttributeError, UnicodeEncodeError) as error:
         # msgspec raises `AttributeError` when an array is given for a mapping.

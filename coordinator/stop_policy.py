@@ -35,7 +35,7 @@ class StopPolicy(Settings):
 
     Under `timeout` a prefetch of n tokens may take `base_s + n / 1024 * per_ki_token_s`, at most
     `cap_s`. The other two rules are bounded by `cap_s` alone. Too short a timeout wastes completed
-    reads; too long a timeout lets a slow store delay a request that could have been computed.
+    reads; too long a timeout delays requests that could have been computed.
     """
 
     rule: StopRule = StopRule.TIMEOUT

@@ -4,19 +4,19 @@ A verdict is read under the layout that was frozen when its round was launched. 
 about pages or the tree: the replica derives those from it.
 
 A verdict names only news: prefetch slots and queues whose lanes or meaning changed since the round
-before. Nothing is lost: the replica has applied the previous verdict by the time a round is launched
+before. Nothing is lost, because the replica applied the previous verdict before this round's launch
 (P3), and applying the same content twice would change nothing:
 
 - A prefetch slot. If the previous verdict was ignored or advanced the operation, the slot has another
   meaning at launch: the operation left it, or has another phase or bound, and never returns to an
-  earlier one (TRANSITIONS; a bound only falls). Otherwise the previous verdict changed only the number
-  of landed pages, which is a level.
-- A queue. Tickets leave from the front, and the tickets that the previous lanes settled have left. The
-  ticket now in front was neither finished nor the first failure in those lanes. Later tickets are
-  higher than any in those lanes.
+  earlier one (TRANSITIONS; a bound only falls). Otherwise only the number of landed pages changed,
+  which is a level.
+- A queue. Tickets leave from the front, and those that the previous lanes settled have left. The ticket
+  now in front was neither finished nor the first failure in those lanes. Later tickets are higher than
+  any in those lanes.
 
-A verdict also omits slots without consequences. As long as no rank's deadline passed, these are: a
-lookup that some rank has not answered, and a transfer with no page landed on all ranks and no ceiling.
+A verdict also omits slots without consequences. If no rank's deadline passed, these are lookups that
+some rank has not answered, and transfers with no page landed on all ranks and no ceiling.
 """
 
 from collections.abc import Sequence
@@ -117,9 +117,9 @@ class Verdict:
     time_ms: int
     """Agreed time in milliseconds: the smallest of the ranks' clocks."""
     watermarks: tuple[Watermark, ...]
-    """In the order of `Queue`."""
+    """The queues that changed, in the order of `Queue`."""
     seats: tuple[SeatVerdict, ...]
-    """In the order of operations."""
+    """The prefetch slots that changed, in the order of operations."""
     proposed: Proposed | None = None
     requests: int = 0
     """Length of the gapless run of requests that every receiving rank has; 0 if none receives any."""

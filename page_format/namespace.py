@@ -1,8 +1,8 @@
 """Namespaces: everything that must match before two replicas may share bytes, and its digest.
 
-The digest of a `Namespace` is the first part of every object's name. Two caches whose namespaces differ
-in any field cannot see each other's objects. TP size and rank are not part of the namespace: they
-select a shard of the page, which is the last part of the object's name.
+The digest of a `Namespace` is the first part of every object's name, so caches that differ in any field
+cannot see each other's objects. TP size and rank are not part of it: they select a shard of the page,
+the last part of the object's name.
 """
 
 from collections.abc import Mapping

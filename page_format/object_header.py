@@ -44,7 +44,6 @@ FORMAT_VERSION: Final = 2
 HEADER_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct("<8sHHIQQ32sH")
 _FIRST: Final = struct.Struct("<8sHHIQQ")
-"""The fields before the digest of the name."""
 _NAME_BYTES: Final = struct.Struct("<H")
 _NAME_AT: Final = 66
 _TABLE_AT: Final = 584
@@ -55,7 +54,7 @@ CHECKSUM_BYTES: Final = 16
 PIECE_BYTES: Final = 256 << 10
 """The approximate size of the pieces in which a payload is read and written.
 
-A piece of this size can be hashed while it is still in the core's cache.
+Pieces of this size can be hashed while they are in the core's cache.
 """
 
 
@@ -333,7 +332,6 @@ def _first_fields(payload_bytes: int, present: int, parts: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _template(payload_bytes: int, present: int, table: bytes) -> bytes:
-    """Return a header with these fields and zeros elsewhere."""
     first = _first_fields(payload_bytes, present, len(table) // 5)
     return (first.ljust(_TABLE_AT, b"\0") + table).ljust(HEADER_BYTES, b"\0")
 

@@ -1,9 +1,8 @@
 """The parts of a stored object, each of which can be read and verified separately.
 
-An object is a page as one rank wrote it. Its *parts* are common to ranks of any TP size. They are, in
-order: the replicated columns, one part per canonical unit of KV heads, and the same for each optional
-column. A rank can therefore assemble its share of a page from whole parts of other ranks' objects,
-whether those ranks hold more heads or fewer.
+An object is a page as one rank wrote it. Its *parts* are common to ranks of any TP size: the replicated
+columns, one part per unit of KV heads, and the same for each optional column. A rank can therefore
+assemble its share of a page from whole parts of objects of groups of other TP sizes.
 
 Engines that share a store need not keep the same columns. For example, the KV of a draft model exists
 only in engines that run one (rule R5). *Presence bits* record which optional columns an object has: bit
@@ -32,7 +31,6 @@ class Part(NamedTuple):
 
     nbytes: int
     bit: int = ALWAYS
-    """The presence bit of its column, or `ALWAYS`."""
 
 
 class Run(NamedTuple):
@@ -67,7 +65,6 @@ class ObjectShape:
     parts: tuple[Part, ...]
     held: tuple[int, ...]
     _plans: dict[int, Plan] = field(default_factory=dict[int, Plan], compare=False, repr=False)
-    """Plans by presence bits, created on first use."""
 
     def __post_init__(self) -> None:
         fits = all(0 <= part.nbytes <= PART_BYTES_MAX for part in self.parts)

@@ -1,7 +1,7 @@
 """The arrangement of a page's bytes on every tier.
 
-A page holds one component's data for `page_tokens` consecutive tokens; a recurrent state has the layout
-of a page of one token. A page consists of *columns* (keys, values, and other per-token data). On the
+A page holds one component's data for `page_tokens` consecutive tokens; a recurrent state is laid out as
+a page of one token. A page consists of *columns* (keys, values, and other per-token data). On the
 device a column is one tensor [layer, page, head, token, element], because kernels read by layer. On the
 host and in storage a page is one contiguous run of bytes:
 
@@ -11,16 +11,16 @@ host and in storage a page is one contiguous run of bytes:
 
 A *unit* is the smallest range of KV heads that a rank of any TP size can hold. The number of units is
 the greatest common divisor of the columns' head counts, or a divisor of it if an object would have too
-many parts. The share of each rank is a run of units, so ranks of different TP sizes can share objects
-and verify the units they read.
+many parts. Each rank's share is a run of units, so ranks of different TP sizes can share and verify
+objects.
 
-`PageLayout` is the same on every rank and part of every key's namespace. `ShardLayout` is one rank's
-share: a contiguous range of heads of each divided column, and the layers of its pipeline stage. The
-page layout is independent of TP size and stages.
+`PageLayout` is the same on every rank, independent of TP size and stages, and part of every key's
+namespace. `ShardLayout` is one rank's share: a contiguous range of heads of each divided column, and
+the layers of its pipeline stage.
 
 A column may be *optional*, such as the KV of a draft model that only some engines run. Each engine
-keeps an optional column on all of its ranks or on none. The layout always lists it; an engine without
-it has shorter pages. An object's presence bits record which optional columns it contains.
+keeps it on all of its ranks or on none. The layout always lists it; an engine without it has shorter
+pages. An object's presence bits record its optional columns.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -117,11 +117,11 @@ class ColumnShard:
     units: int
     """The number of byte runs of this share, one per unit of heads; 1 for a replicated column."""
     offset_bytes: int
-    """The offset of the first run."""
+    """The offset of the share's first run of bytes."""
     stride_bytes: int
     """The distance from the start of one run to the start of the next."""
     nbytes: int
-    """The total length of all runs."""
+    """The total length of the share's runs of bytes."""
 
     @property
     def unit_layer_bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Finds a rank's share of a page in the objects of a group with another TP size.
 
-A page is laid out in units common to all TP sizes (see `page_layout`). Each unit is a part of an object
-that can be read and verified separately. A rank of a larger group finds its units within one object of
-a smaller group; a rank of a smaller group needs several objects of a larger one.
+Pages are laid out in units common to all TP sizes (see `page_layout`), each a part of an object that
+can be verified separately. A rank of a larger group finds its units within one object of a smaller
+group; a rank of a smaller group needs several objects of a larger one.
 """
 
 from collections.abc import Collection, Iterator

@@ -1,9 +1,8 @@
 """Writes timelines as Chrome trace events, which Perfetto (https://ui.perfetto.dev) opens.
 
 Each rank is a process in the file. Its threads are the engine, the rounds, copies by direction, and
-each store; concurrent copies or calls are spread over several threads. Requests and operations overlap,
-so they are asynchronous slices. An arrow leads from each wait for a round to the step of the rank that
-voted last.
+each store; concurrent copies or calls use several threads. Requests and operations overlap, so they are
+asynchronous slices. An arrow leads from each wait for a round to the step of the rank that voted last.
 """
 
 import json

@@ -213,7 +213,6 @@ EXECUTOR_FAMILIES: Final[tuple[Family[ExecutorCounts], ...]] = (
 # fmt: on
 
 FAMILIES: Final[tuple[Family[CacheStats], ...]] = (*GROUP_FAMILIES, *EXECUTOR_FAMILIES)
-"""All metrics, in the order in which they are exposed."""
 
 
 def ranked_samples(stats: CacheStats) -> Iterator[tuple[Family[Any], list[tuple[Labels, Number]]]]:

@@ -70,7 +70,7 @@ def _engine(settings: HandoffSettings, host: str) -> TransferEngine | None:
 
 
 def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
-    """Return the page keys of a round, which are unique to it."""
+    """Return page keys that are unique to a round."""
     return tuple(sha256(b"%d %d" % (number, page)).digest() for page in range(settings.pages))
 
 

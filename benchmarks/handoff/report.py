@@ -1,11 +1,10 @@
 """Throughput of pages moved between the hosts of two groups over TCP, compared with the limit.
 
-Two processes on one machine take part: one serves its host pages, the other reads them through
-`peer://`, over its connection or a transfer engine, with the usual verification. The limit is the same
-bytes over one bare connection, from and to the same memory, measured right before each turn. The figure
-is the ratio of the medians over the rounds. Every round has new keys, so each page's checksums are
-computed once per round, as in a real handoff. Without a transfer engine, a second connection with
-authenticated frames is measured, too.
+One process serves its host pages; another on the same machine reads them through `peer://`, over its
+connection or a transfer engine, with the usual verification. The limit is the same bytes over one bare
+connection, from and to the same memory, right before each turn. The figure is the ratio of the medians
+over the rounds. Every round has new keys, so each page's checksums are computed once, as in a real
+handoff. Without a transfer engine, authenticated frames are measured on a second connection.
 """
 
 import os
@@ -23,7 +22,6 @@ class HandoffReport(TypedDict):
     """The report of `lockstep bench handoff`. GB are 10^9 bytes of pages."""
 
     transfer: str
-    """The transfer that moved the pages."""
     page_bytes: int
     bytes: int
     """The size of all pages, each of which is moved once per round."""

@@ -1,7 +1,7 @@
 """The limit of the storage path: reading and hashing a store's files by bare system calls.
 
-Each thread takes a run of pages. It opens each file, reads header and page with one `preadv`, and
-hashes the page while it is in the CPU cache. No name is computed and nothing is compared.
+Each thread takes a run of pages, opens each file, reads header and page with one `preadv`, and hashes
+the page while it is in the CPU cache. Names are not computed and nothing is compared.
 """
 
 import mmap
@@ -26,7 +26,6 @@ class StoredPage(NamedTuple):
 
     file: str
     offset: int
-    """The offset of the header."""
 
 
 class BareFiles:

@@ -343,8 +343,8 @@ def _shares(
 def _take_from_host(nbytes: int) -> None:
     """Touch `nbytes` of memory so that later allocations need none from a hypervisor.
 
-    A hypervisor may reclaim a virtual machine's free memory for some seconds. Getting it back takes
-    twenty times as long as clearing it, and would distort a random measurement.
+    A hypervisor may reclaim a virtual machine's free memory. Getting it back takes twenty times as long
+    as clearing it, and would distort a random measurement.
     """
     dist.barrier()
     memory = fresh_memory(nbytes, touched=True)

@@ -35,10 +35,10 @@ def connect(
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
     Collective over the group, which the transport owns from now on. If `auto` selects shared memory and
-    a rank cannot share memory, all ranks use `torch`. The result's `transport` names the choice and the
-    reason, and rank 0 logs both. If a transport configured by name is unavailable, the group is closed
-    and every rank raises the same `ConfigError`. Ranks with different configurations use `torch`, so
-    that the bootstrap can report the difference. `host` overrides the detected host of this rank.
+    a rank cannot share memory, all ranks use `torch`. The result's `transport` names the choice and its
+    reason, which rank 0 logs. If a configured transport is unavailable, the group is closed and every
+    rank raises the same `ConfigError`. Ranks with different configurations use `torch`, so that the
+    bootstrap can report the difference. `host` overrides the detected host.
     """
     here = host or HostIdentity.here()
     try:

@@ -1,7 +1,7 @@
 """The ending (terminal error) of a group with shared memory, published as one word to all ranks.
 
-The first rank to detect that the group cannot continue writes the word; the others adopt it. All ranks
-therefore raise the same error, whether they noticed a deadline, a dead process, or the word.
+The first rank to detect that the group cannot continue writes the word, and the others adopt it. All
+ranks thus raise the same error, however they noticed the end.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
 """The engine's own channel as a transport, for an engine with one scheduler and one worker per rank.
 
-The replica lives in the scheduler's process, which is not a rank. The scheduler launches a round by
-adding the round's header to the engine's step message. Each worker fills its ballot, and the engine
-returns the ballots with the step's outputs, folded on the way. This module sends nothing and waits for
-nothing: the engine does both, under its deadlines (rule R10).
+The replica lives in the scheduler's process, which is not a rank. A round is launched by its header,
+which travels with the engine's step message. Each worker fills its ballot, and the engine returns the
+ballots with the step's outputs, folded on the way. The engine sends and waits, under its own deadlines
+(rule R10); this module does neither.
 
-The engine may drop the output of workers whose output looks empty. A fold without every rank is not a
-verdict, and the round is requested again. Repeating is safe because ballots are levels (rule R13).
+The engine may drop a worker's output that looks empty. A round without every rank's ballot has no
+verdict and is requested again, which is safe because ballots are levels (rule R13).
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class EngineChannel:
 
     @property
     def answered(self) -> bool:
-        """Whether `wait` would return at once: no round is pending, or all ballots have arrived."""
+        """Whether `wait` would return at once: no round is pending, or all ballots are here."""
         return self._asked is None or self._arrived is not None
 
     def launch(self, lanes: Vector) -> "EngineChannel":

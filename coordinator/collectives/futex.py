@@ -1,8 +1,7 @@
 """Sleep on a word of shared memory until another process changes it (futex(2), Linux).
 
-A futex needs no lock and no handle. The kernel compares the word and puts the caller to sleep
-atomically, so a change just before the sleep is not missed. A process that dies leaves nothing to clean
-up.
+The kernel compares the word and puts the caller to sleep atomically, so a change just before the sleep
+is not missed. There is no lock or handle for a dying process to leave behind.
 """
 
 import ctypes

@@ -2,22 +2,21 @@
 
 The first rank of each host is its leader. The leader's courier thread waits until all ranks of the host
 have written their lanes, folds them, exchanges the result with the other couriers, and writes the
-global fold into a cell that all ranks of the host read. Each host thus sends one vector, whatever its
-number of ranks, and a pipelined round completes while the ranks compute.
+global fold to a cell that the host's ranks read. Each host thus sends one vector, and a pipelined round
+completes while the ranks compute.
 
 One additional lane carries the ending of a host's group, so that ranks of other hosts raise the same
 error: a courier whose host has ended joins the next exchange with the ending instead of lanes.
 
-Two cases are unavoidable but harmless, because the epoch ends on every rank at most one round later and
-no rank continues:
+Two cases are unavoidable but harmless, because the epoch ends on every rank at most one round later:
 
-- A courier that dies, stops or closes between an exchange and writing its result leaves its host
-  without a round that the other hosts have. Those hosts end in the next round.
+- A courier that dies or closes between an exchange and writing its result leaves its host without a
+  round that the other hosts have. Those hosts end in the next round.
 - Only a courier can report to other hosts which rank was lost. If the courier's rank itself is lost,
   the other hosts report only that a rank of another host is gone.
 
-A child process forked from a leader keeps gloo's connections open. If that leader dies, its own host
-notices at once, but the other hosts only at their deadlines.
+A child process forked from a leader keeps gloo's connections open. If that leader dies, the other hosts
+notice only at their deadlines.
 """
 
 import logging
@@ -53,8 +52,7 @@ _JOIN_S = 1.0
 _NEWS_GO_S = 0.1
 """How long `close` waits for the other couriers to receive the ending.
 
-Couriers that wait in an exchange receive it at once. A group with a pending exchange could not be
-destroyed.
+Couriers in an exchange receive it at once. A gloo group with a pending exchange could not be destroyed.
 """
 
 _NOTHING = np.iinfo(np.int64).max
@@ -81,9 +79,9 @@ class HierarchicalCollective(SharedMemoryCollective):
 
         Collective over `group`, which serves start-up and later gathers, and is closed with this
         transport. `timeout_s` bounds start-up and each exchange between hosts, so it must be at least
-        the round timeout. The transport ends with the main thread of each host's first rank, whichever
-        thread uses it. If the ranks of some host cannot share memory, every rank raises the same
-        `ConfigError` and `group` is unchanged.
+        the round timeout. The transport ends with the main thread of each host's first rank. If the
+        ranks of some host cannot share memory, every rank raises the same `ConfigError` and `group` is
+        unchanged.
         """
         hosts = ranks_by_host(identities)
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)

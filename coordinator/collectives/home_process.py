@@ -1,8 +1,7 @@
 """Detects whether code runs in the process that created an object or in one forked from it.
 
-A forked child has a copy of its parent's memory, shares its files, sockets and shared memory, and has
-none of its threads. If the child used an inherited transport or cache, it would act on the parent's
-group, and a wait for one of the parent's threads would never return.
+A forked child inherits memory, files and sockets, but no threads. An inherited transport or cache would
+act on the parent's group, and a wait for one of the parent's threads would never return.
 """
 
 import os

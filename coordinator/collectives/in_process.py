@@ -1,7 +1,7 @@
 """The in-process transport: all ranks are threads of one process, or take turns in one thread.
 
-It is the reference implementation of a round, for tests and simulation. In a single thread every rank
-launches before any rank waits, so no wait blocks.
+It is the reference for tests and simulation. In a single thread every rank launches before any rank
+waits, so no wait blocks.
 """
 
 import threading

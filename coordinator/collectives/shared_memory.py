@@ -1,11 +1,11 @@
 """Transport for ranks of one host: each writes its lanes to shared memory and folds all lanes.
 
 It sends no messages; its only system call besides waiting is the futex wake. A launched round completes
-without further action of the rank, so a pipelined round is ready when the rank asks for its result.
+without further action of the rank, so a pipelined round is ready when its result is needed.
 
-The memory is an anonymous file (memfd) readable only by this user. Other ranks open it through /proc of
-the process that created it. The kernel frees it when the last process that maps it exits, so no
-clean-up is needed. There is a cell for each writer and each of two rounds:
+The memory is an anonymous file (memfd) readable only by this user, which other ranks open through
+/proc. The kernel frees it with the last process that maps it, so no clean-up is needed. There is a cell
+for each writer and each of two rounds:
 
     header    magic, writers, lanes, ending; padded to a cache line
     cells     [round % 2][writer]: round number, checksum, padding; the lanes, padded
@@ -15,13 +15,12 @@ rank still reads round k. A cell is written in the order lanes, checksum, number
 with the number and verified on a copy, so a reader never mixes two rounds, whatever the memory
 ordering.
 
-A waiting rank first polls, because the others have usually written, and then sleeps until the missing
-rank writes. Between sleeps it checks for an ending set by another rank, a dead process, and its
-deadline.
+A waiting rank polls, then sleeps until the missing rank writes. Between sleeps it checks for an ending
+set by another rank, a dead process, and its deadline.
 
-A dead process ends the group in the first round that the process did not join, so no rank has that
-round. A deadline is less exact: if a rank joins just as another times out, some ranks may complete the
-round. Those ranks raise the same error in the next round, so the epoch ends on every rank.
+A dead process ends the group in the first round that it did not join, so no rank has that round. A
+deadline is less exact: if a rank joins just as another times out, some ranks may complete the round.
+Those ranks raise the same error in the next round.
 """
 
 import fcntl
@@ -120,8 +119,7 @@ class Cells:
     """One process's mapping of the shared cells, without any notion of ranks or deadlines.
 
     Single words are accessed through a memoryview and lanes through the mmap, because arrays are
-    several times slower. A poll makes as few calls as possible: it often follows milliseconds of other
-    work, when each function is cold in the CPU cache.
+    several times slower. A poll makes few calls, because their code is often cold in the CPU cache.
     """
 
     def __init__(self, fd: int, writers: int, lanes: int, futex: Futex) -> None:
@@ -196,9 +194,8 @@ class Cells:
     def read(self, span: Span, number: int) -> Vector | None:
         """Return the fold of the lanes of the writers of `span` in a round.
 
-        Returns None unless all writers have written this round with a valid checksum. A checksum may be
-        invalid for a moment because of memory ordering. No writer has written a later round than
-        `number`.
+        Returns None unless all writers have written this round with a valid checksum. Memory ordering
+        can make a checksum invalid for a moment. No writer has written a later round than `number`.
         """
         if not self.is_there(span, number):
             return None
@@ -244,7 +241,7 @@ class Cells:
         The mapping must be released explicitly, because an error that ended an epoch keeps its frames,
         and thereby this object, alive.
         """
-        with suppress(ValueError):  # Already closed.
+        with suppress(ValueError):  # The memory is already closed.
             self._words = memoryview(bytearray(self._memory[: 8 * _LINE])).cast("q")
         # A caller interrupted while it holds a reference gets a `ValueError`.
         self._mapped.release()
@@ -271,7 +268,6 @@ class HostGroup:
         self.ranks = ranks
         """The ranks of this host, in the numbering of the whole group."""
         self.here = cells.span(0, len(ranks))
-        """The cells of this host's ranks."""
         self.me = ranks.index(rank)
         self._rank = rank
         self._fd = fd
@@ -510,9 +506,8 @@ def _open_memory(pid: int, fd: int) -> int:
 class SharedMemoryCollective:
     """The rounds of a group whose ranks are all on one host; see `Collective`.
 
-    Also serves as its pending round, because at most one is pending. A signal handler may close it at
-    any point. In a process forked from the rank's, rounds and gathers raise `UsageError`, and `close`
-    does nothing.
+    Also serves as its pending round. A signal handler may close it at any point. In a process forked
+    from the rank's, rounds and gathers raise `UsageError`, and `close` does nothing.
     """
 
     def __init__(

@@ -1,20 +1,20 @@
 """The reference transport: a dedicated gloo group, and the fold of `all_reduce(MIN)`.
 
 Gloo's all_reduce passes the ring of ranks twice and its all_gather once, and the latency of those steps
-dominates a round. On two cores a round takes 4.4 ms against 2.4 ms at 4 ranks and 12.2 against 7.1 ms
-at 8 (119 lanes; int32 costs the same as int64). Rounds of the usual size are therefore gathered and
-folded by every rank; only vectors above `GATHERED_BYTES_MAX` are reduced by gloo.
+dominates a round. On two cores a round takes 4.4 against 2.4 ms at 4 ranks, and 12.2 against 7.1 ms at
+8 (119 lanes; int32 costs the same as int64). Rounds of the usual size are therefore gathered and folded
+by every rank; only vectors above `GATHERED_BYTES_MAX` are reduced by gloo.
 
-The group is never shared: gloo matches operations by order alone, so two users that interleave
-differently on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
+The group is never shared: gloo matches operations by order alone, so users that interleave differently
+on two ranks would silently receive each other's numbers. Tensors stay on the CPU.
 
 Gloo stays usable after a timed wait on an asynchronous operation, but not after a timeout inside gloo.
 Gloo does not propagate failures, so a rank that notices a dead peer must close its own connections.
 Each wait is therefore bounded here, and `close` destroys the group at once.
 
 Destroying a gloo group blocks until its pending operation finishes, up to gloo's own timeout. A group
-left with a pending operation is therefore kept, and destroyed when the next group is created. Neither
-`close` nor process exit waits for an absent rank.
+with a pending operation is therefore kept until the next group is created, so neither `close` nor
+process exit waits for an absent rank.
 """
 
 import re
@@ -67,10 +67,9 @@ _CLOSE_S = 1.0
 class Attendance:
     """Presence keys in the rendezvous store, which record the ranks that joined each gather.
 
-    Gloo's timeout does not name the missing rank, for example one that is still opening its store. Each
-    rank therefore sets a key before it joins a gather, and a rank whose gather fails reads the keys.
-    The store's process may be stopped: setting a key does not wait for a reply, and the reader thread
-    is waited for at most `_READ_S`.
+    Gloo's timeout does not name the missing rank. Each rank therefore sets a key before it joins a
+    gather, and a rank whose gather fails reads the keys. The store's process may be stopped, so setting
+    a key does not wait for a reply, and reading keys waits at most `_READ_S`.
     """
 
     def __init__(self, store: distributed_c10d.Store, ranks: Sequence[int], rank: int) -> None:
@@ -168,10 +167,10 @@ class _Ownership:
         self.operations: deque[Any] = deque(maxlen=2)
         """The last two operations started; gloo runs them in order.
 
-        Only this deque refers to them. Operations keep connections open and other ranks waiting, and an
-        error that ended an epoch would keep them alive through its frames. The second to last is kept
-        because gloo's thread may still hold it. If gloo's thread dropped the last reference during
-        interpreter shutdown, the process would abort.
+        Only this deque refers to them, because operations keep connections open, and an error's frames
+        would keep operations alive. The second to last is kept because gloo's thread may still hold it.
+        If gloo's thread dropped the last reference during interpreter shutdown, the process would
+        abort.
         """
         self._release = threading.Event()
         self._thread = threading.Thread(
@@ -215,8 +214,8 @@ def _minimum() -> dist.AllreduceOptions:
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`.
 
-    Also serves as its pending round, because at most one is pending. In a process forked from the
-    rank's, rounds and gathers raise `UsageError`, and `close` does nothing.
+    Also serves as its pending round. In a process forked from the rank's, rounds and gathers raise
+    `UsageError`, and `close` does nothing.
     """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
@@ -242,9 +241,8 @@ class TorchCollective:
         `create`, in the same order relative to other group creations. `timeout_s` bounds gloo's own
         waits, so it must be at least the round timeout.
 
-        Returns once every rank of the group has connected. Gloo's group creation returns on each rank
-        as soon as that rank has connected. If that rank then left at once, ranks still connecting would
-        fail.
+        Returns once every rank has connected. If a connected rank left earlier, ranks still connecting
+        would fail.
         """
         if not dist.is_initialized():
             raise ConfigError(

@@ -72,7 +72,9 @@ class ObjectShape:
             raise InternalError(f"an object cannot have these {len(self.parts)} parts")
         ascending = all(one < two for one, two in zip(self.held, self.held[1:], strict=False))
         if not (self.held and ascending and 0 <= self.held[0] <= self.held[-1] < len(self.parts)):
-            raise InternalError(f"{self.held} are no parts of an object with {len(self.parts)}")
+            raise InternalError(
+                f"parts {self.held} are not in an object with {len(self.parts)} parts"
+            )
 
     @staticmethod
     def whole(nbytes: int) -> "ObjectShape":

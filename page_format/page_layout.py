@@ -214,7 +214,7 @@ class PageLayout:
         if largest > PART_BYTES_MAX:
             raise ConfigError(
                 f"a page of {self.page_tokens} tokens has a part of {largest} bytes, must be"
-                f" {PART_BYTES_MAX} at most; take fewer tokens a page"
+                f" {PART_BYTES_MAX} at most; use fewer tokens per page"
             )
         keys = [key for key, _ in parts]
         absent_bits = {self._bit(column) for column in self.optional_columns if column not in kept}
@@ -321,8 +321,8 @@ class PageLayout:
                     f"{column.name!r} in absent_columns"
                 )
         return ConfigError(
-            f"the {column.heads} KV heads of column {column.name!r} are kept in {units} units, since "
-            f"objects have no more than {PARTS_MAX} parts, and {tp_size} ranks cannot divide these "
+            f"the {column.heads} KV heads of column {column.name!r} are kept in {units} units, "
+            f"because an object has at most {PARTS_MAX} parts, and {tp_size} ranks cannot divide these "
             f"evenly; choose a number of ranks that divides {units}"
         )
 
@@ -370,7 +370,7 @@ class PageLayout:
         last = [column.name for column in self.columns[len(self.columns) - len(optional) :]]
         if optional != last:
             raise ConfigError(
-                f"optional columns come last in a page, and here {last[-1]!r} follows "
+                f"optional columns must come last in a page, but {last[-1]!r} follows "
                 f"{optional[0]!r}; move {', '.join(map(repr, optional))} to the end"
             )
         if len(optional) == len(self.columns):
@@ -380,7 +380,7 @@ class PageLayout:
             )
         if len(optional) > OPTIONAL_COLUMNS_MAX:
             raise ConfigError(
-                f"{len(optional)} columns are optional; {OPTIONAL_COLUMNS_MAX} is the most"
+                f"{len(optional)} columns are optional, must be at most {OPTIONAL_COLUMNS_MAX}"
             )
 
 

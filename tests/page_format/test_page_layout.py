@@ -330,7 +330,7 @@ def test_ranks_that_cannot_divide_a_page_are_told_why(
             (),
             37,
             (
-                "148 KV heads of column 'k' are kept in 4 units, since objects have no more than 143"
+                "148 KV heads of column 'k' are kept in 4 units, because an object has at most 143"
                 " parts, and 37 ranks cannot divide these evenly; choose a number of ranks that"
                 " divides 4"
             ),

@@ -181,12 +181,12 @@ def written_by(shard: ShardLayout) -> StoredObject:
     [
         (
             (KEPT[0], DRAFT_K, KEPT[1]),
-            "come last in a page, and here 'index' follows 'draft_k'; move 'draft_k' to the end",
+            "must come last in a page, but 'index' follows 'draft_k'; move 'draft_k' to the end",
         ),
         ((DRAFT_K, DRAFT_V), r"all columns are optional \(draft_k, draft_v\); a page layout needs"),
         (
             (*KEPT, *(replace(DRAFT_K, name=f"d{n}") for n in range(OPTIONAL_COLUMNS_MAX + 1))),
-            "17 columns are optional; 16 is the most",
+            "17 columns are optional, must be at most 16",
         ),
     ],
     ids=["order", "nothing else", "too many"],

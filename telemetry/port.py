@@ -120,8 +120,8 @@ def watch(cache: Member, port: int | None) -> None:
     try:
         if port + cache.world_size - 1 > PORT_MAX:
             raise ConfigError(
-                f"metrics_port is {port}, must be {PORT_MAX - cache.world_size + 1} or less: each of"
-                f" the {cache.world_size} ranks has a port of its own from there on"
+                f"metrics_port is {port}, must be {PORT_MAX - cache.world_size + 1} or less,"
+                f" because the {cache.world_size} ranks use consecutive ports"
             )
         # No metric uses the times of single steps, so do not copy them.
         served = serve_metrics(partial(cache.stats, rounds=0), port + cache.rank)

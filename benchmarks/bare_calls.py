@@ -88,8 +88,8 @@ def require_memory_twice(nbytes: int) -> None:
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 2 * nbytes > there:
         raise ConfigError(
-            f"--bytes is {nbytes}, which are in memory twice, and there are {there} bytes of it; give"
-            " less"
+            f"--bytes is {nbytes}, which needs twice as much memory, but there are {there} bytes of it;"
+            " give less"
         )
 
 

@@ -19,7 +19,7 @@ def _parse_bytes(_kind: object, tokens: Sequence[Any]) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2] not in _UNITS:
         raise ValueError(
-            f"{text!r} is no number with B, KiB, MiB, GiB or TiB, such as 100GiB, nor one without"
+            f"{text!r} is not a size; give a number, alone or with B, KiB, MiB, GiB or TiB"
         )
     return int(float(match[1]) * _UNITS[match[2]]) if match[2] else int(match[1])
 

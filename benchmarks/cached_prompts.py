@@ -119,8 +119,8 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
     device_pages = -(-device_tokens // shape.page_tokens)
     if device_pages > PAGES_MAX:
         raise ConfigError(
-            f"--nodes is {shape.nodes}, which with these --tokens are {device_pages} pages, and a pool"
-            f" has {PAGES_MAX} at most; lower one of them"
+            f"--nodes is {shape.nodes}, which with these --tokens needs {device_pages} pages, must be"
+            f" at most {PAGES_MAX}; lower one of them"
         )
     # The size of a page in bytes is irrelevant: no page content is touched.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)

@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEAD)
     for figure in measure(options.device, options.megabytes):
         print(figure.row(), flush=True)
-    print("tokens first beside heads first, 8 heads of 128 in bfloat16:")
+    print("throughput of tokens-first pages relative to heads-first, 8 heads of 128 in bfloat16:")
     for page_tokens in (16, 64):
         for run_pages in (1, 16):
             ratio = axis_orders(options.device, options.megabytes, page_tokens, run_pages)

@@ -113,14 +113,14 @@ def _hear(said: list[Connection], progress: Say) -> list[Any]:
         spoke = wait(list(open_ones), SILENT_S)
         if not spoke:
             ranks = ", ".join(map(str, open_ones.values()))
-            raise LockstepError(f"nothing was heard of ranks {ranks} for {SILENT_S:.0f} s")
+            raise LockstepError(f"ranks {ranks} sent nothing for {SILENT_S:.0f} s")
         for ready in spoke:
             assert isinstance(ready, Connection)
             rank = open_ones[ready]
             try:
                 kind, content = ready.recv()
             except EOFError:
-                raise LockstepError(f"rank {rank} ended before it was through") from None
+                raise LockstepError(f"rank {rank} exited before it had finished") from None
             if kind == "error":
                 raise content
             if kind == "progress":

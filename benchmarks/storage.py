@@ -129,8 +129,7 @@ def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> Sto
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(
-            f"the measurement cannot go on: {reason}; see whether there is room in {directory} and in"
-            " the store"
+            f"the benchmark failed: {reason}; check that {directory} and the store have free space"
         ) from error
     nbytes = sizes.pages * sizes.page_bytes
     wall = {turn: statistics.median(each.wall for each in turns[turn]) for turn in turns}
@@ -216,7 +215,7 @@ async def _round(
         await store.read(reads)
         note("read", begun)
         if any(one != other for one, other in zip(source, target, strict=True)):
-            raise StorageError("a page came back with other bytes than were written")
+            raise StorageError("a page was read back with wrong bytes")
     finally:
         await store.remove()
 
@@ -274,7 +273,7 @@ class _Store:
                 now = _now()
                 spent.append(_Seconds(now.wall - begun.wall, now.cpu - begun.cpu))
                 if not all(found):
-                    raise StorageError("the store does not know a page that was just written")
+                    raise StorageError("the store did not find a page that was just written")
         finally:
             await self._backend.remove(names, deadline=_deadline())
         return spent
@@ -292,7 +291,7 @@ class _Store:
             for start in starts:
                 outcomes = await call(items[start : start + self._batch], deadline=_deadline())
                 if any(outcome != expected for outcome in outcomes):
-                    raise StorageError(f"not every page was OK, but {set(outcomes)}")
+                    raise StorageError(f"calls returned {set(outcomes)}, must all be OK")
 
         ended = await asyncio.gather(*(some() for _ in range(self._calls)), return_exceptions=True)
         for error in ended:

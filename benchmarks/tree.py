@@ -196,7 +196,7 @@ Steps = Iterator[Callable[[], object]]
 def _match(cached: CachedPrompts, prompt: TokenArray) -> Steps:
     call = partial(cached.cache.match, prompt)
     if call().device_tokens != len(prompt) - len(prompt) % cached.shape.page_tokens:
-        raise RuntimeError("the prompt is not cached whole")
+        raise RuntimeError("the prompt is not fully cached")
     while True:
         yield call
 

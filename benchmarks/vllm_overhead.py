@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--long-pairs", type=int, default=LONG_PAIRS)
     parser.add_argument(
-        "--beside", default=[], nargs="+", help="connectors of vLLM's own, long prompts"
+        "--beside",
+        default=[],
+        nargs="+",
+        help="also measure these vLLM connectors, with long prompts",
     )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     told = parser.parse_args()
@@ -171,7 +174,7 @@ class StartedEngine:
     def drop(self) -> None:
         """Drop the engine's prefix cache on its device."""
         if not self._tell({"do": "drop"})["dropped"]:
-            sys.exit("the engine holds blocks back, and could not drop its prefix cache")
+            sys.exit("the engine could not drop its prefix cache because blocks are in use")
 
     def _tell(self, told: dict[str, Any]) -> Sample:
         try:
@@ -184,7 +187,7 @@ class StartedEngine:
 
     def _fail(self) -> NoReturn:
         self._process.kill()
-        sys.exit(f"an engine has failed:\n{(self._folder / 'log').read_text()[-4000:]}")
+        sys.exit(f"an engine failed:\n{(self._folder / 'log').read_text()[-4000:]}")
 
 
 def _torchrun(ranks: int) -> Sequence[str]:
@@ -276,7 +279,7 @@ def _print_cold(prompt_tokens: int, pairs: list[tuple[Sample, Sample]]) -> None:
         forward_ms = medians[0]
     if forward_ms < FORWARD_MS:
         write(
-            f"a forward pass takes {forward_ms:.1f} ms, less than {FORWARD_MS}: too small a model\n"
+            f"a forward pass takes {forward_ms:.1f} ms, must take {FORWARD_MS}; use a larger model\n"
         )
     _print_methods("first token", "spent_first", [pair[1] for pair in pairs])
     _print_methods("a further token", "spent_rest", [pair[1] for pair in pairs])
@@ -310,7 +313,7 @@ def _print_long(
 ) -> None:
     if not warm:
         return
-    names = ("computed, without", "computed, with", "that comes again")
+    names = ("computed, without", "computed, with", "repeated, with")
     sys.stdout.write(f"\n{connector}: a prompt of {LONG_TOKENS} tokens, time to first token, ms\n")
     for name, samples in zip(names, (plain, cold, warm), strict=True):
         spent = [each["first_s"] * 1e3 for each in samples]
@@ -318,7 +321,7 @@ def _print_long(
         sys.stdout.write(f"{name:26}{statistics.median(spent):10.1f}   {cached} tokens cached\n")
     pairs = zip(plain, warm, strict=True)
     times = [before["first_s"] / after["first_s"] for before, after in pairs]
-    sys.stdout.write(f"times faster than computing: {min(times):.1f} at least\n")
+    sys.stdout.write(f"speed-up over computing: at least {min(times):.1f}\n")
 
 
 if __name__ == "__main__":

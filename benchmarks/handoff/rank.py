@@ -142,7 +142,7 @@ async def _read(settings: HandoffSettings, member: Member, objects: RankObjects,
                     page[-8:] = bytes(len(page[-8:]))
                 taken.append(await _turn(_reading(backend, reads, settings.page_bytes)))
                 if any(bytes(page) != was for page, was in zip(pages, expected, strict=False)):
-                    raise StorageError("a page came with other bytes than it has")
+                    raise StorageError("a page arrived with wrong bytes")
     for backend in backends:
         await backend.close()
     return turns
@@ -183,7 +183,7 @@ def _reading(
                 deadline = time.monotonic() + _TIMEOUT_S
                 outcomes = await backend.read(reads[start : start + step], deadline=deadline)
                 if set(outcomes) != {ReadOutcome.OK}:
-                    raise StorageError(f"not every page was OK, but {set(outcomes)}")
+                    raise StorageError(f"reads returned {set(outcomes)}, must all be OK")
 
         await asyncio.gather(*(some() for _ in range(_CALLS)))
 

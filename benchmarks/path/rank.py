@@ -161,7 +161,9 @@ class _Prompts:
         for prompt in prompts:
             bad = self._contents.verify(self.cache.device_pool, *self._pages(prompt))
             if bad:
-                raise StorageError(f"{bad} pages of prompt {prompt.request} came back otherwise")
+                raise StorageError(
+                    f"{bad} pages of prompt {prompt.request} were read back with wrong bytes"
+                )
 
     def until(self, done: Callable[[], bool]) -> None:
         """Step until `done()`, like an engine without other work."""
@@ -193,9 +195,9 @@ def measure(
         return work(settings, namespace, member, say)
     except OSError as error:
         raise StorageError(
-            f"the measurement cannot go on: {error.strerror or error}; see whether there is room in"
-            f" {settings.limit_directory} for {settings.ranks * settings.rank_bytes} bytes, and four"
-            " times as much memory, or give less with --bytes"
+            f"the benchmark failed: {error.strerror or error}; it needs"
+            f" {settings.ranks * settings.rank_bytes} bytes of free space in {settings.limit_directory}"
+            " and four times as much memory; give less with --bytes"
         ) from error
 
 
@@ -227,7 +229,7 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
         stored = prompts.moved().l2_to_l3
         if stored != settings.turn_bytes * TURNS:
             raise StorageError(
-                f"the store took {stored} bytes of {settings.turn_bytes * TURNS}; see that it has room"
+                f"the store took {stored} bytes of {settings.turn_bytes * TURNS}; check its free space"
             )
     finally:
         prompts.cache.close()
@@ -288,8 +290,8 @@ def _read(prompts: _Prompts, turn: int, spans: RankSpans) -> None:
     wanted, came = prompts.settings.turn_bytes, prompts.moved().l3_to_l2 - before
     if came != wanted:
         raise StorageError(
-            f"{came} bytes of {wanted} came back from the store; see what else uses it, and the"
-            " warnings before this"
+            f"the store returned {came} bytes of {wanted}; check the warnings above and its other"
+            " clients"
         )
 
 
@@ -335,7 +337,7 @@ def _shares(
             for page in pages_of_files(folder, settings.page_bytes)
         ]
     if len(found) != count * member.ranks:
-        raise StorageError(f"{len(found)} pages are in the files of {count * member.ranks}")
+        raise StorageError(f"the files have {len(found)} pages, must be {count * member.ranks}")
     mine = found[member.rank * count : (member.rank + 1) * count]
     return [mine[at : at + settings.turn_pages] for at in range(0, count, settings.turn_pages)]
 

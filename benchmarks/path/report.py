@@ -79,8 +79,8 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
 
     if not make_backend(settings.store).capabilities.shared:
         raise ConfigError(
-            f"store {settings.uri.text!r} keeps pages for its own process only, and they are read in"
-            " another one; give a store that processes share"
+            f"store {settings.uri.text!r} is private to one process, but the benchmark reads in"
+            " another process; give a store that processes share"
         )
     _require_memory(settings)
     # Use a unique model name, so that only pages written by this run are found.
@@ -199,8 +199,8 @@ def _limit_text(settings: PathSettings) -> str:
     if settings.files_of_its_own:
         return f"the same files in {directory}"
     if settings.slots:
-        return f"the same pages in the files of slots in {directory}"
-    return f"a file for each page in {directory}"
+        return f"the same pages in the slot files in {directory}"
+    return f"one file per page in {directory}"
 
 
 def _together_s(spans: "Sequence[Span]") -> float:

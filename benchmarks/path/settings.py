@@ -56,13 +56,11 @@ class PathSettings:
         if self.rank_bytes < least:
             raise ConfigError(f"--bytes is {self.rank_bytes}, must be {least} or more")
         if self.cold and not self.in_directory:
-            raise ConfigError(
-                f"--cold: only the files of file:// and 3fs:// can be forgotten, not {self.uri.text!r}"
-            )
+            raise ConfigError(f"--cold: the store is {self.uri.text!r}, must be file:// or 3fs://")
         if self.cold and is_in_memory(self.limit_directory):
             raise ConfigError(
-                f"--cold: {self.limit_directory} is in memory, where nothing can be forgotten; give a"
-                " store on a disk"
+                f"--cold: {self.limit_directory} is in memory and has no page cache; give a store on"
+                " a disk"
             )
 
     @property

@@ -68,9 +68,9 @@ def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> 
         (["--page-bytes", "0"], "--page-bytes. Must be >= 1"),
         (["--page-bytes", "9", "--bytes", "8"], "--bytes is 8, must be 9 or more"),
         (["--page-bytes", "9", "--rounds", "0"], "--rounds. Must be >= 1"),
-        (["--page-bytes", "4096", "--bytes", str(1 << 50)], "which are in memory twice"),
+        (["--page-bytes", "4096", "--bytes", str(1 << 50)], "which needs twice as much memory"),
         (["--page-bytes", "9", "--transfer", "udp"], '--transfer. Choose from: "tcp", "mooncake"'),
-        (["--page-bytes", "8kB"], "--page-bytes: '8kB' is no number with B, KiB"),
+        (["--page-bytes", "8kB"], "--page-bytes: '8kB' is not a size; give a number"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(

@@ -156,7 +156,7 @@ def test_a_disk_without_room_gets_one_line_and_not_a_trace(
     status, _, said = bench_storage("--store", "memory://", *SMALL)
 
     assert (status, said.count("\n")) == (3, 1)
-    assert "the measurement cannot go on: No space left on device" in said
+    assert "the benchmark failed: No space left on device" in said
 
 
 def test_no_refusal_repeats_a_secret(bench_storage: Run, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_report_names_the_store_without_its_secrets(
         ),
         (
             ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(1 << 50)],
-            "which are in memory twice",
+            "which needs twice as much memory",
         ),
         (["--store", "file:///proc/nowhere/kv", *SMALL], "cannot be used: No such file"),
     ],

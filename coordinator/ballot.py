@@ -211,9 +211,9 @@ class Ballot:
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Assign prefetch slot `seat` to `operation`; phase and bound define its lanes' meaning."""
         if not 0 <= seat < self._seats:
-            raise InternalError(f"seat {seat} in a ballot for {self._seats} prefetches")
+            raise InternalError(f"prefetch slot is {seat}, must be 0 to {self._seats - 1}")
         if phase not in _VOTED:
-            raise InternalError(f"an operation in phase {phase.name} has no seat in the ballot")
+            raise InternalError(f"an operation in phase {phase.name} has no prefetch slot")
         expected = self._expect(operation)
         expected.seat, expected.phase, expected.bound = seat, phase, bound
         self._write_seat(seat, expected)

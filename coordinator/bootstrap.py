@@ -74,7 +74,7 @@ def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
             told: set[str] = set()
             said: list[str] = []
             for (text, _), ranks in ranks_by_value.items():
-                what = "the same but for a secret" if text in told else text
+                what = "equal except for a secret" if text in told else text
                 said.append(
                     f"{what} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
                 )

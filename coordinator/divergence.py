@@ -75,7 +75,7 @@ def explain(
     what = " and ".join(different)
     if "epoch" in different:
         return DivergenceError(
-            f"the ranks differ in {what}: they are not all of one start of the group; start all anew"
+            f"the ranks differ in {what}: they belong to different starts of the group; restart all"
         )
     payload = _RECORDED.encode(recorder.last(ENTRIES_GATHERED))
     try:
@@ -85,5 +85,5 @@ def explain(
             f"the ranks differ in {what}, and their flight recorders could not be gathered: {error}"
         )
     found = first_difference([_RECORDED.decode(each) for each in gathered])
-    where = found or "their flight recorders are equal as far back as they reach"
+    where = found or "their flight recorders are equal in all entries kept"
     return DivergenceError(f"the ranks differ in {what}: {where}")

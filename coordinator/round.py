@@ -116,14 +116,16 @@ class Rounds:
             self.end(error)
         self._launched = None
         if folded.shape != (self._length,):
-            self.end(InternalError(f"a round came back with shape {folded.shape}"))
+            self.end(
+                InternalError(f"a round returned shape {folded.shape}, must be ({self._length},)")
+            )
         header = read_header(folded.data)
         different = disagreements(header)
         if different:
             self.end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
         unhealthy = unhealthy_rank(header)
         if unhealthy is not None:
-            self.end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
+            self.end(RankUnhealthy(f"rank {unhealthy} cannot continue; see its log"))
         return self._verdicts.read(layout, folded)
 
     def hurry(self, timeout_s: float) -> None:

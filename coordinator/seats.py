@@ -76,7 +76,7 @@ class Seats:
         """Assign the lowest free prefetch slot to `operation` and return its number."""
         if not self._free:
             count = len(self._cells) // COLUMNS
-            raise InternalError(f"operation {operation} finds all {count} seats taken")
+            raise InternalError(f"operation {operation} finds no free prefetch slot of {count}")
         seat = heappop(self._free)
         cells, at = self._cells, seat * COLUMNS
         cells[at + OPERATION], cells[at + PHASE], cells[at + BOUND] = operation, phase, bound
@@ -108,5 +108,5 @@ class Seats:
         """Return the offset of an occupied slot's row; raise `InternalError` if it is free."""
         at = seat * COLUMNS
         if self._cells[at + OPERATION] == NOBODY:
-            raise InternalError(f"seat {seat} is free")
+            raise InternalError(f"prefetch slot {seat} is free")
         return at

@@ -248,5 +248,5 @@ def _remedy(message: str, kind: Any) -> str:
         words = {**_WORDS, "object": " or ".join(_records(kind)) or _WORDS["object"]}
         wanted = " or ".join(words[each] for each in types.split(" | "))
     else:
-        wanted = "text that is not empty"
+        wanted = "non-empty text"
     return f"must be {wanted}{', each part of it' if at else ''}"

@@ -52,7 +52,9 @@ def connect(
         group.close()
         raise
     if not collective.rank:
-        log.info("rounds of %d ranks go over %s", collective.world_size, collective.transport)
+        log.info(
+            "rounds of %d ranks use the transport %s", collective.world_size, collective.transport
+        )
     return collective
 
 
@@ -90,4 +92,7 @@ def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
         return Transport.SHM, f"all {ranks} ranks are on one host"
     if len(hosts) < ranks:
         return Transport.HIERARCHICAL, f"{ranks} ranks are on {len(hosts)} hosts"
-    return Transport.TORCH, f"each of {ranks} ranks is on a host, or in a container, of its own"
+    return (
+        Transport.TORCH,
+        f"each of {ranks} ranks is on a separate host or in a separate container",
+    )

@@ -36,13 +36,11 @@ class EndingCause(IntEnum):
 _WORDS: dict[EndingCause, str] = {
     EndingCause.LEFT: "rank {0} has left the group",
     EndingCause.LOST: "rank {0} was lost in round {1}: its process is gone",
-    EndingCause.LATE: "rank {0} did not come to round {1} within the deadline",
+    EndingCause.LATE: "rank {0} did not join round {1} before the deadline",
     EndingCause.LOST_ELSEWHERE: "a rank of another host was lost in round {1}",
-    EndingCause.LATE_ELSEWHERE: (
-        "no word of round {1} came from the other hosts within the deadline"
-    ),
-    EndingCause.FAILED: "rank {0} could not speak for its host in round {1}; its log says why",
-    EndingCause.DAMAGED: "what rank {0} wrote in round {1} is damaged: its checksum is wrong",
+    EndingCause.LATE_ELSEWHERE: ("the other hosts did not join round {1} before the deadline"),
+    EndingCause.FAILED: "rank {0} failed to exchange round {1} with other hosts; see its log",
+    EndingCause.DAMAGED: "the lanes that rank {0} wrote in round {1} have a wrong checksum",
 }
 
 
@@ -68,7 +66,7 @@ class Ending:
         try:
             cause = EndingCause(cause_and_rank >> _RANK_BITS)
         except ValueError:
-            raise InternalError(f"the word {word} is not how a group can end") from None
+            raise InternalError(f"the word {word} encodes no ending of a group") from None
         return cls(cause, cause_and_rank & ((1 << _RANK_BITS) - 1), last_round)
 
     @property

@@ -36,7 +36,7 @@ class FoldedBallots:
         if self.round != other.round:
             raise InternalError(
                 f"ranks {_named(self.ranks)} voted in round {self.round} and ranks"
-                f" {_named(other.ranks)} in round {other.round}; the engine has lost a step's orders"
+                f" {_named(other.ranks)} in round {other.round}; the engine lost a step message"
             )
         folded: Vector = np.minimum(self.lanes, other.lanes)
         return FoldedBallots(self.round, self.ranks | other.ranks, folded)
@@ -67,7 +67,7 @@ class EngineChannel:
     def launch(self, lanes: Vector) -> "EngineChannel":
         """Record that a round is in flight; see `Collective`. The lanes are not sent from here."""
         if self._closed:
-            raise PeerLost("the cache has left its workers")
+            raise PeerLost("the engine channel is closed")
         self.launches += 1
         self._asked, self._arrived, self.asks_again = int(lanes[ROUND]), None, False
         return self
@@ -78,7 +78,7 @@ class EngineChannel:
             return
         if ballots.round > self._asked:
             raise InternalError(
-                f"the workers voted in round {ballots.round}, and {self._asked} was launched"
+                f"the workers voted in round {ballots.round}, must be round {self._asked}"
             )
         if ballots.ranks == self._all:
             self._arrived, self.asks_again = ballots.lanes, False
@@ -89,19 +89,19 @@ class EngineChannel:
         """Return the fold delivered earlier; see `PendingRound`."""
         arrived, number = self._arrived, self._asked
         if self._closed:
-            raise PeerLost("the cache has left its workers")
+            raise PeerLost("the engine channel is closed")
         if arrived is None:
-            raise CollectiveTimeout(f"the engine has not brought the ballots of round {number} yet")
+            raise CollectiveTimeout(f"the engine has not delivered the ballots of round {number}")
         self._asked = self._arrived = None
         return arrived
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:  # noqa: ARG002
         """Raise `UsageError`: the workers compared their settings at start-up."""
-        raise UsageError("an engine's own channel gathers nothing")
+        raise UsageError("the engine channel does not support gather")
 
     def common_store(self, name: str) -> CommonStore:  # noqa: ARG002
         """Raise `UsageError`: this channel has no store."""
-        raise UsageError("an engine's own channel has no store")
+        raise UsageError("the engine channel has no common store")
 
     def close(self) -> None:
         self._closed = True

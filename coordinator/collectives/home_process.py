@@ -36,6 +36,6 @@ class HomeProcess:
         """Raise `UsageError` in a forked process."""
         if _forks != self._forks:
             raise UsageError(
-                f"this process was forked from process {self._pid}, which alone has a part in its"
-                " group; make no call but close here"
+                f"this process was forked from process {self._pid}, and only that process is in the"
+                " group; call only close here"
             )

@@ -62,7 +62,7 @@ class InProcessGroup:
                 raise PeerLost(f"rank {lost[0]} has left the group")
             if missing:
                 raise CollectiveTimeout(
-                    f"rank {missing[0]} did not come to {key[0]} {key[1]} within {timeout_s} s"
+                    f"rank {missing[0]} did not join {key[0]} {key[1]} within {timeout_s} s"
                 )
             exchange.received += 1
             if exchange.received == self.world_size:

@@ -303,7 +303,7 @@ class HostGroup:
             if group.rank == ranks[0]:
                 fd = _new_memory(Cells.size(writers, lanes))
         except (OSError, ConfigError) as error:
-            problem = f"shared memory cannot be made: {error}"
+            problem = f"shared memory cannot be created: {error}"
         try:
             # The first rank of a host must keep its descriptor open until the others have opened it.
             gathered = group.gather(_MEMORY.encode((os.getpid(), fd)), timeout_s)
@@ -479,8 +479,8 @@ def _require_calls() -> None:
     for module, name in ((os, "memfd_create"), (os, "pidfd_open"), (fcntl, "F_ADD_SEALS")):
         if not hasattr(module, name):
             raise ConfigError(
-                f"this Python has no {module.__name__}.{name}, since it was built for older systems;"
-                " use one that was built for this system, or the transport torch"
+                f"this Python has no {module.__name__}.{name}, because it was built for older systems;"
+                " use a Python built for this system, or the transport torch"
             )
 
 
@@ -499,7 +499,7 @@ def _new_memory(size: int) -> int:
 
 def _open_memory(pid: int, fd: int) -> int:
     if fd < 0:
-        raise OSError("the first rank of the host could not make it")
+        raise OSError("the first rank of the host could not create it")
     return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 

@@ -123,9 +123,11 @@ def _as_group_error(
     named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
     if "timed out" in text.lower() or "timeout" in text.lower():
         if absent:
-            return CollectiveTimeout(f"{named} did not come to {what} within {timeout_s} s")
-        return CollectiveTimeout(f"{what} did not come back within {timeout_s} s: {text}")
-    return PeerLost(f"a rank was lost in {what}: {text}" + f"; {named} had not come" * bool(absent))
+            return CollectiveTimeout(f"{named} did not join {what} within {timeout_s} s")
+        return CollectiveTimeout(f"{what} did not complete within {timeout_s} s: {text}")
+    return PeerLost(
+        f"a rank was lost in {what}: {text}" + f"; {named} had not joined" * bool(absent)
+    )
 
 
 def _wait(work: Any, timeout_s: float) -> None:
@@ -253,7 +255,7 @@ class TorchCollective:
         try:
             group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise _as_group_error(error, "the making of the group", timeout_s) from error
+            raise _as_group_error(error, "the creation of the group", timeout_s) from error
         if not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"this rank is not among the ranks {ranks} of the group")
         return cls._connected(
@@ -279,7 +281,7 @@ class TorchCollective:
                 timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
-            raise _as_group_error(error, "the making of the group", timeout_s) from error
+            raise _as_group_error(error, "the creation of the group", timeout_s) from error
         return cls._connected(cast("_Gloo", group), name, ranks, timeout_s)
 
     @classmethod
@@ -342,7 +344,7 @@ class TorchCollective:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._starting():
             self._ownership.operations.append(self._gloo.allgather([gathered], [mine]))
-        self._finish("a gathering", timeout_s, self._attendance.absent)
+        self._finish("a gather", timeout_s, self._attendance.absent)
         return gathered
 
     @contextmanager

@@ -106,7 +106,7 @@ def test_a_difference_in_a_secret_is_named_and_the_secret_is_not() -> None:
     ]
 
     assert differences(fingerprints) == [
-        "a is 'x' on ranks 0, 3, the same but for a secret on rank 1, 'y' on rank 2"
+        "a is 'x' on ranks 0, 3, equal except for a secret on rank 1, 'y' on rank 2"
     ]
 
 

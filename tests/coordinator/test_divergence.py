@@ -78,8 +78,7 @@ def test_a_difference_further_back_than_the_recorders_is_not_made_up() -> None:
 
     (message,) = set(explained(recorders, ["state digest"]))
     assert message == (
-        "the ranks differ in state digest: "
-        "their flight recorders are equal as far back as they reach"
+        "the ranks differ in state digest: their flight recorders are equal in all entries kept"
     )
 
 
@@ -95,8 +94,8 @@ def test_ranks_of_different_starts_do_not_compare_what_they_have_done() -> None:
 
     (message,) = set(explained(recorders, ["epoch", "state digest"]))
     assert message == (
-        "the ranks differ in epoch and state digest: they are not all of one start of the group;"
-        " start all anew"
+        "the ranks differ in epoch and state digest: they belong to different starts of the group;"
+        " restart all"
     )
 
 

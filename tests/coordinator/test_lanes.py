@@ -68,7 +68,7 @@ def test_the_vector_has_the_length_of_its_shape_whatever_is_in_it(
 
 @pytest.mark.parametrize("seat", [-1, 3])
 def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int) -> None:
-    with pytest.raises(InternalError, match=f"seat {seat} in a ballot for 3 prefetches"):
+    with pytest.raises(InternalError, match=f"prefetch slot is {seat}, must be 0 to 2"):
         Ballot(SHAPE, RANK).seat(1, seat, Phase.QUERY)
 
 
@@ -76,7 +76,7 @@ def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int)
     "phase", sorted(set(Phase) - {Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER})
 )
 def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> None:
-    with pytest.raises(InternalError, match=f"phase {phase.name} has no seat"):
+    with pytest.raises(InternalError, match=f"phase {phase.name} has no prefetch slot"):
         Ballot(SHAPE, RANK).seat(1, 0, phase)
 
 

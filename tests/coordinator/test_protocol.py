@@ -134,7 +134,7 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     for cache in ranks.caches[:2]:
         cache.open_round()
 
-    text = r"rank 2 did not come to round 1 .*; a round may take 0.05 s \(timeouts.round_s\)$"
+    text = r"rank 2 did not join round 1 .*; a round may take 0.05 s \(timeouts.round_s\)$"
     with pytest.raises(CollectiveTimeout, match=text):
         ranks.caches[0].close_round()
     # The first has left by now, which the others need not find out by waiting.

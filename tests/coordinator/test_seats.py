@@ -109,15 +109,15 @@ def test_more_prefetches_than_there_are_seats_are_a_bug_that_is_named() -> None:
     seats = Seats(1)
     seats.take(1, Phase.QUERY)
 
-    with pytest.raises(InternalError, match="operation 2 finds all 1 seats taken"):
+    with pytest.raises(InternalError, match="operation 2 finds no free prefetch slot of 1"):
         seats.take(2, Phase.QUERY)
 
 
 def test_a_free_seat_cannot_be_given_back_or_given_a_meaning() -> None:
     seats = Seats(2)
 
-    with pytest.raises(InternalError, match="seat 1 is free"):
+    with pytest.raises(InternalError, match="prefetch slot 1 is free"):
         seats.give_back(1)
-    with pytest.raises(InternalError, match="seat 1 is free"):
+    with pytest.raises(InternalError, match="prefetch slot 1 is free"):
         seats.change(1, Phase.QUERY)
     assert [seats.take(operation, Phase.QUERY) for operation in (1, 2)] == [0, 1]

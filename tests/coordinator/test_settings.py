@@ -75,7 +75,7 @@ def test_text_stands_for_numbers_and_flags_where_nothing_else_can_be_written() -
     ("given", "said"),
     [
         (7, "here is 7, must hold keys and values"),
-        ({"name": ""}, "here: name is '', must be text that is not empty"),
+        ({"name": ""}, "here: name is '', must be non-empty text"),
         ({"name": 5}, "here: name is 5, must be text"),
         (
             {"nam": "x"},

@@ -235,7 +235,7 @@ def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_r
     assert status == EXIT_GROUP
     assert command.survivors() == []
     assert re.fullmatch(
-        rf"lockstep: rank {named} did not come to round \d+ within the deadline;"
+        rf"lockstep: rank {named} did not join round \d+ before the deadline;"
         r" a round may take 2 s \(--round-timeout-s\)",
         "\n".join(told(command)),
     )

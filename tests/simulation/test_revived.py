@@ -27,7 +27,7 @@ FINDINGS = {
     "views": ("device state page", "device kv page", "device page", "which holds garbage"),
     "local-free": ("at serving.py", "digests differ", "answers", "belongs to", "device kv page"),
     "count-not-name": ("digests differ", "the states differ"),
-    "early-return": ("did not come to round", "reached 0 collectives"),
+    "early-return": ("did not join round", "reached 0 collectives"),
     "min-of-lengths": ("the tree offers host state", "copies host state"),
     "write-once": ("never accepted by the store",),
     "trust-for-good": ("not written again to a store that lost them",),

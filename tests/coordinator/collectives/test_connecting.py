@@ -35,7 +35,7 @@ def ranks(tmp_path: Path) -> RanksAsProcesses:
         ([(0,)], "shm: there is one rank"),
         ([(0, 1, 2)], "shm: all 3 ranks are on one host"),
         ([(0, 2), (1,)], "hierarchical: 3 ranks are on 2 hosts"),
-        ([(0,), (1,)], "torch: each of 2 ranks is on a host, or in a container, of its own"),
+        ([(0,), (1,)], "torch: each of 2 ranks is on a separate host or in a separate container"),
     ],
 )
 def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(

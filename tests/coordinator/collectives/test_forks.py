@@ -23,7 +23,7 @@ from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
 
-REFUSED = "UsageError: this process was forked from process PARENT, which alone has a part in its"
+REFUSED = "UsageError: this process was forked from process PARENT, and only that process is in the"
 """How each call of a child ends that would need the group."""
 
 

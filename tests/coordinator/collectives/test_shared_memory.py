@@ -202,7 +202,7 @@ def test_a_rank_that_comes_at_the_deadline_is_late_and_not_the_other_hosts(
     """There are no other hosts."""
     told = ranks.run(partial(miss_the_moment, "stays", 0.0), 2, late={0})
 
-    assert told[1] == "rank 0 did not come to round 1 within the deadline"
+    assert told[1] == "rank 0 did not join round 1 before the deadline"
 
 
 def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> str:

@@ -70,7 +70,7 @@ def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
     """A start may hang because one rank of many still opens its store."""
     told = ranks.run(partial(gather_without, absent), 4, late=absent)
 
-    text = f"{named} did not come to a gathering within {SHORT_S} s"
+    text = f"{named} did not join a gather within {SHORT_S} s"
     assert told == ["" if rank in absent else text for rank in range(4)]
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_are_joined_without_the_others_are_named_as_those_know_them(
     """Between hosts, the first rank of the second is not the second rank."""
     told = ranks.run(join_some, 4, late=[3])
 
-    assert told[1] == f"rank 3 did not come to a gathering within {SHORT_S} s"
+    assert told[1] == f"rank 3 did not join a gather within {SHORT_S} s"
 
 
 def test_a_rank_that_dies_before_a_gathering_is_named(
@@ -89,7 +89,7 @@ def test_a_rank_that_dies_before_a_gathering_is_named(
     with ranks.start(die_before_a_gathering, 3) as group:
         told = [group.result(rank) for rank in (0, 1)]
 
-    assert [message.rpartition("; ")[2] for message in told] == ["rank 2 had not come"] * 2
+    assert [message.rpartition("; ")[2] for message in told] == ["rank 2 had not joined"] * 2
 
 
 def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:

@@ -94,7 +94,7 @@ def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
     """Rule R9's sense, for lanes: the checksum decides."""
     told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
 
-    text = "what rank 1 wrote in round 2 is damaged: its checksum is wrong"
+    text = "the lanes that rank 1 wrote in round 2 have a wrong checksum"
     assert told == [("PeerLost", text, True)] * world_size
 
 
@@ -105,7 +105,7 @@ def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
     """Also that of a courier, which other hosts learn of in the round after."""
     told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
 
-    text = f"what rank {named} wrote in round 2 is damaged: its checksum is wrong"
+    text = f"the lanes that rank {named} wrote in round 2 have a wrong checksum"
     assert told == [("PeerLost", text, True)] * 4
 
 
@@ -133,7 +133,7 @@ def write_wrongly(cells: Any, spoilt: int, writer: int, number: int, lanes: Any)
 
 def test_a_damaged_ending_is_told_by_name(tmp_path: Path) -> None:
     assert ranks_over("shm", tmp_path).run(damage_the_ending, 1) == [
-        f"the word {1 << 40} is not how a group can end"
+        f"the word {1 << 40} encodes no ending of a group"
     ]
 
 

@@ -259,7 +259,7 @@ def test_a_worker_that_has_missed_a_dispatch_says_so_and_the_epoch_ends() -> Non
 
     ranks.decider.deliver(ranks.work(ranks.schedule()))
 
-    with pytest.raises(RankUnhealthy, match="rank 1 cannot go on"):
+    with pytest.raises(RankUnhealthy, match="rank 1 cannot continue"):
         ranks.decider.begin_step()
 
 

@@ -3,10 +3,10 @@
 Also compares copies that transpose axes with copies that do not, both from an engine's own pages.
 
 On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a CPU
-it is one `memcpy` per page, as if pages were contiguous on both sides. A single `memcpy` of everything
-is shown as well; it is faster because from a few hundred MB on it bypasses the caches. Pages are in
-random order on the device, like a prefix's pages, and in runs on the host, because host pages are
-allocated together. The copies alternate, and the best round of each counts.
+it is one `memcpy` per page, as if pages were contiguous. A single `memcpy` of everything is shown as
+well; from a few hundred MB on it is faster, because it bypasses the caches. Pages are in random order
+on the device, like a prefix's pages, and in runs on the host, where they are allocated together. The
+copies alternate, and the best round of each counts.
 """
 
 import argparse

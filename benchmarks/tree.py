@@ -1,16 +1,15 @@
 """Cost of the prefix tree: match, insert, lock and unlock, evict, compared with memcmp.
 
-The timed calls are those that an engine makes, with the tokens in a numpy array of int32:
+The timed calls are those of an engine, with the tokens in a numpy array of int32:
 
 - `match`: `cache.match` of a prompt that is fully cached.
 - `insert`: `cache.insert` of a prompt whose first half is cached, by an admitted request.
-- `lock_unlock`: `cache.load_back` of a prompt that is fully cached, which locks it, and `release`. An
-  engine has no other way to lock, so a match is included.
-- `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without a free
-  page.
+- `lock_unlock`: `cache.load_back` of a fully cached prompt, which locks it, and `release`. An engine
+  has no other way to lock, so a match is included.
+- `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without free pages.
 
-The limit is `copy.startswith(prompt)`, timed right before each call: one memcmp between the token array
-of the call and a copy of its bytes. The two calls share only that array.
+The limit is `copy.startswith(prompt)`, timed right before each call: one memcmp of the call's token
+array with a copy of its bytes.
 """
 
 import os

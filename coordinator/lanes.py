@@ -1,15 +1,14 @@
 """The lanes of a round: the meaning of each position in the vector.
 
 A round is one int64 vector whose length is fixed for the epoch, folded with MIN. A maximum travels
-negated, equality as a pair (x, -x). To name the rank with the smallest value, a lane carries `value *
-world_size + rank`, called "named" below: it has the order of the value, ties to the lowest rank.
+negated, equality as a pair (x, -x). A "named" lane carries `value * world_size + rank`, so the minimum
+also names the lowest rank with the smallest value.
 
     header     epoch, round, state digest, layout digest: one pair each
                health: -(rank + 1) of a rank that must stop, else 0
                time: this rank's clock in milliseconds
-               proposal: the digest of this rank's staged proposal, folded to the smallest and the
-               largest of the ranks that have one; readiness: -(rank + 1) if this rank refuses the
-               proposal, 0 if it has none, 1 if staged, 2 if ready
+               proposal: smallest and largest digest, over the ranks that have staged a proposal;
+               readiness: -(rank + 1) if this rank refuses it, 0 if none, 1 if staged, 2 if ready
                requests: length of the gapless run of requests received, counted from the first;
                NEUTRAL if this rank receives none; then -(requests in total, as known to this rank)
     queues     for each watermark: finished through this ticket; first failed ticket, named
@@ -20,8 +19,8 @@ world_size + rank`, called "named" below: it has the order of the value, ties to
                TRANSFER   pages landed;               ceiling, named;  deadline
                the deadline lane is -(rank + 1) of a rank whose deadline passed, else 0
 
-The `LaneLayout` defines the meaning of the prefetch slots. It follows from replicated state and is
-frozen when the round is launched; its digest is voted on in the header.
+The `LaneLayout` defines the prefetch slots' lanes. It follows from replicated state and is frozen at
+the round's launch; its digest is voted on in the header.
 """
 
 from collections.abc import Sequence

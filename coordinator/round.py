@@ -2,21 +2,20 @@
 
 The protocol. Every rule has a test that names it (`tests/coordinator/test_protocol.py`).
 
-P1  Every step launches exactly one collective, of one length, whatever is in flight. A rank's local
-    progress sets the contents of its lanes, never whether, when or how it votes.
+P1  Every step launches exactly one collective, of one length. A rank's local progress sets the contents
+    of its lanes, never whether, when or how it votes.
 P2  A round is launched under a layout that replicated state determines. The layout is frozen at launch,
-    and the verdict is read under that layout even if the state has changed since. A verdict names
-    only changes since the verdict before it; see `verdict`.
-P3  Depth 1: a step applies the verdict of the step before, then launches its own round. Depth 0: a step
-    launches its round, waits for it and applies it. Both depths use `open` and `close`, in different
-    order. At most one round is pending.
-P4  Every rank applies a round at the same step, whatever its speed: `close` waits for it, up to a
-    deadline. If the deadline passes, the epoch ends; no rank continues alone.
+    and the verdict is read under it even if the state has changed since. A verdict names only changes
+    since the previous verdict; see `verdict`.
+P3  Depth 1: a step applies the previous step's verdict, then launches its own round. Depth 0: a step
+    launches its round, waits for it and applies it. Both use `open` and `close`, in different order.
+    At most one round is pending.
+P4  Every rank applies a round at the same step: `close` waits for it, up to a deadline. If the deadline
+    passes, the epoch ends; no rank continues alone.
 P5  The header is read first. If the ranks differ in epoch, round, state digest or layout digest, the
     body is ignored and the epoch ends on every rank in this same round.
 P6  A rank that must stop sets its health lane; the epoch ends on every rank in the same round.
-P7  Ballots are levels. A ballot reports everything that is true at the time, so the next ballot
-    repeats a vote that was ignored.
+P7  Ballots are levels: each reports everything that is true, so an ignored vote is repeated.
 P8  After an epoch has ended, every call raises the same error again and launches no collective.
 
 This module waits through its transport and reads no clock.

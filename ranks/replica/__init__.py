@@ -1,1 +1,1 @@
-"""The deterministic state machine that is equal on every rank."""
+"""The replica: a deterministic state machine, equal on every rank."""

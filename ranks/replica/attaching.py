@@ -1,12 +1,13 @@
-"""Attach and detach while requests run: proposals that all ranks have staged become commands.
+"""Attach and detach the store while requests run.
 
     DETACHED --attach--> ATTACHED --detach--> DRAINING --nothing in flight--> DETACHED or LOST
 
-A proposal is pending from the first verdict that tells of it, and ends in the same step on every rank:
-it is done, or it is withdrawn. To detach is to begin nothing new for the store and to abort what is in
-flight, as every abort goes (QUIESCE). What is quarantined then stays with the old store, whose pages
-come back if it ever falls quiet; it keeps no other store from being attached, until such stores keep
-more than half of host memory.
+A proposal (a request to attach or detach, staged by each rank) is pending from the first verdict that
+reports it. It becomes a command, or is withdrawn, in the same step on every rank.
+
+A detach starts no new I/O and aborts I/O in flight through QUIESCE. Pages of I/O that never ends stay
+quarantined with the old store. A new store can be attached meanwhile, unless old stores keep more than
+half of host memory.
 """
 
 from enum import StrEnum
@@ -24,22 +25,22 @@ from .prefetch.prefetching import Prefetching
 
 
 class StoreState(StrEnum):
-    """How far the group is with its store; the same on every rank."""
+    """The state of the group's store, equal on every rank."""
 
     DETACHED = "detached"
-    """There is none."""
+    """No store is attached."""
     ATTACHING = "attaching"
-    """There is none, and some rank has staged a proposal to attach one."""
+    """No store is attached, and some rank has staged a proposal to attach one."""
     ATTACHED = "attached"
-    """It is read and written."""
+    """A store is attached and in use."""
     DRAINING = "draining"
-    """Nothing is begun for it any more, and something is still in flight."""
+    """The store gets no new I/O, but still has I/O in flight."""
     LOST = "lost"
-    """There is none: the group has let go of it by itself, because its calls did not come back."""
+    """No store is attached: the group detached the last one because its calls did not return."""
 
 
 class Attaching:
-    """Follows proposals, and attaches and detaches the store."""
+    """Attaches and detaches the store by proposals that all ranks have staged."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -60,13 +61,13 @@ class Attaching:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self.proposal: int | None = None
-        """The digest of the proposal that some rank has staged, once a verdict has told of it."""
+        """The digest of the proposal that some rank has staged, or None; set by a verdict."""
         self.proposed_ms = 0
-        """When a verdict first told of the proposal, in agreed time."""
+        """The agreed time of the first verdict that reported the proposal."""
 
     @property
     def store_state(self) -> StoreState:
-        """How far the group is with its store."""
+        """The state of the group's store."""
         if self._store.attached:
             return StoreState.ATTACHED
         if self._store.draining:
@@ -76,7 +77,11 @@ class Attaching:
         return StoreState.LOST if self._store.lost else StoreState.DETACHED
 
     def consider(self, proposed: Proposed | None) -> None:
-        """Apply what the ranks have staged: go on with it, carry it out, or withdraw it."""
+        """Apply a verdict about a staged proposal: track it, carry it out, or withdraw it.
+
+        A proposal is withdrawn if ranks staged different ones, if a rank refused it, or if some rank is
+        not ready within `timeouts.open_s`.
+        """
         self._end_draining()
         if proposed is None:
             self.proposal = None
@@ -86,10 +91,11 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
-            self._store.lost = False  # An operator goes on without it.
+            # A repeated detach clears LOST: the operator goes on without a store.
+            self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:
-            # Where they differ, whatever a rank has staged ends, whether it could be opened or not.
+            # If the ranks staged different proposals, reject all of them.
             told, refused = (
                 (None, None) if proposed.differs else (proposed.proposal, proposed.refused_rank)
             )
@@ -106,14 +112,14 @@ class Attaching:
             self._decide(Decision(proposed.proposal, self._tardiness(proposed)))
 
     def detach(self, reason: str = "") -> None:
-        """Begin nothing more for the store, and abort what is in flight for it."""
+        """Start no new I/O for the store, and abort its I/O in flight."""
         if self._store.attached:
             self._store.detach(reason)
             self._prefetching.abandon()
             self._persisting.abandon()
 
     def _end_draining(self) -> None:
-        """Let go of a store for which nothing is in flight but what never falls quiet."""
+        """Detach a draining store once only quarantined I/O is in flight."""
         if self._store.draining and not self._agenda.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())
@@ -124,11 +130,9 @@ class Attaching:
         self._outbox.decisions.append(decision)
 
     def _must_wait(self, proposed: Proposed) -> bool:
-        """Say whether the store before is still to be let go of."""
         return change_of(proposed.proposal) is Change.ATTACH and self._store.draining
 
     def _objection(self, proposed: Proposed) -> str | None:
-        """Return why nothing can come of what is staged, or None."""
         if proposed.differs:
             return "the ranks were told to attach or detach different stores"
         if proposed.refused_rank is not None:
@@ -146,9 +150,9 @@ class Attaching:
         )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
-        """Say whether all that is staged is to detach, and there is nothing to detach from.
+        """Return whether the proposal is a detach while no store is attached.
 
-        A message that comes twice, or late to one rank, so keeps nothing else waiting.
+        Such a message came twice, or late to one rank. Completing it at once unblocks others.
         """
         detaches = change_of(proposed.proposal) is Change.DETACH and not proposed.differs
         return detaches and not self._store.attached

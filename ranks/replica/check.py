@@ -1,6 +1,6 @@
-"""The invariants of the replicated state, recomputed from scratch.
+"""Check the invariants of the replicated state by recomputing them from scratch.
 
-The numbers are those of `docs/architecture.md`. A violation is a bug of Lockstep's own.
+Their numbers are those of `docs/architecture.md`. A violation is a bug in Lockstep.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ class InvariantViolation(AssertionError):
 
 
 def check(replica: Replica) -> None:
-    """Raise `InvariantViolation` with a sentence for the first invariant that does not hold."""
+    """Raise `InvariantViolation` for the first invariant that does not hold."""
     prefixes = replica.prefixes
     nodes = list(prefixes.tree.nodes())
     _check_roots(replica)
@@ -89,7 +89,7 @@ def _check_node(tree: Tree, node: Node) -> None:
 
 
 def _check_whole(residence: Residence, node: Node) -> None:
-    """Rule R15: a run that nothing divides is one node."""
+    """Check rule R15: a node is not divided from its only child without a reason."""
     parent = node.parent
     if parent is not None and parent.parent is not None and len(parent.children) == 1:
         divided = residence.are_divided(parent, node)
@@ -100,7 +100,7 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
     values, held = node.values[tier], node.held[tier]
     base, width = values[0], node.width
     there = node.there >> (tier * len(values))
-    # Sentences are made only for what is wrong: this runs for every node after every step.
+    # Build error sentences only on failure: this check runs for every node after every step.
     for component, run, count in zip(tree.components, values, held, strict=True):
         index = component.index
         if run is None:
@@ -125,7 +125,10 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
 
 
 def _check_locked(node: Node) -> None:
-    """Only a pin locks what is not on the device, in case that it comes there."""
+    """Check that pages locked on the device exist, or that a copy in flight fills them.
+
+    Callers skip nodes under a named pin, which may lock pages not on the device yet.
+    """
     if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not node.is_to_have(DEVICE, 0):
         _violated(5, node, DEVICE, "is locked there without pages, and nothing fills it")
 
@@ -149,7 +152,7 @@ def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
 
 
 def _check_holds(replica: Replica, nodes: list[Node]) -> None:
-    """Every lock and pin has a receipt, and every receipt has its locks and pins."""
+    """Check that each node's lock and pin counts equal the lock handles that cover it."""
     owed: Counter[tuple[int, int, int]] = Counter()
     ends = Counter(id(p.awaits) for p in replica.pinning.pins.values() if p.awaits is not None)
     for backlog in replica.prefixes.residence.backlogs:
@@ -168,7 +171,8 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     for node in nodes:
         for tier in TIERS:
             if node.held[tier][0]:
-                # Of full attention a node counts its children that are held, and what ends with it.
+                # For full attention a node counts its held children and the lock handles that end at
+                # it.
                 owed[id(node.parent), tier, 0] += 1
     for node in nodes:
         _require(node.ends == ends[id(node)], 5, f"node {node.id} miscounts what ends with it")
@@ -232,7 +236,7 @@ def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
             every: list[int] = []
             for pages, _, _ in _owners(replica, nodes, tier, index):
                 every.extend(pages)
-            # Which page has two owners is worth looking for only once it is known that one has.
+            # Search for the page with two owners only if the totals show one: the search is slow.
             if len(every) != len(set(every)):
                 _name_the_owners(replica, nodes, tier, index)
             missing = pool.capacity - len(every)

@@ -1,6 +1,6 @@
-"""What leaves because somebody says so: all that is cached, a namespace, or what a new limit cuts off.
+"""Explicit removal of cached pages: cache reset, dropped namespaces and lowered limits.
 
-What requests and operations hold stays with them until they let go of it.
+Pages held by requests or operations are freed only after their release.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from .tree.residence import TIERS
 
 
 class Clearing:
-    """Resets the cache, drops namespaces, and gives them other limits."""
+    """Resets the cache, drops namespaces, and changes their limits."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -38,7 +38,10 @@ class Clearing:
         self._store = store
 
     def reset(self, weights_version: str | None) -> None:
-        """Hide all that is cached now from every request that is not admitted yet."""
+        """Hide all pages cached now from every request that is not admitted yet.
+
+        Stops the prefetches of those requests, ends all pins, and evicts all unheld pages.
+        """
         requests = self._requests
         for request in requests:
             if not request.admitted:
@@ -50,7 +53,7 @@ class Clearing:
         self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict what nobody holds of a namespace, or of all; its pins end."""
+        """Evict the unheld pages of one namespace, or of all; end their pins."""
         self._journal.record("drop", namespace)
         for pin in list(self._pinning.pins.values()):
             if namespace in {None, pin.node.place.namespace}:
@@ -63,14 +66,14 @@ class Clearing:
         return Dropped(before - held, held)
 
     def limit(self, limit: NamespaceLimit) -> None:
-        """Let a namespace keep as much as `limit` says; the rest leaves with the next verdict."""
+        """Set a namespace's limit; pages beyond it are evicted with the next verdict."""
         self._journal.record(
             "limit", limit.namespace, limit.device_pages, limit.host_pages, limit.ttl_s
         )
         self._prefixes.residence.limit(limit)
 
     def _nodes(self, roots: Iterable[Node]) -> list[Node]:
-        """Return all that is below the roots: whatever hangs below a node leaves before it."""
+        """Return all nodes below the roots, children first, as eviction needs them."""
         return list(self._prefixes.tree.nodes(roots))[::-1]
 
     def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:

@@ -1,7 +1,7 @@
-"""A digest of the whole replicated state, computed from nothing but the state.
+"""A digest of the whole replicated state, computed from the state alone.
 
-The rolling digest of the journal is what rounds compare, since it costs nothing; this one is the
-slow witness that it stands for the state. Simulation and tests compare both over the ranks.
+Rounds compare the journal's rolling digest, because it is cheap. Simulation and tests compare this slow
+digest, too, to verify that the journal covers the state.
 """
 
 import xxhash
@@ -14,7 +14,7 @@ from .tree.residence import TIERS
 
 
 def state_digest(replica: Replica) -> int:
-    """Return 63 bits that differ where tree, page tables, operations, requests or clocks differ."""
+    """Return 63 bits that digest the tree, page tables, operations, requests and clocks."""
     digest = xxhash.xxh3_64()
 
     def add(*parts: object) -> None:

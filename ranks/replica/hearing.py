@@ -1,9 +1,9 @@
-"""Messages from outside of the group: how many every rank has, and which have become commands.
+"""Commit of external messages: how many every rank has, and which have become commands.
 
-A message reaches single ranks at any time (rule R14). It gets a number outside of the replica, and
-each rank votes how many it has in a row. The verdict's number is a level: what every rank has once, it
-has for ever. From then on the message is a command, which every rank gives in the same step, and its
-bytes enter the digest as a hash: ranks that were handed different ones are found by its number.
+A message reaches each rank at a different time (rule R14). It is numbered outside the replica, and each
+rank votes how many consecutive messages it has. All messages up to the verdict's number become
+commands, applied in the same step on every rank. A hash of each enters the digest, so ranks with
+different bytes are detected.
 """
 
 from hashlib import sha256
@@ -14,25 +14,25 @@ from .core.journal import Journal
 
 
 class Hearing:
-    """Counts the messages of an epoch, which begin with number 1."""
+    """Counts the messages of an epoch, starting with number 1."""
 
     def __init__(self, journal: Journal, outbox: Outbox) -> None:
         self.agreed = 0
         """Every rank has the messages up to this number."""
         self.heard = 0
-        """Those up to this number have become commands."""
+        """The messages up to this number have become commands."""
         self._journal = journal
         self._outbox = outbox
 
     def reach(self, number: int) -> None:
-        """Apply how many messages in a row every rank has; what is not more changes nothing."""
+        """Apply the number of consecutive messages on every rank; it never decreases."""
         if number > self.agreed:
             self.agreed = self._outbox.requests = number
 
     def hear(self, number: int, content: bytes | None) -> None:
-        """Let a message be a command; None is the content on a rank that has no inbox.
+        """Apply a message as a command; `content` is None on a rank that has no inbox.
 
-        Raises `UsageError`, and changes nothing, unless it is the next one and every rank has it.
+        Raises `UsageError`, and changes nothing, unless it is the next message and every rank has it.
         """
         if number != self.heard + 1:
             raise UsageError(f"message {number} does not follow message {self.heard}")

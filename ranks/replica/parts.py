@@ -1,4 +1,4 @@
-"""The classes that a rank is put together from. A test hands in others, to see who notices."""
+"""The classes that make up a replica's parts; tests substitute faulty ones to check detection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .tree.residence import Residence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """One class for each part that decides something."""
+    """One class for each replaceable part of a rank."""
 
     residence: type[Residence] = Residence
     prefixes: type[Prefixes] = Prefixes
@@ -44,7 +44,7 @@ class Parts:
     pinning: type[Pinning] = Pinning
     attaching: type[Attaching] = Attaching
     ballot: Callable[[BallotShape, int], Ballot] = Ballot
-    """Makes the ballot of a rank."""
+    """Creates the ballot of a rank."""
 
 
 SOUND = Parts()

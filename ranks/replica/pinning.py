@@ -1,8 +1,8 @@
-"""Pinning: prefixes that stay cached until a deadline, whatever else needs room.
+"""Named pins: prefixes that stay cached until a deadline, regardless of other demand for memory.
 
-A pin keeps what a match at its end needs in host memory, and on the device as long as some of it is
-only there. Deadlines are in agreed time (rule R14), so they pass in the same step
-everywhere.
+A pin keeps the pages that a match at its end needs in host memory, and locks them on the device until
+the host has all of them. Deadlines are in agreed time (rule R14), so they pass in the same step on
+every rank.
 """
 
 from dataclasses import dataclass, field
@@ -20,22 +20,22 @@ from .tree.prefixes import Prefixes
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """One prefix that is kept."""
+    """One pinned prefix."""
 
     name: str
     node: Node
     receipts: list[Receipt]
     pages: tuple[int, ...]
-    """By component: how many pages it keeps."""
+    """By component: how many pages the pin keeps."""
     ttl_ms: int
     locks: list[Receipt] = field(default_factory=list[Receipt])
-    """Locks on its device pages, while host memory lacks some of the prefix."""
+    """Locks on the pin's device pages, while host memory lacks some of the prefix."""
     awaits: Node | None = None
-    """The node whose coming to host memory is awaited, while some of the prefix is not there."""
+    """The node whose copy to host memory the pin awaits, or None if nothing is missing."""
 
 
 class Pinning:
-    """The pins by name. A step costs what ends in it, however many there are (rule R15)."""
+    """The pins by name. A step costs only the pins that end in it (rule R15)."""
 
     def __init__(
         self, basis: Basis, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
@@ -49,19 +49,19 @@ class Pinning:
         self._journal = basis.journal
         self.pins: dict[str, Pin] = {}
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
-        """By tier and component: how many pages the pins keep there."""
+        """By tier and component: how many pages the pins keep."""
         self._awaiting: dict[Node, dict[str, Pin]] = {}
-        """Pins that lock device pages as well, by the node that each awaits in host memory."""
+        """Pins that also lock device pages, by the node whose copy to host memory each awaits."""
         self._came: list[Pin] = []
-        """Pins whose awaited node has come to host memory since `look_after` was last called."""
+        """Pins whose awaited node has reached host memory since the last `look_after`."""
         self._deadlines: AgreedDeadlines[Pin] = AgreedDeadlines()
         prefixes.residence.came_to_host = self._came_to_host
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
-        """Keep what is cached of `tokens`; return how many tokens those are.
+        """Pin the cached prefix of `tokens`; return its length in tokens.
 
-        Returns 0, and makes no pin, where nothing is cached or the bound on pinned pages would be
-        passed. What host memory lacks is copied there, whatever the write policy.
+        Returns 0, and makes no pin, if nothing is cached or the bound on pinned pages would be
+        exceeded. Pages missing in host memory are copied there, under any write policy.
         """
         prefixes, residence = self._prefixes, self._residence
         require_name("pin", name)
@@ -96,7 +96,7 @@ class Pinning:
         return best * self._config.page_tokens
 
     def unpin(self, name: str) -> bool:
-        """Let go of a prefix; False if there is no pin of that name, or its time is over."""
+        """Remove a pin; return False if there is no such pin or it has expired."""
         pin = self.pins.pop(name, None)
         if pin is None:
             return False
@@ -109,12 +109,12 @@ class Pinning:
         return True
 
     def drop_all(self) -> None:
-        """Let go of every pin: what they keep can be matched no more."""
+        """Remove every pin, because their prefixes can no longer be matched."""
         for name in list(self.pins):
             self.unpin(name)
 
     def look_after(self) -> None:
-        """End pins whose deadline has passed, and locks of those that host memory has all of by now."""
+        """End expired pins, and release device locks of pins that are fully in host memory."""
         for pin in self._deadlines.passed(self._clock.agreed_ms):
             self.unpin(pin.name)
         came, self._came = self._came, []
@@ -128,9 +128,9 @@ class Pinning:
             self._came.append(pin)
 
     def _await(self, pin: Pin) -> None:
-        """Let a pin await what host memory lacks of it; release its locks if it lacks nothing.
+        """Wait for the pages of a pin that host memory lacks; release its device locks if none.
 
-        The last to come is awaited: backups go from the top down.
+        Backups go from the top down, so the deepest missing node comes last.
         """
         missing = self._lacking(pin.node)
         if not missing:
@@ -156,7 +156,7 @@ class Pinning:
             self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
-        """Say whether pins may keep so many more pages: half of each pool, unless a bound says so."""
+        """Return whether pins may keep so many more pages: half of a pool, or the configured bound."""
         config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:

@@ -1,9 +1,9 @@
-"""The replica: one rank's copy of the cache's state, the same on every rank.
+"""The replica: one rank's copy of the cache's state, equal on every rank.
 
-It changes in two ways only: by a command that the engine issues identically on every rank, and by a
-verdict that all ranks received. It reads no clock, thread, file or collective, and knows neither ballot
-nor executor. A command returns its answer and the `Effects` that follow; a verdict returns effects.
-What only reads is a property, or says so, and leaves the digest as it was.
+The state changes only by a command that the engine issues identically on every rank, or by a verdict
+that all ranks received. The replica reads no clock, thread, file or collective. A command returns its
+answer and the resulting `Effects`; a verdict returns effects. Read-only methods never change the
+digest.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,20 +45,20 @@ _T = TypeVar("_T")
 def command(
     method: Callable[Concatenate["Replica", _P], _T],
 ) -> Callable[Concatenate["Replica", _P], tuple[_T, Effects]]:
-    """Let a method of the replica return its effects beside its answer."""
+    """Wrap a command of the replica so that it returns its answer and its effects."""
 
     def with_effects(self: "Replica", /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, Effects]:
         answer = method(self, *args, **kwargs)
         self.prefixes.mend()
         return answer, self.outbox.collect()
 
-    # Without the type that it gives, which hides that the first argument is the replica.
+    # Ignore the return value: its type would hide that the first argument is the replica.
     update_wrapper(with_effects, method)
     return with_effects
 
 
 class Replica:
-    """The state machine, put together from its parts. Each part is handed what it may touch.
+    """The state machine, assembled from its parts. Each part gets only the parts that it may use.
 
     The parts are public for checkers, tests and reports, which only read them.
     """
@@ -66,7 +66,7 @@ class Replica:
     def __init__(self, config: ReplicaConfig, parts: Parts = SOUND) -> None:
         self.config = config
         self.lost: str | None = None
-        """Why no rank can go on, in the same words on all of them; None while they can."""
+        """Why the epoch must end, in the same words on all ranks; None while it can go on."""
         pages = config.host_pages + config.device_pages + config.engine_pages
         basis = Basis(config, misses=Misses(pages))
         self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
@@ -110,101 +110,104 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
+        """Whether only quarantined or serving operations are in flight and no retry is due."""
         return not self.agenda.working.total() and not self.retrying.is_due
 
     @property
     def store_state(self) -> StoreState:
-        """How far the group is with its store."""
+        """The state of the group's store."""
         return self.attaching.store_state
 
     @property
     def leaving(self) -> list[str]:
-        """The released requests whose lent pages are not free yet, and perhaps never will be."""
+        """Released requests whose lent pages are still in use, possibly forever."""
         return list(self._lent.leaving)
 
     @property
     def waits_for_frees(self) -> bool:
-        """Whether lent pages of released requests are not free yet, and will be by a verdict."""
+        """Whether lent pages of released requests are in use and a verdict will free them."""
         return self._lent.waits
 
     def seats(self) -> SeatTable:
-        """Return the table of the seats of the next ballot; the same one while nothing changes."""
+        """Return the prefetch slots of the next ballot; the same object while nothing changes."""
         return self.agenda.seats()
 
     def knows(self, name: str) -> bool:
-        """Say whether a request is known. Reads only."""
+        """Return whether a request is known. Changes nothing."""
         return name in self.requests
 
     def match(self, namespace: str, tokens: bytes | memoryview) -> Match:
-        """Return how much of `tokens` is cached. Reads only."""
+        """Return how much of `tokens` is cached. Changes nothing."""
         return match(self.prefixes, self.requests.place(namespace), tokens)
 
     def last_key(self, namespace: str, tokens: bytes) -> bytes:
-        """Return the key of the last whole page of `tokens`. Reads only."""
+        """Return the key of the last whole page of `tokens`. Changes nothing."""
         return self.prefixes.last_key(self.requests.place(namespace), tokens)
 
     def prefetch_done(self, name: str) -> bool:
-        """Say whether the engine need not wait for the request's prefetch. Reads only."""
+        """Return whether the engine may proceed without waiting for a prefetch. Changes nothing."""
         request = self.requests.get(name)
         if request is None or request.prefetch is None:
             return True
         return not self.config.stop_policy.engine_waits
 
     def load_state(self, name: str) -> LoadState:
-        """Say whether the pages of an admitted request are there. Reads only."""
+        """Return the state of the page copies of an admitted request. Changes nothing."""
         return self.device.load_state(self.requests.known(name))
 
     def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
-        """Return the request's device pages of one pool in token order. Reads only."""
+        """Return the request's device pages of one pool in token order. Changes nothing."""
         return self._owned.page_table(self._owned_request(name), pool)
 
     def awaits_room(self, name: str) -> bool:
-        """Say whether not all could be copied that a request has lent last. Reads only."""
+        """Return whether the last backup of a request's lent pages is incomplete. Changes nothing."""
         require_name("request", name)
         return name in self.prefixes.residence.not_on_host.awaited
 
     def backup_is_due(self, name: str) -> bool:
-        """Say whether a backup that awaits room may find some by now. Reads only."""
+        """Return whether a waiting backup of lent pages may find room now. Changes nothing."""
         require_name("request", name)
         return self.backing_up.lender_is_due(name)
 
     @property
     def unwritten(self) -> dict[Undone, int]:
-        """How many pages are not yet where the write policy wants them, by cause. Reads only."""
+        """How many pages are still to be backed up or persisted under the write policy, by cause."""
         not_on_host, not_stored = self.prefixes.residence.backlogs
         return dict(not_on_host.pages + not_stored.pages)
 
     @property
     def left_unwritten(self) -> dict[Undone, int]:
-        """How many pages have left memory before they were written, by cause. Reads only."""
+        """How many pages were evicted before they were written, by cause."""
         not_on_host, not_stored = self.prefixes.residence.backlogs
         return dict(not_on_host.lost + not_stored.lost)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only."""
+        """Return the copies in flight that touch pages lent by a request, or by any if None.
+
+        With `awaited`, quarantined copies are left out. Changes nothing.
+        """
         return self._lent.touching(name, awaited=awaited)
 
     @command
     def witness(self, *facts: object) -> None:
-        """Let the digest cover facts of the engine that must be the same on every rank."""
+        """Add facts of the engine to the digest that must be equal on every rank."""
         self.journal.record("engine", *facts)
 
     @command
     def agree_on_requests(self, number: int) -> None:
-        """Know that every rank has the requests up to a number: one replica decides for all of them."""
+        """Record that every rank has the messages up to `number`, in one-scheduler mode."""
         self.hearing.reach(number)
 
     @command
     def hear(self, number: int, content: bytes | None) -> None:
-        """Let a message that every rank has become a command: its bytes are in the digest as a hash."""
+        """Apply a message that every rank has as a command; the digest covers its hash."""
         self.hearing.hear(number, content)
 
     @command
     def prefetch(self, name: str, namespace: str, tokens: bytes, source: str = "") -> bool:
-        """Begin to bring what storage may have of `tokens` beyond what is on device and host.
+        """Start to read from storage the part of `tokens` that is on neither device nor host.
 
-        With a `source` it is another group that may have it.
+        With a `source`, read from that group instead. Returns whether a prefetch began.
         """
         request = self._enter(name, namespace)
         if request.admitted:
@@ -216,7 +219,7 @@ class Replica:
     def load_back(
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
-        """Admit a request; ends its prefetch with what has landed so far."""
+        """Admit a request; its prefetch ends and keeps the pages that have landed."""
         owned, requests = self._owned, self.requests
         owned.require_possible(name, requests.place(namespace), tokens, reserve_tokens)
         request = requests.enter(name, namespace)
@@ -229,30 +232,30 @@ class Replica:
 
     @command
     def extend(self, name: str, total_tokens: int) -> bool:
-        """Reserve pages until the request has room for `total_tokens` tokens; False if it cannot."""
+        """Reserve pages for `total_tokens` tokens in all; return False if there is no room."""
         return self._owned.extend(self._owned_request(name), total_tokens)
 
     @command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
-        """Publish what a request has computed; return how many of its tokens are shared now."""
+        """Insert the pages computed by a request; return how many of its tokens are shared now."""
         return self._owned.insert(self._owned_request(name), tokens, final=final)
 
     @command
     def retract(self, name: str, tokens: bytes) -> bool:
-        """Move a request off the device; False if host memory has no room for it."""
+        """Move a request off the device; return False if host memory has no room."""
         return self._owned.retract(self._owned_request(name), tokens)
 
     @command
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
-        """Bring a retracted request back."""
+        """Load a retracted request back to the device."""
         return self._owned.resume(self._owned_request(name), reserve_tokens)
 
     @command
     def release(self, name: str) -> bool:
-        """Forget a request and give back what it holds; its prefetch ends with what has landed.
+        """Forget a request and free its pages; its prefetch keeps the pages that have landed.
 
-        Returns whether no copy on any rank touches device pages that it has lent. If not, a later
-        verdict's effects name it as freed.
+        Returns whether no copy on any rank touches its lent device pages. If False, a later verdict's
+        effects name the request as freed.
         """
         request = self.requests.known(name)
         self.prefetching.stop(request)
@@ -261,32 +264,32 @@ class Replica:
 
     @command
     def serve(self, name: str, tokens: bytes, ttl_ms: int) -> int:
-        """Let other groups read what a request has computed; return how much of it they can by now."""
+        """Let other groups read a request's computed pages; return the tokens readable now."""
         return self.serving.serve(self.requests.known(name), tokens, ttl_ms)
 
     @command
     def pin(self, name: str, namespace: str, tokens: bytes, ttl_ms: int) -> int:
-        """Keep what is cached of `tokens` until a time; return how many tokens those are."""
+        """Pin the cached prefix of `tokens` for `ttl_ms`; return its length in tokens."""
         return self.pinning.pin(name, self.requests.place(namespace), tokens, ttl_ms)
 
     @command
     def unpin(self, name: str) -> bool:
-        """Let go of what a pin keeps; False if there is no pin of that name, or its time is over."""
+        """Remove a pin; return False if there is no such pin or it has expired."""
         return self.pinning.unpin(name)
 
     @command
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens host memory can bring beyond `device_tokens`."""
+        """Return how many tokens host memory can restore beyond `device_tokens`."""
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
-        # What the engine has itself must be the same on every rank, or their batches differ.
+        # The engine's own cached tokens must be equal on every rank, or the batches differ.
         self.journal.record("hit", name, device_tokens)
         return lent.hit(request, tokens, device_tokens)
 
     @command
     def admit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> None:
-        """Count what a request has of `tokens` on the device, and what it lacks: it computes now."""
+        """Count a request's cached and missed `tokens` at the start of its computation."""
         lent, request = self._lent, self._enter(name, namespace)
         assert isinstance(request, LentRequest)
         lent.admit(request, tokens, device_tokens)
@@ -295,14 +298,14 @@ class Replica:
     def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self._lent_request(name)
-        # A call that is refused must change nothing, so it is refused before the prefetch ends.
+        # Check before ending the prefetch, because a refused call must change nothing.
         self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
         self._lent.load(request, tokens, start_tokens, runs)
 
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Copy what of `tokens` is not on the host from device pages that the engine lends."""
+        """Copy the pages of `tokens` that host memory lacks from device pages that the engine lends."""
         lent = self._lent
         lent.require_lent(name, tokens, runs)
         request = self._enter(name, namespace)
@@ -315,48 +318,48 @@ class Replica:
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
-            # It leaves the place from before a reset, to which its prefetch still brings pages.
+            # The request moves to the tree after a reset, while its prefetch would fill the old one.
             self.prefetching.stop(request)
         self._lent.fence(request)
 
     @command
     def retract_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> bool:
-        """Copy all that a request has from device pages that the engine lends; False for no room."""
+        """Save a request from lent device pages to host memory; return False without room."""
         return self._lent.retract(self._lent_request(name), tokens, runs)
 
     @command
     def resume_lent(self, name: str, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
-        """Bring a retracted request back to device pages that the engine lends."""
+        """Load a retracted request back to device pages that the engine lends."""
         request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
-            # It begins anew, perhaps in another place than that which its prefetch brings pages to.
+            # The request starts again, perhaps in another tree than the one its prefetch fills.
             self.prefetching.stop(request)
         return answer
 
     @command
     def write_out(self) -> None:
-        """Try at once to back up and persist what was put off."""
+        """Retry all postponed backups and persists at once."""
         self.journal.record("write out")
         self.retrying.now()
 
     @command
     def reset(self, weights_version: str | None = None) -> None:
-        """Hide all that is cached now from every request that is not admitted yet."""
+        """Hide all pages cached now from every request that is not admitted yet."""
         self.clearing.reset(weights_version)
 
     @command
     def drop(self, namespace: str | None) -> Dropped:
-        """Evict what nobody holds of a namespace, or of all."""
+        """Evict the pages of one namespace, or of all, that nothing holds."""
         return self.clearing.drop(namespace)
 
     @command
     def limit(self, limit: NamespaceLimit) -> None:
-        """Give a namespace another limit."""
+        """Set the limit of a namespace."""
         self.clearing.limit(limit)
 
     def apply(self, verdict: Verdict) -> Effects:
-        """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
+        """Apply a verdict of all ranks: prefetches by id, then each queue in order."""
         clock = self.clock
         clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
         self.store.forget_old_misses()
@@ -423,7 +426,7 @@ class Replica:
                 follows.failed(operation)
 
     def _quarantine(self, operation: Operation, rank: int | None) -> None:
-        """Quarantine an operation that did not fall quiet, and see whether that is too much."""
+        """Quarantine an operation whose I/O did not end in time, and check the bounds."""
         self.agenda.quarantine(operation, rank)
         if isinstance(operation, Copy):
             self.device.quarantined(operation)
@@ -431,7 +434,7 @@ class Replica:
             self.prefetching.quarantined(operation)
         if operation.is_for_store:
             if self.quarantine.store_keeps_too_much():
-                # A store that does not fall quiet would take the host pool page by page.
+                # A store whose I/O never ends would use up the host pool page by page.
                 self.attaching.detach(KEEPS_TOO_MUCH)
         elif excess := self.quarantine.others_keep_too_much():
             what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"

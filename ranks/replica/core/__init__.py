@@ -1,1 +1,1 @@
-"""Settings, clocks, journal, deadlines and free lists, shared by all parts of a replica."""
+"""Settings, clocks, journal, deadlines and free lists that all parts of a replica share."""

@@ -1,4 +1,4 @@
-"""The basis of a replica: the settings, clocks, journal, outbox and memory of misses of its parts."""
+"""State shared by all parts of a replica: settings, clocks, journal, outbox, misses."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from .misses import Misses
 
 @dataclass(slots=True)
 class Clock:
-    """A logical clock, which orders uses, and agreed time, in which deadlines are counted.
+    """A logical clock, which orders uses of pages, and agreed time, for deadlines.
 
-    Neither is this rank's own.
+    Both are replicated: neither reads this rank's wall clock.
     """
 
     uses: int = 0
-    """Logical time: one more for each command that uses pages."""
+    """Logical time: increases by one with each command that uses pages."""
     agreed_ms: int = 0
-    """Agreed time; 0 while none has been agreed on."""
+    """Time agreed on by all ranks, in ms; 0 before the first agreement."""
 
     def tick(self) -> None:
         """Advance the logical clock."""
@@ -27,7 +27,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """One for each replica: its parts change what is in it, and none replaces it."""
+    """State shared by all parts of one replica. Its fields are mutated and never replaced."""
 
     config: ReplicaConfig
     clock: Clock = field(default_factory=Clock)

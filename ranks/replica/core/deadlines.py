@@ -7,29 +7,29 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 _STALE_SPARE = 64
-"""Entries that mean nothing any more and may wait beside as many as count."""
+"""Superseded heap entries allowed in addition to one per current entry."""
 
 
 class AgreedDeadlines(Generic[T]):
-    """One deadline for each of some things. A step costs what ends in it (rule R15)."""
+    """One deadline per key. A step costs only the deadlines that pass in it (rule R15)."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, T]] = []
-        """When, the number of the entry, and whose it is, as a heap."""
+        """A heap of (deadline in ms, entry number, key)."""
         self._current: dict[T, int] = {}
-        """The number of the entry that counts; 0 while no time has been agreed on."""
+        """Each key's current entry number; 0 if set before any time was agreed on."""
         self._undated: dict[T, int] = {}
-        """How long those have that were set while no time had been agreed on."""
+        """Durations (ms) of deadlines set before any time was agreed on."""
         self._number = 0
 
     def __len__(self) -> int:
-        """Return how many entries wait, with those that mean nothing any more."""
+        """Return the number of entries in the heap, including superseded ones."""
         return len(self._entries)
 
     def set(self, whose: T, ttl_ms: int, now_ms: int) -> None:
-        """Let a time end so long after `now_ms`, whatever was set before.
+        """Set the deadline of `whose` to `now_ms + ttl_ms`, replacing an earlier one.
 
-        Where no time has been agreed on (0), it runs from the first that is.
+        If `now_ms` is 0 (no time agreed on yet), the duration starts at the first agreed time.
         """
         if not now_ms:
             self._undated[whose] = ttl_ms
@@ -41,7 +41,7 @@ class AgreedDeadlines(Generic[T]):
         self._forget_stale()
 
     def drop(self, whose: T) -> None:
-        """Forget a deadline, if there is one."""
+        """Remove the deadline of `whose`, if there is one."""
         self._current.pop(whose, None)
         self._undated.pop(whose, None)
         self._forget_stale()
@@ -53,7 +53,7 @@ class AgreedDeadlines(Generic[T]):
             heapify(self._entries)
 
     def passed(self, now_ms: int) -> list[T]:
-        """Return whose deadline has passed by now, in their order; they have none from then on."""
+        """Remove and return the keys whose deadline has passed at `now_ms`, earliest first."""
         if self._undated and now_ms:
             undated, self._undated = self._undated, {}
             for whose, ttl_ms in undated.items():

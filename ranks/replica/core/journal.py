@@ -1,8 +1,8 @@
-"""The journal: everything that changes the replica, in order, as one rolling digest.
+"""The journal: every change of the replica, in order, as one rolling digest.
 
-Equal journals give equal replicas, since the replica is deterministic; and a page that was taken or
-given back is an entry, so that drifting free lists show in the round in which they begin to drift.
-The last entries are kept for the error path, which names the first one that differs.
+The replica is deterministic, so equal journals give equal replicas. Each page allocation and free is an
+entry, so free lists that drift are detected in that round. The last entries are kept so that an error
+can name the first one that differs between ranks.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Journal(Recorder):
-    """The last entries of what has changed the replica, and the rolling digest of all of them."""
+    """The most recent changes of the replica, and a rolling digest of all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,18 +28,17 @@ class Journal(Recorder):
 
     @property
     def digest(self) -> int:
-        """63 bits of all entries so far; equal on all ranks after equal histories."""
+        """A 63-bit digest of all entries; equal on ranks with equal histories."""
         return self._digest.intdigest() >> 1
 
     def record(self, *entry: object) -> None:
         """Append one change: a word, then the numbers and names that determine it.
 
-        Raises `UsageError`, and appends nothing, for a name or fact of the engine's that has no bytes
-        which are the same in every process, as an object has none. Sets and mappings count as they are
-        sorted.
+        Raises `UsageError`, and appends nothing, for an engine value that has no bytes equal in every
+        process, such as an arbitrary object. Sets and mappings are encoded in sorted order.
         """
         try:
-            # At once, since what an entry names may change later. The bytes say where each part ends.
+            # Encode now: the values may change later. The encoding delimits the parts.
             packed = self._pack(entry)
         except (TypeError, ValueError, OverflowError, BufferError) as error:
             raise UsageError(
@@ -51,12 +50,12 @@ class Journal(Recorder):
         self.count += 1
 
     def parts(self, entry: object) -> Sequence[object]:
-        """See `Recorder`; the parts are as they were when the entry was recorded."""
+        """See `Recorder`; returns the parts as they were when the entry was recorded."""
         return cast("list[object]", msgspec.msgpack.decode(cast("bytes", entry)))
 
 
 def _culprit(entry: tuple[object, ...]) -> str:
-    """Return, as text of bounded length, the first part of an entry that cannot be packed."""
+    """Return, as bounded text, the first part of an entry that cannot be packed."""
     for part in entry:
         try:
             _ENCODER.encode(part)

@@ -1,19 +1,17 @@
-"""Why tokens that a request asks for are in no tier, as far as the replica can know it.
+"""Attribution of cache misses: why a request's tokens are in no tier.
 
-What was asked for, computed and stored is remembered as 64-bit digests in a table of fixed size. All of
-it follows from commands and verdicts, so the answers are the same on every rank. A prefix is computed
-and stored from its beginning on, so the last page of a prompt that is remembered says so of all pages
-before it:
+Prefixes that were requested, computed or stored are remembered as 64-bit digests in a table of fixed
+size. The table follows from commands and verdicts, so it is equal on every rank. Prefixes are computed
+and stored from their beginning, so one remembered page implies all pages before it:
 
-    lost        storage or host memory has, or had, it, and did not bring it: gone, damaged, late,
-                lacking on a rank, or its copy has failed
-    evicted     it was asked for or computed in the same namespace, and no tier has it any more
-    other_key   only other namespaces (tenants, adapters, former weights) have asked for it
-    never_seen  all else, and what was seen so long ago that newer digests have taken its slots
+    lost        storage or host memory has, or had, the page, and did not deliver it: missing, corrupt,
+                late, absent on a rank, or the copy failed
+    evicted     requested or computed in the same namespace, and in no tier any more
+    other_key   requested only in other namespaces (tenants, adapters, former weights)
+    never_seen  everything else, including pages whose slots newer digests have overwritten
 
-The digests of a page's prefix are taken once, when a request is admitted that misses it, and count as
-seen once it computes. What a request computes beyond its prompt is remembered up to the last whole
-page of each `insert` or `back_up`.
+The digests of a missed prefix are computed at admission and recorded once the request computes. Pages
+beyond the prompt are recorded up to the last whole page of each `insert` or `back_up`.
 """
 
 from collections.abc import Sequence
@@ -29,47 +27,47 @@ from ...protocol.notices import MissedTokens
 Digests: TypeAlias = npt.NDArray[np.uint64]
 
 SLOTS_A_PAGE: Final = 16
-"""Of 8 bytes. A page that was asked for takes two, so several times as many as fit are remembered."""
+"""Table slots (8 bytes each) per page of capacity; a requested page takes two."""
 SLOTS_MIN: Final = 1 << 12
 _TOKEN_BYTES: Final = 4
-"""As `tree.tokens` has them."""
+"""Bytes of one token id; must equal `TOKEN_BYTES` of `tree.tokens`."""
 
 
 class Sought(NamedTuple):
-    """The pages that a request has looked for in lower tiers, until it computes."""
+    """Pages that a request has searched in lower tiers before it computes."""
 
     first: int = 0
-    """The position of the first page that it has asked storage for."""
+    """The position of the first page that was requested from storage."""
     keys: Sequence[bytes] = ()
     no_room: bool = False
-    """Whether host memory had no room for what storage has of it."""
+    """Whether host memory had no room for pages that storage has."""
     failed: int = 0
-    """The position after the last page that a load has failed to bring to the device."""
+    """The position after the last page that a load failed to copy to the device."""
 
 
 NOTHING_SOUGHT: Final = Sought()
 
 
 class Misses:
-    """Remembers what was seen, and counts what a request misses by cause."""
+    """Remembers prefixes seen before, and counts a request's missed tokens by cause."""
 
     def __init__(self, pages: int = 0) -> None:
-        """`pages` is how many pages of tokens all tiers have room for."""
+        """Size the table for `pages`, the pages that fit in all tiers together."""
         slots = 1 << (max(SLOTS_MIN, SLOTS_A_PAGE * pages) - 1).bit_length()
         self._slots: Digests = np.zeros(slots, dtype=np.uint64)
         self._mask = np.uint64(slots - 1)
         self._asked: list[Digests] = []
         """The digests of the pages that requests have missed since the last verdict."""
         self._computed: list[tuple[object, int]] = []
-        """The places and digests of the prefixes computed since the last verdict."""
+        """The places (trees) and digests of the prefixes computed since the last verdict."""
         self._salted: tuple[object, int] = None, 0
 
     def count(
         self, place: object, tokens: bytes, page_tokens: int, cached_tokens: int, sought: Sought
     ) -> tuple[MissedTokens, Sequence[Digests]]:
-        """Return how many of `tokens` beyond the first `cached_tokens` are missed, by cause.
+        """Return how many of `tokens` after the first `cached_tokens` are missed, by cause.
 
-        And their digests, for `asked` once the request computes.
+        Also returns the digests to be passed to `asked` once the request computes.
         """
         asked, step = len(tokens) // _TOKEN_BYTES, page_tokens * _TOKEN_BYTES
         first, last = cached_tokens // page_tokens, asked // page_tokens
@@ -90,23 +88,23 @@ class Misses:
         return MissedTokens(*by_cause), (here, anywhere)
 
     def asked(self, digests: Sequence[Digests]) -> None:
-        """Remember what `count` has told, from the next verdict on.
+        """Record digests that `count` returned, from the next verdict on.
 
-        So requests that arrive together have the same cause.
+        The delay gives requests that arrive together the same miss cause.
         """
         self._asked += digests
 
     def computed(self, place: object, digest: int) -> None:
-        """Remember the prefix, with this digest, of which a request has computed all pages."""
+        """Record the digest of a prefix that a request has fully computed."""
         self._computed.append((place, digest))
 
     def stored(self, keys: Sequence[bytes]) -> None:
-        """Remember the keys of pages that storage has."""
+        """Record the keys of pages that storage has."""
         if keys:
             self._add(_of_keys(keys))
 
     def settle(self) -> None:
-        """Remember what was asked for and computed before this verdict."""
+        """Add to the table the pages requested and computed before this verdict."""
         if self._asked:
             asked, self._asked = self._asked, []
             self._add(np.concatenate(asked))
@@ -119,7 +117,7 @@ class Misses:
         self._slots[digests & self._mask] = digests
 
     def _end(self, digests: Digests, first: int) -> int:
-        """Return the position after the last page that is remembered; 0 if none is."""
+        """Return the position after the last remembered page; 0 if none is remembered."""
         found = np.flatnonzero(self._slots[digests & self._mask] == digests)
         return first + int(found[-1]) + 1 if len(found) else 0
 
@@ -132,7 +130,7 @@ class Misses:
 
 
 def _prefix_digests(tokens: bytes, first: int, last: int, step: int) -> Digests:
-    """Return the digest of the prefix that ends with each of the pages from `first` to `last`."""
+    """Return the digest of each prefix that ends with a page in `[first, last)`."""
     view = memoryview(tokens)
     running = xxh3_64(view[: first * step])
     digests: list[int] = []

@@ -1,7 +1,7 @@
 """Page tables and the free list of one pool.
 
-A page number is a slot of the pool on every rank. The free list is replicated state: its order
-decides which slots are handed out next, so it may change by command or verdict only.
+A page number is a slot of the pool on every rank. The free list is replicated state, because its order
+decides the next allocation. Only a command or verdict may change it.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from .journal import Journal
 if TYPE_CHECKING:
     PageRun: TypeAlias = array[int]
 else:
-    # At run time `array` takes no parameters before Python 3.12.
+    # `array` takes no type parameters at run time before Python 3.12.
     PageRun = array
 """Page numbers of one pool, in prefix order."""
 
@@ -27,7 +27,7 @@ def page_run(pages: Iterable[int] = ()) -> PageRun:
 
 
 class PagePool:
-    """The free pages of one pool: last given back, first taken."""
+    """The free list of one pool, last freed, first allocated."""
 
     def __init__(self, name: str, capacity: int, journal: Journal) -> None:
         self.name = name
@@ -37,19 +37,19 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """The number of pages that nobody owns."""
+        """The number of free pages."""
         return len(self._free)
 
     def has(self, count: int) -> bool:
-        """Say whether `count` pages are free."""
+        """Return whether `count` pages are free."""
         return count <= len(self._free)
 
     def free_pages(self) -> PageRun:
-        """Return a copy of the free list, in its order."""
+        """Return a copy of the free list, in order."""
         return page_run(self._free)
 
     def take(self, count: int) -> PageRun:
-        """Hand out `count` pages, which the caller knows to be free."""
+        """Allocate `count` pages; raise `InternalError` if fewer are free."""
         if count > len(self._free):
             raise InternalError(f"{count} {self.name} pages were taken of {len(self._free)} free")
         if not count:
@@ -60,7 +60,7 @@ class PagePool:
         return pages
 
     def give_back(self, pages: PageRun) -> None:
-        """Put pages back, which the caller owned. They are handed out again in the same order."""
+        """Free pages; the next allocation returns them in the same order."""
         if not pages:
             return
         self._free.extend(pages[::-1])

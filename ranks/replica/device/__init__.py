@@ -1,1 +1,1 @@
-"""Device pages, by who owns them: the replica itself, or an engine that lends them."""
+"""Device pages by owner: the replica itself, or an engine that lends them."""

@@ -1,8 +1,7 @@
-"""The owner of the device's pages: the replica itself, or an engine that lends them.
+"""The interface to device pages, owned by the replica or lent by an engine.
 
-Two parts behind one interface, `owned.OwnedDevice` and `lent_device.LentDevice`. Both serve every
-component of a model. What an engine may ask of them differs, since one that has an allocator of its
-own names pages, and one that has none is given them.
+The implementations are `owned.OwnedDevice` and `lent_device.LentDevice`. Both support every component
+of a model. An engine with an allocator names its pages; other engines receive them.
 """
 
 from collections.abc import Callable
@@ -19,35 +18,35 @@ def _never(operation: Operation) -> None:
 
 
 class Follows(NamedTuple):
-    """The methods that apply to the replica how operations of one kind have ended on every rank."""
+    """Handlers for the outcome, on all ranks, of operations of one kind."""
 
     quiet: Callable[[Any], None]
-    """Called when it was stopped, and no rank's I/O touches its pages any more."""
+    """Called for a stopped operation when no rank's I/O touches its pages."""
     ended: Callable[[Any], None] = _never
-    """Called when it has ended well on every rank."""
+    """Called when the operation has succeeded on every rank."""
     failed: Callable[[Any], None] = _never
-    """Called when it has failed on some rank; it waits for quiet then."""
+    """Called when the operation failed on some rank; `quiet` follows when its I/O has ended."""
 
 
 class Device(Protocol):
-    """The interface of both parts to the rest of the replica."""
+    """The interface of owned and lent device pages to the rest of the replica."""
 
     def follows(self) -> dict[Kind, Follows]:
-        """Return what follows from copies for requests, by their kind."""
+        """Return the outcome handlers for copies, by kind of operation."""
         ...
 
     def load_state(self, request: Request) -> LoadState:
-        """Say how far a request's pages have come."""
+        """Return the state of the loads of a request's pages."""
         ...
 
     def release(self, request: Request) -> bool:
-        """Forget a request; say whether no copy touches device pages that it has lent."""
+        """Forget a request; return whether no copy in flight touches the pages that it lent."""
         ...
 
     def quarantined(self, operation: Copy) -> None:
-        """Let nobody wait for a copy that hangs. One that writes lent pages never comes here."""
+        """Stop waiting for a hanging copy; never called for one that writes lent pages."""
         ...
 
     def after_verdict(self) -> None:
-        """Tell of the requests whose lent pages have become free."""
+        """Report requests whose lent pages have become free since the last verdict."""
         ...

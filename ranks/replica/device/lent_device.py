@@ -1,14 +1,14 @@
-"""Device pages that the engine owns, and lends for copies.
+"""Engine-owned device pages (lent): the engine allocates them and lends them for copies.
 
-The engine names pages of a request in a command, and leaves them as they are until the copies have
-ended on every rank. To the replica they are opaque. They go into the order and into nothing else,
-since they may differ between ranks, and the digest must not.
+The engine names a request's pages in a command and keeps their contents until the copies have finished
+on every rank. Page numbers are opaque and may differ between ranks, so they appear only in orders,
+never in the digest.
 
-    before it computes   `hit` says how much host memory can bring, `load` brings it, `admit` counts it
-    after it computed    `back_up` copies whole pages to the host
-    before it overwrites `fence` ends the backups that read the request's pages, on this rank
-    under pressure       `retract` saves all that a request has, and `resume` brings it back
-    at the end           `release` says whether its pages are free; if not, a later effect will
+    before computing     `hit` returns what host memory can restore, `load` copies it, `admit` counts it
+    after computing      `back_up` copies whole pages to the host
+    before overwriting   `fence` ends the backups that read the request's pages, on this rank
+    under pressure       `retract` saves all of a request's pages, and `resume` restores them
+    at the end           `release` returns whether the pages are free; else a later effect reports it
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
 
 
 class LentDevice:
-    """Begins copies to and from the device pages that an engine lends."""
+    """Starts copies to and from device pages that an engine lends."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -79,7 +79,7 @@ class LentDevice:
         self._seen = basis.misses
         self._operations = agenda.in_flight
         self.leaving: dict[str, LentRequest] = {}
-        """Requests that were released, whose device pages copies still touch."""
+        """Released requests with copies in flight that still touch their device pages."""
 
     def follows(self) -> dict[Kind, Follows]:
         return {
@@ -89,28 +89,28 @@ class LentDevice:
         }
 
     def load_state(self, request: Request) -> LoadState:
-        """See `Device`. A request for which nothing was loaded is ready to compute.
+        """See `Device`. A request without a load is ready to compute.
 
-        A load that failed is told of only once no rank's copy touches the lent pages any more.
+        A failed load is reported only when no rank's copy touches the lent pages any more.
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # A backup that it had begun before still reads its pages.
+            # A backup that the request started earlier still reads its pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
     def hit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> int:
-        """Return how many tokens host memory can bring beyond `device_tokens`.
+        """Return how many tokens host memory can restore beyond `device_tokens`.
 
-        Nothing for a request whose load failed once: it computes, and does not loop.
+        Returns 0 after a failed load: the request computes instead of retrying forever.
         """
         self._requests.witness_tokens("hit", request.id, tokens)
         return max(0, self._restorable(request, tokens) - device_tokens)
 
     def admit(self, request: LentRequest, tokens: bytes, device_tokens: int) -> None:
-        """Put out a notice of what a request begins with, of `tokens` that it could have had.
+        """Publish a request's hit event: how many of `tokens` are cached and missed.
 
-        The engine has the first `device_tokens` of them on the device, with what was loaded.
+        The engine has the first `device_tokens` on the device, including loaded ones.
         """
         self._requests.witness_tokens("admit", request.id, tokens, device_tokens)
         unit, asked = self._config.page_tokens, len(tokens) // TOKEN_BYTES
@@ -129,7 +129,7 @@ class LentDevice:
     def require_loadable(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
+        """Raise `UsageError` if `load` lacks host pages or lent pages. Changes nothing."""
         self.require_no_copy(request)
         unit = self._config.page_tokens
         first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
@@ -150,7 +150,7 @@ class LentDevice:
     def load(
         self, request: LentRequest, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
     ) -> None:
-        """Copy the whole pages of `tokens` from `start_tokens` on to the device pages that are lent."""
+        """Copy the whole pages of `tokens` from `start_tokens` on to the lent device pages `runs`."""
         self._requests.witness_tokens("load", request.id, tokens)
         prefixes, unit = self._prefixes, self._config.page_tokens
         root, first = prefixes.root(request.place), start_tokens // unit
@@ -170,14 +170,14 @@ class LentDevice:
         request.loaded = request.loaded[0] if request.loaded[1] == first else first, node.end
 
     def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
-        """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
+        """Raise `UsageError` if a request lends too few pages for a backup. Changes nothing."""
         require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
     def back_up(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> int:
-        """Copy to the host what of `tokens` is not there; return how many tokens will be then.
+        """Copy whole pages of `tokens` that the host lacks; return the tokens that it then covers.
 
-        `runs` are the device pages of the whole prefix, which belong to the request until its
-        copies have ended.
+        `runs` are the device pages of the whole prefix. The request keeps them until its copies have
+        finished.
         """
         self.require_no_copy(request)
         digest = self._requests.witness_pages("back up", request.id, tokens)
@@ -194,9 +194,9 @@ class LentDevice:
         return last * self._config.page_tokens
 
     def fence(self, request: LentRequest) -> None:
-        """Let the engine overwrite the request's pages: its copies end here or vote failed.
+        """Let the engine overwrite the request's pages: its copies on this rank finish or vote failed.
 
-        The request goes on as one that has computed nothing.
+        Afterwards the request counts as having computed nothing.
         """
         self.require_no_copy(request)
         self._backing_up.lender_gave_up(request.id)
@@ -210,10 +210,10 @@ class LentDevice:
         self._requests.renew(request)
 
     def retract(self, request: LentRequest, tokens: bytes, runs: Sequence[PageRun]) -> bool:
-        """Copy all that a request has to host memory; False, and it goes on, if there is no room.
+        """Save all pages of a request to host memory; return False if there is no room.
 
-        `runs` are its device pages, by component: of every page of `tokens`, also of one that is not
-        full yet, and the slot that holds the state after them.
+        `runs` are the device pages by component: one for each page of `tokens`, including a partial
+        last page, and the slot of the state after them.
         """
         self.require_no_copy(request)
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
@@ -240,17 +240,17 @@ class LentDevice:
         self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
-        # It follows from which pages the engine still has, which must be the same on every rank.
+        # Which pages the engine still has must be equal on every rank, so record the result.
         self._journal.record("saved from", request.id, starts)
         return True
 
     def resume(
         self, request: LentRequest, runs: Sequence[PageRun], device_tokens: int
     ) -> Wait | None:
-        """Bring a retracted request back to device pages that are lent; None once that has begun.
+        """Load a retracted request back to lent device pages; return None if the load has begun.
 
-        `runs` are by component the pages of the positions from `device_tokens` on, up to what it had
-        computed, and the slot for its state.
+        `runs` are, by component, the pages from `device_tokens` to the last computed token, and the
+        state slot.
         """
         if request.stage is not Stage.SAVED:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
@@ -259,7 +259,7 @@ class LentDevice:
         assert request.node is not None
         wait = self._bring_back(request, request.node, lent, request.saved_from)
         if wait is Wait.LOST:
-            # A backup of it that somebody else had begun has failed.
+            # A backup of the shared prefix, started by another request, has failed.
             self._saving.lose(request, Event.LOSE)
         return wait
 
@@ -274,7 +274,7 @@ class LentDevice:
         return not copies
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`: a copy to host memory only reads what is lent, and fills what nobody finds."""
+        """See `Device`. Only a `Retract` has a waiting request: its copy only reads lent pages."""
         if isinstance(operation, Retract):
             self._wait_no_more(operation)
 
@@ -284,9 +284,9 @@ class LentDevice:
             self._outbox.freed.append(name)
 
     def touching(self, name: str | None, *, awaited: bool = False) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only.
+        """Return the copies in flight that touch pages lent by a request, or by any if None.
 
-        Only those that are waited for, with `awaited`.
+        With `awaited`, quarantined copies are left out. Changes nothing.
         """
         if awaited:
             return tuple(each for each in self.touching(name) if not self._hangs(each))
@@ -296,42 +296,40 @@ class LentDevice:
         return tuple(sorted(self._copies_of(request))) if isinstance(request, LentRequest) else ()
 
     def is_leaving(self, name: str) -> bool:
-        """Say whether a request was released and still lends pages."""
+        """Return whether copies still touch lent pages of a released request."""
         require_name("request", name)
         return name in self.leaving
 
     @property
     def waits(self) -> bool:
-        """Whether some released request's device pages are not free yet, and will be.
+        """Whether device pages of some released request are in use and will become free.
 
-        Those of a copy that is quarantined may never be.
+        Requests with a quarantined copy do not count: their pages may never become free.
         """
         return any(not any(map(self._hangs, each.copies)) for each in self.leaving.values())
 
     def _copies_of(self, request: LentRequest) -> frozenset[int]:
-        """Return the copies in flight that touch what a request lends."""
+        """Return the copies in flight that touch pages lent by a request."""
         return frozenset(number for number in request.copies if number in self._operations)
 
     def _hangs(self, copy: int) -> bool:
-        """Say whether a copy is quarantined, which is waited for no longer."""
         operation = self._operations.get(copy)
         return operation is not None and operation.phase is Phase.QUARANTINED
 
     def _began(self, request: LentRequest, copy: int | None) -> None:
-        """Take note of a copy of what a request lends, if there is one."""
         if copy is not None:
             request.copies = self._copies_of(request) | {copy}
 
     def _load_began(self, request: LentRequest, first: int, starts: Sequence[int]) -> None:
-        """Take note of the load that a request waits for, and of lent pages that it does not fill.
+        """Record the load that a request waits for, and the lent pages that it does not fill.
 
-        It fills those of each component from `starts` on, of the pages that are lent from `first` on.
+        The engine lends pages from position `first` on; the load fills each component from `starts` on.
         """
         load, before = request.waits_for, request.unfilled
         assert load is not None
         self._began(request, load)
         request.unfilled = unfilled_after(load, self._components, first, starts, before)
-        # It follows from which pages the engine lends, which must be the same on every rank.
+        # Which pages the engine lends must be equal on every rank, so record the result.
         self._journal.record("unfilled", load, first, starts)
 
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:
@@ -340,9 +338,10 @@ class LentDevice:
     def _bring_back(
         self, request: LentRequest, node: Node, lent: Lent, starts: Sequence[int]
     ) -> Wait | None:
-        """Load the prefix that ends at `node`, and what the request has saved; None once that began.
+        """Load the prefix that ends at `node` and the request's saved pages.
 
-        Of each component from `starts` on, or from where the engine lends pages for it.
+        Each component is loaded from `starts`, or from its first lent position if that is later.
+        Returns `Wait.LOST` if host memory lacks a needed page, None if the load has begun.
         """
         assert request.saved is not None
         prefixes, saved = self._prefixes, request.saved
@@ -365,9 +364,9 @@ class LentDevice:
         return None
 
     def _publish(self, request: LentRequest, tokens: bytes) -> Node:
-        """Return the node for the whole pages of what was computed, used now.
+        """Return the node that ends the whole pages of `tokens`, added if needed, used now.
 
-        It is used now even if nothing follows, so that a full host does not evict what is in use.
+        The use counts even without a backup, so that a full host tier does not evict a prefix in use.
         """
         prefixes = self._prefixes
         whole = tokens[: prefixes.tree.whole_pages(tokens) * prefixes.tree.page_bytes]
@@ -379,7 +378,7 @@ class LentDevice:
         return node
 
     def _lent(self, request: LentRequest, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
-        """Return what is lent of use: a state only where the tokens end with a whole page."""
+        """Return the lent pages that can be backed up: a state only if the last page is whole."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
@@ -388,7 +387,7 @@ class LentDevice:
         return Lent(request.id, 0, end, without_unfilled(kept, request.unfilled))
 
     def _starts(self, first: int, last: int) -> list[int]:
-        """Return by component the first position that a load of the pages up to `last` brings."""
+        """Return, by component, the first position that a load up to page `last` copies."""
         return [
             max(first, each.needed_from(last)) if each.per_page else first
             for each in self._components
@@ -397,7 +396,7 @@ class LentDevice:
     def _lacking(
         self, components: Sequence[Component], node: Node, starts: Sequence[int]
     ) -> list[Missing]:
-        """Return what is to be brought for the path to `node`, by component from `starts` on."""
+        """Return the values missing on the device for the path to `node`, from `starts` on."""
         lacks = lacking(components, node, DEVICE)
         return [(each, index) for each, index in lacks if each.start >= starts[index]]
 
@@ -406,7 +405,7 @@ class LentDevice:
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
-        """The request waits until all copies are quiet."""
+        """Stop a failed load; the request waits until no rank's copy touches its pages."""
         self._loading_back.note_failed(operation)
         self._stop(operation)
         self._loading_back.failed(operation)
@@ -421,10 +420,10 @@ class LentDevice:
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # Keep the pages that earlier loads have brought.
+            # Keep the pages that earlier loads have copied.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
-            # What it has not brought is computed now.
+            # The engine computes the pages that this load has not copied.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
@@ -432,14 +431,14 @@ class LentDevice:
         self._agenda.finish(operation)
 
     def _wait_no_more(self, operation: LoadBack | Resume | Retract) -> None:
-        """Tell the request of a copy that has failed before."""
+        """Advance the request of a stopped copy, which no longer waits for the copy."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._requests.move(request, Event.QUIET)
             request.waits_for = None
 
     def require_no_copy(self, request: LentRequest) -> None:
-        """Raise `UsageError` for a request of which a copy is under way, or that is retracted."""
+        """Raise `UsageError` if the request is retracted or a copy of its pages is in flight."""
         if request.stage in _COPYING:
             raise UsageError(f"request {request.id!r} has a copy in flight; wait for it")
         if request.stage is Stage.SAVED:

@@ -1,13 +1,11 @@
-"""Device pages that the replica owns: admission, publishing, retraction.
+"""Device pages owned by the replica: admission, insertion, retraction.
 
-A request is admitted by `load_back`: its device prefix is locked, what host memory has beyond it is
-on its way, and the pages that it will compute into are reserved. All of it happens or nothing does.
-What it has computed becomes the tree's by `insert`: shared from then on, backed up under the write
-policy, and locked for the request.
+`load_back` admits a request, all or nothing: it locks the cached prefix on the device, starts to load
+the rest from host memory, and reserves pages to compute into. `insert` gives computed pages to the
+tree, where they are shared, backed up under the write policy, and locked for the request.
 
-A request works on a recurrent state in a slot of its own, and changes it in place. The tree keeps
-copies of it at checkpoints. They are made where an insert ends at one, and copied again for each
-request that goes on from there.
+A request updates its recurrent state in place, in a working slot. The tree keeps copies at checkpoints:
+each is made when an insert ends there, and copied again for each request that continues from it.
 """
 
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ _READY = Stage.READY
 
 
 class OwnedDevice:
-    """Admits requests, publishes what they compute, and lets go of what they hold."""
+    """Admits requests, inserts computed pages, and releases pages."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -71,7 +69,7 @@ class OwnedDevice:
         self._least_pages = min(
             self._residence.pools[DEVICE][each.index].capacity for each in self._paged
         )
-        """The pages of the smallest pool that has one for each page of tokens."""
+        """The capacity of the smallest pool that has one page per page of tokens."""
 
     def follows(self) -> dict[Kind, Follows]:
         finish = self._agenda.finish
@@ -88,10 +86,10 @@ class OwnedDevice:
         return state
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`: nobody waits for a copy that has failed, since its pages are its own."""
+        """See `Device`. No request waits for a failed copy, because the copy owns its pages."""
 
     def after_verdict(self) -> None:
-        """See `Device`; nothing is lent."""
+        """See `Device`. No pages are lent, so there is nothing to report."""
 
     def release(self, request: Request) -> bool:
         self._saving.let_go(request)
@@ -99,10 +97,10 @@ class OwnedDevice:
         return True
 
     def require_possible(self, name: str, place: Place, tokens: bytes, reserve_tokens: int) -> None:
-        """Raise `UsageError` for a request that even an empty device has no room for. Reads only.
+        """Raise `UsageError` for a request that does not fit even an empty device.
 
-        It would be told for ever to wait. What it needs beside full attention depends on what of it is
-        cached now.
+        Such a request would wait forever. Pools other than full attention count only the pages that a
+        match of the currently cached prefix needs. Changes nothing.
         """
         reserved = -(-reserve_tokens // self._page_tokens)
         if max(len(tokens) // self._tree.page_bytes, reserved) > self._least_pages:
@@ -112,14 +110,14 @@ class OwnedDevice:
     def admit(
         self, request: OwnedRequest, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
-        """Lock, load back and reserve for a request, or say why that has to wait."""
+        """Lock, load back and reserve pages for a request, or return why it has to wait."""
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
         on_device, end = self._reach(nodes)
         best = root if not end else next(node for node in reversed(nodes) if node.end == end)
         prefixes.cut_for(best)
-        # Where the device has the whole length as it lies, nothing is to be looked for.
+        # If the device has the whole prefix, nothing is missing.
         missing = [] if on_device == end else lacking(self._components, best, DEVICE)
         for node, index in missing:
             if node.is_to_have(DEVICE, index):
@@ -138,7 +136,7 @@ class OwnedDevice:
         prefixes.use(best, hits=1, priority=priority)
         self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
-            # Making room may have cut nodes, which divides what is missing and changes no order.
+            # Eviction may have split nodes: list the missing ones again, in the same order.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
@@ -147,7 +145,7 @@ class OwnedDevice:
         return self._admission(request, on_device, tokens)
 
     def extend(self, request: OwnedRequest, total_tokens: int) -> bool:
-        """Reserve device pages until the request has room for `total_tokens` tokens."""
+        """Reserve device pages for `total_tokens` tokens in all; return False without room."""
         self._require_ready(request)
         total = -(-total_tokens // self._page_tokens)
         self._journal.record("extend", request.id, total_tokens)
@@ -163,7 +161,7 @@ class OwnedDevice:
         return True
 
     def insert(self, request: OwnedRequest, tokens: bytes, *, final: bool) -> int:
-        """Publish the whole pages of `tokens`; return how many tokens the tree now shares."""
+        """Insert the whole pages of `tokens` into the tree; return how many tokens it now shares."""
         self._require_ready(request)
         prefixes, page_bytes, prefix = self._prefixes, self._tree.page_bytes, request.prefix
         pages = len(tokens) // page_bytes
@@ -219,10 +217,10 @@ class OwnedDevice:
         return table
 
     def retract(self, request: OwnedRequest, tokens: bytes) -> bool:
-        """Copy all that a request holds to host memory; its device pages are free once that is done.
+        """Save all pages of a request to host memory; its device pages are freed when the copy is done.
 
-        `tokens` are all that it has computed; their whole pages are published. False, and it goes on,
-        if host memory has no room for it.
+        `tokens` are all computed tokens; their whole pages are inserted into the tree. Returns False,
+        and changes nothing else, if host memory has no room.
         """
         self._require_ready(request)
         self._require_pages(request, -(-len(tokens) // self._tree.page_bytes))
@@ -233,20 +231,20 @@ class OwnedDevice:
         pins = self._saving.begin(request, tokens, node, tail)
         if pins is None:
             return False
-        # The tail's pages belong to the operation now, and the others that it had reserved are free.
+        # The operation owns the partial last page and the state; `let_go` frees the rest.
         request.own = [run[len(part) :] for run, part in zip(request.own, tail, strict=True)]
         self._saving.let_go(request)
         request.locks, request.node, request.prefix = pins, node, node.end
         return True
 
     def resume(self, request: OwnedRequest, reserve_tokens: int) -> Admission | Wait:
-        """Bring a retracted request back to the device, or say why that has to wait."""
+        """Load a retracted request back to the device, or return why it has to wait."""
         self._require_room_for(request.id, request.prefix, -(-reserve_tokens // self._page_tokens))
         if request.stage is not Stage.SAVED or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         wait = self._bring_back(request, request.node, reserve_tokens)
         if wait is Wait.LOST:
-            # A backup of it that somebody else had begun has failed.
+            # A backup of the shared prefix, started by another request, has failed.
             self._saving.lose(request, Event.LOSE)
         if wait is not None:
             return wait
@@ -258,7 +256,10 @@ class OwnedDevice:
         )
 
     def _bring_back(self, request: OwnedRequest, node: Node, reserve_tokens: int) -> Wait | None:
-        """Load the prefix that ends at `node`, and what the request has saved; None once that began."""
+        """Load the prefix that ends at `node` and the request's saved pages.
+
+        Returns None if the load has begun, else the reason to wait or `Wait.LOST`.
+        """
         assert request.saved is not None
         saved = request.saved
         self._prefixes.cut_for(node)
@@ -287,15 +288,15 @@ class OwnedDevice:
         return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
-        """Return up to where the device has a path, and up to where a load back may bring it.
+        """Return the end of a path on the device, and the end that a load back can restore.
 
-        Incident B: to `best_match_node`, where every component accepts a match.
+        Incident B: the latter is `best_match_node`, where every component accepts a match.
         """
         device, best, _ = reach(self._prefixes.needs, nodes)
         return device, best
 
     def _room_of(self, pages: int) -> list[int]:
-        """Return by component how many pages of its own a request computes so many pages into."""
+        """Return, by component, how many pages a request of `pages` token pages needs."""
         room = [pages] * len(self._components)
         for each in self._states:
             room[each.index] = 1
@@ -304,10 +305,10 @@ class OwnedDevice:
     def _take(
         self, best: Node, missing: list[Missing], room: list[int]
     ) -> tuple[Sequence[PageRun], list[PageRun], list[Receipt]] | None:
-        """Take the pages to load into and a request's own (`room`), and lock what it will use.
+        """Allocate the pages to load into and the request's own pages (`room`), and lock its prefix.
 
-        What it will use is locked and what is to be loaded is pinned before pages are taken, so that
-        taking them cannot evict it.
+        Locks and pins come first, so that the allocation cannot evict the prefix. Returns None without
+        room.
         """
         residence = self._residence
         locks = residence.hold(DEVICE, best, requested=True)
@@ -330,7 +331,6 @@ class OwnedDevice:
         return [run[:count] for run, count in parts], [run[count:] for run, count in parts], locks
 
     def _admission(self, request: OwnedRequest, device: int, tokens: bytes) -> Admission:
-        """Return the admission of a request that has `device` pages of its prefix on the device."""
         unit, best, (start, stop) = self._page_tokens, request.prefix, request.fetched
         fetched = max(0, min(best, stop) - max(device, start)) if stop else 0
         on_device, from_host = device * unit, (best - device - fetched) * unit
@@ -344,7 +344,7 @@ class OwnedDevice:
         return Admission(on_device, from_host, stored, request.waits_for, stops)
 
     def _tell(self, request: OwnedRequest) -> None:
-        """Put out a notice of what a request begins with, now that it can compute."""
+        """Publish the hit event of a request that can now compute."""
         assert request.counted is not None
         (told, seen), request.counted = request.counted, None
         self._outbox.notices.append(told)
@@ -352,9 +352,9 @@ class OwnedDevice:
         request.forget_sources()
 
     def _note_stops(self, request: OwnedRequest, branch: int, tokens: bytes) -> None:
-        """Note where a request keeps a state, and where other requests' matches may end.
+        """Record where a request keeps a state, and where matches of other requests may end.
 
-        `branch` is where its tokens part from what is in the tree.
+        `branch` is the position at which its tokens diverge from the tree.
         """
         positions = frozenset((branch, len(tokens) // self._tree.page_bytes))
         if self._states:
@@ -363,7 +363,7 @@ class OwnedDevice:
             request.ends = positions - {0}
 
     def _stops(self, request: OwnedRequest, tokens: bytes) -> tuple[int, ...]:
-        """Return the tokens after which a state can be kept, beyond the cached prefix."""
+        """Return the token counts after which a state can be kept, beyond the cached prefix."""
         best, last = request.prefix, len(tokens) // self._tree.page_bytes
         positions = set(request.checkpoints)
         for component in self._states:
@@ -372,9 +372,9 @@ class OwnedDevice:
         return tuple(position * self._page_tokens for position in sorted(positions))
 
     def _keep_state(self, request: OwnedRequest, node: Node) -> None:
-        """Copy the state that the request works on to the tree, where a checkpoint is kept.
+        """Copy the request's working state to the tree, if the node ends at a checkpoint.
 
-        If no slot is to be had there is no checkpoint: it costs a later hit and nothing else.
+        Without a free slot the checkpoint is skipped, which only costs a later hit.
         """
         for component in self._states:
             index = component.index
@@ -391,7 +391,7 @@ class OwnedDevice:
                 self._outbox.orders.append(Fork(component.pool, request.own[index][0], slot[0]))
 
     def _fork(self, request: OwnedRequest) -> None:
-        """Copy the state at the end of the cached prefix to the slot that the request works on."""
+        """Copy the state at the end of the cached prefix to the request's working slot."""
         node = request.node
         if node is None or node.parent is None:
             return
@@ -402,7 +402,7 @@ class OwnedDevice:
             self._outbox.orders.append(Fork(component.pool, source[0], working))
 
     def _note_ends(self, request: OwnedRequest, node: Node, *, final: bool) -> None:
-        """Remember where matches may end on the path that was inserted."""
+        """Record where matches may end on the inserted path."""
         passed = [position for position in request.ends if position <= node.end]
         for position in sorted(passed):
             self._prefixes.note_end(node, position)
@@ -411,7 +411,7 @@ class OwnedDevice:
             node.is_match_end = True
 
     def _publish(self, request: OwnedRequest, node: Node) -> None:
-        """Give the request's own pages for `node` to it, or back if it has pages already."""
+        """Move the request's own pages for `node` to the node; free them if the node has pages."""
         count = node.end - request.prefix
         own = request.own = list(request.own)
         for component in self._paged:
@@ -446,7 +446,7 @@ class OwnedDevice:
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
-        """Let no request find the source of the copy again, and let this one compute anew."""
+        """Invalidate the source of a failed load, and let the request compute again."""
         self._loading_back.note_failed(operation)
         self._lose(operation)
         self._loading_back.failed(operation)
@@ -461,9 +461,9 @@ class OwnedDevice:
             self._saving.lose(request, Event.FAIL)
 
     def _tail(self, request: OwnedRequest, computed_bytes: int) -> list[PageRun]:
-        """Return what of a request's own pages, by component, holds something."""
+        """Return the request's own pages, by component, that contain data."""
         begun_page = int(computed_bytes > request.prefix * self._tree.page_bytes)
-        # Before the first token, the state is the engine's to begin with.
+        # With no tokens computed there is no state to save.
         has_state = int(computed_bytes > 0)
         return [
             request.own[component.index][: begun_page if component.per_page else has_state]
@@ -481,10 +481,10 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} has filled {pages} pages and has {room}")
 
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
-        """Raise `UsageError` if an empty device has no room for a request with a cached prefix."""
+        """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
             pool = self._residence.pools[DEVICE][component.index]
-            # It holds what a match needs of what is cached, and gets pages for what follows.
+            # A request needs the part of the cached prefix that a match needs, and new pages.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:
                 raise UsageError(

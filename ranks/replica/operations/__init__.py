@@ -1,1 +1,1 @@
-"""Operations in flight: their kinds, how each begins and ends, and what comes of it."""
+"""Operations in flight: their kinds, how each begins and ends, and how its outcome is applied."""

@@ -1,7 +1,6 @@
-"""The operations in flight: how each begins, moves on and ends, whatever its kind.
+"""The operation table: how operations of every kind begin, change phase and end.
 
-The one writer of ids, phases, seats and tickets. A part of the replica says what an operation is to do,
-and what follows from how it ended; everything that all operations have in common is here.
+Only this module writes ids, phases, prefetch slots and queue tickets.
 """
 
 from collections import Counter, deque
@@ -31,7 +30,7 @@ _TO_HOST = (Kind.BACKUP, Kind.RETRACT)
 
 
 class Agenda:
-    """The operations in flight by id, with their seats in the ballot and tickets in the queues."""
+    """Operations in flight by id, with their prefetch slots and queue tickets."""
 
     def __init__(self, basis: Basis, residence: Residence) -> None:
         self._timeouts = basis.config.timeouts
@@ -40,20 +39,20 @@ class Agenda:
         self._outbox = basis.outbox
         self._seats = Seats(basis.config.bounds.prefetches)
         self._queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
-        """(ticket, operation) in the order in which they will settle."""
+        """By queue: (ticket, operation id) in the order in which operations settle."""
         self._next_ticket = 1
         self.in_flight: dict[int, Operation] = {}
         self.working: Counter[Kind] = Counter()
-        """How many of each kind are in flight, but for what is quarantined or merely serves."""
+        """Operations in flight per kind, excluding quarantined and serving ones."""
         self.working_for_store = 0
-        """How many of these are for the store."""
+        """How many of the operations in `working` are for the store."""
         self.ended = 0
         """How many operations have ended."""
         self.next_id = 1
-        """The id of the next operation; ids are never used again."""
+        """The id of the next operation; ids are never reused."""
 
     def begin(self, operation: Operation, *facts: object) -> None:
-        """Enter a new operation, which stands in the first phase of its kind, with its facts."""
+        """Add a new operation in the first phase of its kind, and record it with `facts`."""
         operation.id = self.next_id
         self.next_id += 1
         self.in_flight[operation.id] = operation
@@ -64,12 +63,12 @@ class Agenda:
         self._journal.record(operation.kind.word, operation.id, *facts)
 
     def works(self, number: int) -> bool:
-        """Say whether an operation is in flight, and neither merely serves nor is quarantined."""
+        """Return whether an operation is in flight and neither serving nor quarantined."""
         operation = self.in_flight.get(number)
         return operation is not None and operation.phase not in _AT_REST
 
     def copy(self, operation: Copy, transfers: Sequence[CopyTransfer], *facts: object) -> None:
-        """Begin a copy and order it."""
+        """Begin a copy and send its order."""
         self.begin(operation, *facts)
         self._enqueue(operation.queue, operation)
         order = CopyToHost if operation.kind in _TO_HOST else CopyToDevice
@@ -79,18 +78,21 @@ class Agenda:
     def persist(
         self, operation: Persist, transfers: Sequence[ObjectTransfer], after: bytes, distance: int
     ) -> None:
-        """Order a persist whose turn has come; see `Put` for what its pages continue."""
+        """Order a persist that left the waiting line; `Put` describes `after` and `distance`."""
         self._advance(operation, Phase.ISSUED)
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
         self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s, after, distance))
 
     def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
-        """Order that pages are served, beside those that the operation serves already."""
+        """Order that pages be served, in addition to those served already."""
         self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
-        """Let the ranks vote on a prefetch: in this phase, and on no length beyond this bound."""
+        """Start a vote on a prefetch, in this phase and on lengths up to `bound`.
+
+        Takes a prefetch slot in the ballot if the operation has none.
+        """
         if phase is not operation.phase:
             self._enter(operation, phase)
         operation.bound = bound
@@ -102,22 +104,22 @@ class Agenda:
         self._outbox.expectations.append(Seated(operation.id, operation.seat, phase, bound))
 
     def seats(self) -> SeatTable:
-        """Return the table of the seats of the next ballot; the same one while nothing changes."""
+        """Return the prefetch slots of the next ballot; the same object while nothing changes."""
         return self._seats.freeze()
 
     @property
     def seats_taken(self) -> int:
-        """How many prefetches have a seat."""
+        """How many prefetches have a prefetch slot."""
         return self._seats.taken
 
     def queues(self) -> dict[Queue, list[tuple[int, int]]]:
-        """Return a copy of the queues: ticket and operation, in their order."""
+        """Return a copy of the queues: (ticket, operation id) in order."""
         return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
-        """Yield the operations that a watermark lets out of its queue, and whether each ended well.
+        """Remove and yield the operations that a watermark settles, each with its success.
 
-        The first that failed is the last of them: nothing is said of those behind it.
+        Stops after the first failed operation: the watermark says nothing about later ones.
         """
         queue, line = watermark.queue, self._queues[watermark.queue]
         while line:
@@ -132,9 +134,9 @@ class Agenda:
                 return
 
     def stop(self, operation: Operation, outcome: Outcome) -> None:
-        """Stop an operation whose I/O may still run: its pages wait in QUIESCE.
+        """Stop an operation whose I/O may still be running; its pages wait in QUIESCE.
 
-        From here on it has no part in the tree but its receipts: its own pages belong to it alone.
+        Afterwards it refers to the tree only by its lock handles.
         """
         operation.ending = outcome
         if isinstance(operation, Moving):
@@ -146,7 +148,7 @@ class Agenda:
         self._enqueue(_QUIESCE, operation)
 
     def stop_issued(self, queue: Queue, outcome: Outcome) -> None:
-        """Stop all that stand in a queue."""
+        """Stop all operations in a queue."""
         line = self._queues[queue]
         while line:
             ticket, number = line.popleft()
@@ -154,18 +156,18 @@ class Agenda:
             self.stop(self.in_flight[number], outcome)
 
     def drop_lookup(self, operation: Prefetch, outcome: Outcome) -> None:
-        """End a prefetch that only looks: that touches no pages, so nothing has to become quiet."""
+        """End a prefetch in its lookup, which touches no pages, so no I/O has to end first."""
         self._outbox.orders.append(Cancel(operation.id, self._timeouts.quiesce_s))
         self.finish(operation, outcome)
 
     def quarantine(self, operation: Operation, rank: int | None) -> None:
-        """Set an operation apart that did not fall quiet in time, by what was seen on a rank."""
+        """Quarantine an operation whose I/O did not end in time, as reported by `rank`."""
         self._advance(operation, Phase.QUARANTINED)
         self._enqueue(_QUARANTINE, operation)
         self._outbox.notices.append(Quarantined(operation.id, operation.kind, rank))
 
     def let_others_pass(self) -> None:
-        """Move the first in quarantine behind the others, which may be quiet before it ever is."""
+        """Requeue the first quarantined operation last, because others may become quiet before it."""
         line = self._queues[_QUARANTINE]
         if len(line) > 1:
             ticket, number = line.popleft()
@@ -173,7 +175,7 @@ class Agenda:
             self._enqueue(_QUARANTINE, self.in_flight[number])
 
     def release_receipts(self, operation: Operation) -> None:
-        """Give back the locks and pins of an operation, and what only they kept in the tree."""
+        """Release an operation's locks and pins, and remove nodes kept only by them."""
         residence, receipts = self._residence, operation.receipts
         residence.release(receipts)
         for receipt in receipts:
@@ -181,9 +183,9 @@ class Agenda:
         receipts.clear()
 
     def finish(self, operation: Operation, outcome: Outcome | None = None) -> None:
-        """End an operation: whatever it still owns and holds is given back.
+        """End an operation: free its pages and release its locks and pins.
 
-        Its outcome is the one that it stopped with, if none is given.
+        The default outcome is the one with which it was stopped.
         """
         ended = operation.ending if outcome is None else outcome
         assert ended is not None
@@ -203,12 +205,12 @@ class Agenda:
         self._outbox.notices.append(Finished(operation.id, operation.kind, ended))
 
     def _advance(self, operation: Operation, phase: Phase) -> None:
-        """Change an operation's phase, on the record."""
+        """Change an operation's phase and record it in the journal."""
         self._enter(operation, phase)
         self._journal.record("phase", operation.id, phase.word)
 
     def _enter(self, operation: Operation, phase: Phase) -> None:
-        """Change an operation's phase, if the table of transitions has that step."""
+        """Change an operation's phase; the table of transitions must allow the step."""
         kind, before = operation.kind, operation.phase
         require_step(operation.id, kind, before, phase)
         if (phase in _AT_REST) != (before in _AT_REST):
@@ -227,7 +229,7 @@ class Agenda:
         self._outbox.expectations.append(Queued(queue, ticket, operation.id))
 
     def _leave_seat(self, operation: Operation) -> bool:
-        """Give back the seat of a prefetch; say whether it had one."""
+        """Free a prefetch's slot in the ballot; return whether it had one."""
         if not isinstance(operation, Prefetch) or operation.seat is None:
             return False
         self._seats.give_back(operation.seat)

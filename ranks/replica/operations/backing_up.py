@@ -1,17 +1,16 @@
 """Backup: computed pages to host memory.
 
-Under write-through every node that an insert has touched and that is not on the host is backed up,
-parents first, and what has been backed up on every rank is persisted. Of full attention that is the
-whole path. Of the other components it is what a match needs at the ends where matches come (the end of
-what was inserted, of the prompt, of earlier turns, and where prompts part), and only if the device has
-all of it: a window with a gap, or one without the state beside it, would restore nothing. Of a window
-a match one page before each end needs one page more, which is backed up as well: a prompt that comes
-again needs its last token computed, and may end with other words. Of a window that an engine lends all
-is backed up that it still has.
+Under write-through, nodes touched by an insert and not on the host are backed up, parents first. Pages
+backed up on every rank are then persisted. Of full attention the whole path is backed up; of other
+components only the values for match ends: the end of the insert, of the prompt, of earlier turns, and
+points where prompts diverge. They are skipped unless the device has all of them, because a window with
+a gap, or without its state, restores nothing. A window gets one extra page, for a match one page
+earlier: a repeated prompt still computes its last token, and may diverge there. Of a lent window, all
+pages that the engine still has are backed up.
 
-A path that finds no room gets an entry in `Residence.not_on_host`, and is tried again (`Retrying`).
-A path that is longer than host memory can never be there as a whole: what does not fit is copied to
-host pages that no node gets, written to the store from there, and given back.
+A path without room gets an entry in `Residence.not_on_host` and is retried (`Retrying`). If a path is
+longer than host memory, its excess pages are copied to temporary host pages, persisted from there, and
+freed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,13 +36,13 @@ from .persisting import Persisting, hold_pieces
 from .requests import LentRequest, Requests
 
 _ENDS_MAX = 4
-"""So many earlier ends of a path are looked at when it is backed up."""
+"""Number of earlier match ends of a path that a backup checks."""
 _PASSING_SHARE = 4
-"""At most one part in so many of host memory is used for pages that only pass through it."""
+"""Inverse of the largest share of host memory for temporary pages (copied only to persist)."""
 
 
 class BackingUp:
-    """Begins backups, and gives the tree what they have brought."""
+    """Starts backups, and attaches the copied pages to the tree."""
 
     def __init__(
         self,
@@ -62,19 +61,19 @@ class BackingUp:
         self._persisting = persisting
         self._outbox = basis.outbox
         self.pauses = Pauses(basis.clock)
-        """Between tries of copies that have failed."""
+        """Pauses between retries of failed copies."""
         if config.write_policy is WritePolicy.WRITE_BACK:
             prefixes.residence.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
-        """Back up the path to `node`, which a request has published, if the policy is to do so."""
+        """Back up the path to an inserted `node`, if the write policy says so."""
         if self._config.write_policy is WritePolicy.WRITE_THROUGH:
             self.write_through(node)
         elif node.values[HOST][0] is not None:
             self._persisting.offer_path(node)
 
     def was_hit(self, node: Node) -> None:
-        """Back up what of the path to `node` is hit often enough by now, if the policy is to do so."""
+        """Under write-through-selective, back up the part of the path to `node` with enough hits."""
         if self._config.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
         hits = self._config.selective_hits
@@ -85,12 +84,12 @@ class BackingUp:
     def write_through(
         self, node: Node, lent: Lent | None = None, *, tells: bool = True, passes: bool = True
     ) -> tuple[int, ...]:
-        """Back up what of the path to `node` is not on the host, from the top as far as there is room.
+        """Back up the part of the path to `node` that is not on the host, from the top down.
 
-        From the top, since a backed-up child implies a backed-up parent. What is copied are the
-        nodes' device pages, or those that are lent. What there is no room for is told in a notice,
-        if it `tells`. Unless it `passes`, no part of the path leaves host memory for the rest. What is
-        there already is offered to the store. Returns the operations that have begun.
+        Parents come first because a backed-up child implies a backed-up parent. Stops without room;
+        with `tells`, an event reports that. The source is the nodes' device pages or `lent`. With
+        `passes`, a path longer than host memory may go through temporary host pages. Pages on the host
+        are offered to the store. Returns the operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -104,12 +103,11 @@ class BackingUp:
         return operations
 
     def write_through_again(self, node: Node, lent: Lent | None = None) -> tuple[int, ...]:
-        """Back up what of the path to `node` is not on the host yet, one end after the other.
+        """Retry the backup of the path to `node`, one match end after the other.
 
-        Of an end all is copied or nothing: what waits for room would otherwise evict parts of each
-        other without end. An end that has all of its pages goes on to the store before it may lose
-        them; while the store takes nothing, no unwritten page is evicted for another. Returns the
-        operations that have begun.
+        Each end is copied whole or not at all, because waiting paths would otherwise evict parts of
+        each other forever. A whole end is offered to the store before it may be evicted. While the
+        store accepts nothing, no unwritten page is evicted. Returns the operations begun.
         """
         if not self._config.host_pages:
             return ()
@@ -118,7 +116,7 @@ class BackingUp:
         if evicts_unwritten and self._persisting.pauses.blocks:
             self._postpone([node], lent)
             return ()
-        # Without a store, ends that have no room together would evict each other without end.
+        # Without a store, ends that do not fit together would evict each other forever.
         several = lent is None and not too_long and self._persisting.keeps(node)
         ends = self._ends(node, lent, all_lacking=True) if several else [node]
         operations: tuple[int, ...] = ()
@@ -130,11 +128,11 @@ class BackingUp:
             pins += self.pin(end)
         self._prefixes.residence.release(pins)
         if several:
-            # The room for these may have been that of others.
+            # These ends may have lost their room to others, so queue them again.
             not_on_host = self._prefixes.residence.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
-        # If each try renewed what a path that is too long has in the store, it could never end.
+        # Retries must not renew the stored part of a too-long path, or they would never end.
         self._persisting.offer_path(node, again=True)
         return operations
 
@@ -147,13 +145,13 @@ class BackingUp:
         too_long: bool,
         whole: bool = False,
     ) -> tuple[tuple[int, ...], list[Node]]:
-        """Begin to copy what `ends` of the path to `node` need.
+        """Start to copy the values that `ends` on the path to `node` need.
 
-        If it has to be `whole`, all of it or nothing. Returns the operations and the ends that have
-        no room.
+        With `whole`, `node` is copied completely or not at all. Returns the operations and the ends
+        without room.
         """
         residence = self._prefixes.residence
-        # What is on the host of the path must stay there while room is made beside it.
+        # Pin the host part of the path, so that allocating pages does not evict it.
         pins = [pin for end in ends for pin in self.pin(end)]
         if lent is not None:
             for component in self._components[1:]:
@@ -181,9 +179,9 @@ class BackingUp:
         return operations, left_out
 
     def pin(self, end: Node) -> list[Receipt]:
-        """Pin what host memory has of what matches at `end` and one page before it need.
+        """Pin the host pages that matches at `end`, and one page before it, need.
 
-        Nodes are cut where that begins, since a node is pinned as a whole.
+        Splits nodes where the interval begins, because a node is pinned as a whole.
         """
         if end.parent is None:
             return []
@@ -199,17 +197,17 @@ class BackingUp:
     def back_up_lent(self, node: Node, lent: Lent) -> tuple[int, ...]:
         """Back up the path to `node` from lent pages; return the operations that have begun.
 
-        What is left to do for it is in `Backlog.awaited`, until the engine gives the pages again.
+        Remaining work is recorded in `Backlog.awaited` until the engine lends the pages again.
         """
         again = lent.request in self._prefixes.residence.not_on_host.awaited
         if again:
-            # The next pause begins, if copies have failed.
+            # Start the next pause, if copies have failed.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
 
     def lender_is_due(self, name: str) -> bool:
-        """Say whether a backup of a request's that waits may come further by now. Reads only."""
+        """Return whether a request's waiting backup may make progress now. Changes nothing."""
         awaited = self._prefixes.residence.not_on_host.awaited.get(name)
         if awaited is None or self.pauses.blocks:
             return False
@@ -217,18 +215,18 @@ class BackingUp:
         return store_goes_on or awaited.ended != self._agenda.ended
 
     def lender_gave_up(self, name: str) -> None:
-        """Count what a request does not lend any more as lost, if its backup was to go on."""
+        """Count the pages of a request's unfinished backup as lost: it no longer lends them."""
         self._prefixes.residence.not_on_host.lender_is_done(name, gave_up=True)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
-        """Return the device pages from which host memory gets what it lacks, if they are there."""
+        """Return the device pages to copy for a value missing on the host, or None."""
         node, index = missing
         return (
             node.values[DEVICE][index] if lent is None else lent.of(node, self._components[index])
         )
 
     def transfers(self, segments: dict[Segment, PageRun], lent: Lent | None) -> list[CopyTransfer]:
-        """Return what is to be copied for segments, whose own pages are on the host."""
+        """Return the copies for segments whose destination pages are on the host."""
         transfers: list[CopyTransfer] = []
         for segment, pages in segments.items():
             source = self.source(segment, lent)
@@ -238,7 +236,7 @@ class BackingUp:
         return transfers
 
     def settle(self, operation: Backup | Retract) -> None:
-        """Give the tree what has been copied on every rank, and storage after it."""
+        """Attach pages copied on every rank to the tree, and offer them to storage."""
         self.pauses.succeeded()
         if isinstance(operation, Backup) and operation.passes:
             self._settle_passing(operation)
@@ -253,22 +251,21 @@ class BackingUp:
                 settled.append(segment)
             elif node.values[HOST][component] is None:
                 orphaned.append(segment)
-        # The copy of what is above these has failed meanwhile.
+        # The copy of their parents has failed meanwhile.
         self._copy_again(operation, orphaned)
         self._agenda.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
 
     def failed(self, operation: Backup) -> None:
-        """Apply a backup that failed on some rank."""
         self.pauses.failed()
         self._copy_again(operation, operation.in_order())
         self._agenda.stop(operation, Outcome.FAILED)
 
     def _saves(self, node: Node, component: int) -> bool:
-        """Back up a node whose pages of a component are to leave; say if they have to stay for that.
+        """Back up a node before its pages of a component are evicted; return whether they must stay.
 
-        Once for each use of the node: where host memory is small, the copies of those that leave
-        together drive each other out, and none of them would ever go.
+        Each node is backed up once per use. Otherwise, with a small host tier, nodes evicted together
+        would evict each other's copies forever.
         """
         lost = any(
             node.values[DEVICE][each.index] is not None and node.values[HOST][each.index] is None
@@ -281,10 +278,10 @@ class BackingUp:
         return node.held[DEVICE][component] > 0
 
     def _ends(self, node: Node, lent: Lent | None, *, all_lacking: bool) -> list[Node]:
-        """Return `node`, and the nodes above where matches come of which something is not written.
+        """Return `node` and the match ends above it that are not fully on the host or in the store.
 
-        Up to the first one that lacks nothing, unless all are wanted. An engine that lends a window has
-        all above `node` backed up that it still has.
+        Stops at the first end that lacks nothing, unless `all_lacking`. With lent pages returns only
+        `node`, because its backup covers all pages above that the engine still has.
         """
         ends = [node]
         if lent is not None or len(self._components) == 1:
@@ -301,14 +298,14 @@ class BackingUp:
         return ends
 
     def _lacks(self, end: Node) -> bool:
-        """Say whether matches at `end` need what is neither on the host nor in the store."""
+        """Return whether matches at `end` need values that are neither on the host nor in the store."""
         pieces = self._for_matches(end, None) or ()
         return any(self._persisting.lacks(each, index) for each, index in pieces)
 
     def _for_matches(self, end: Node, lent: Lent | None) -> list[Missing] | None:
-        """Return what matches at `end` need of the other components and is to be copied to the host.
+        """Return the values of other components to copy to the host for matches at `end`.
 
-        With one page more of a window, if it is there. None if not all of the rest is there.
+        Includes one extra page of a window, if present. None if a needed value has no source.
         """
         pieces: list[Missing] = []
         for component in self._components[1:]:
@@ -326,16 +323,16 @@ class BackingUp:
         return pieces
 
     def _first_kept(self, component: Component, end: Node) -> int:
-        """Return from where on a window is kept for matches at `end`, and one page before it.
+        """Return the first position of a component kept for matches at `end` and one page before it.
 
-        A state exists at checkpoints only, and a match ends there.
+        With states there is no extra page: matches end at checkpoints only.
         """
         room = self._config.pool_pages(HOST)[component.index]
         one_more = not self._has_states and (component.span or 0) < room
         return component.needed_from(end.end - 1 if one_more else end.end)
 
     def _can_ever_be_whole(self, node: Node) -> bool:
-        """Say whether host memory, or a store behind it, can have the whole path to `node`."""
+        """Return whether host memory, alone or with a store, can hold the whole path to `node`."""
         return node.end <= self._config.host_pages or self._persisting.keeps(node)
 
     def _is_too_long(self, node: Node) -> bool:
@@ -344,9 +341,9 @@ class BackingUp:
     def _full_attention(
         self, node: Node, room: int, *, tops_up: bool
     ) -> tuple[list[Missing], bool]:
-        """Return what to back up of full attention, and whether it is all.
+        """Return the full-attention pages to back up, and whether they complete the path.
 
-        Unless it `tops_up`, not what the store has: it has left for what passes through host memory.
+        Without `tops_up`, stops at pages that were persisted through temporary pages.
         """
         missing: list[Missing] = []
         for each, _ in lacking(self._components[:1], node, HOST):
@@ -368,7 +365,7 @@ class BackingUp:
     def _others(
         self, ends: Sequence[Node], room: list[int], lent: Lent | None
     ) -> tuple[list[Missing], list[Node]]:
-        """Return what matches at `ends` need of the other components, and ends without room for it."""
+        """Return the values of other components that `ends` need, and the ends without room."""
         found: dict[Missing, None] = {}
         left_out: list[Node] = []
         for end in ends:
@@ -394,7 +391,7 @@ class BackingUp:
         return list(found), left_out
 
     def _can_ever_fit(self, end: Node) -> bool:
-        """Say whether host memory would have room for a match at `end` if nothing else were there."""
+        """Return whether an empty host memory would have room for a match at `end`."""
         spans = (min(each.span or 0, end.end) for each in self._components[1:])
         return all(
             span <= pages
@@ -402,14 +399,14 @@ class BackingUp:
         )
 
     def _above(self, end: Node, component: Component, room: list[int], lent: Lent) -> list[Missing]:
-        """Return what is lent of a window above that which a match at `end` needs, if there is room."""
+        """Return the lent window pages above those that a match at `end` needs, while there is room."""
         found: list[Missing] = []
         index = component.index
         for each in end.path():
             if each.end > component.needed_from(end.end):
                 continue
             if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
-                # What lies above it was looked at when it was backed up itself.
+                # Nodes further up were checked when this node was backed up.
                 break
             pages = component.pages_of(each.width)
             if pages > room[index] or lent.of(each, component) is None:
@@ -419,13 +416,13 @@ class BackingUp:
         return found
 
     def _to_pass_on(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return what of the path to `node` the device has, and neither host memory nor the store."""
+        """Return the values on the path to `node` that are on the device only."""
         return [each for each in self._passing(node, lent) if self._persisting.lacks(*each)]
 
     def _passing(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return what of the path to `node` the device has, and neither host memory nor the store.
+        """Return the values on the path to `node` to be persisted through temporary host pages.
 
-        With what is being written to the store, from pages that no node has.
+        They are on the device, and neither on the host nor in the store; some may already be in flight.
         """
         wanted = [
             (each, 0)
@@ -444,20 +441,20 @@ class BackingUp:
         return wanted
 
     def _pass_on(self, node: Node, lent: Lent | None) -> tuple[tuple[int, ...], bool]:
-        """Begin to write to the store what of a path that is too long host memory cannot have.
+        """Start to persist the part of a too-long path that the host lacks.
 
-        Returns the operation, and whether it is the last that the path needs.
+        Returns the operation, and whether the path needs no other.
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # A write may fail yet, and what is lent cannot be given again then.
+            # A write may still fail, and the engine cannot lend the pages again then.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False
         taken = self._take_for_passing(wanted)
         if taken is None:
             return (), False
-        # Its own path may have made room for it, and was cut for that.
+        # The allocation may have evicted from this path or split it, so list the values again.
         wanted = self._to_pass_on(node, lent)
         chosen: list[Missing] = []
         room = [len(run) for run in taken]
@@ -469,7 +466,8 @@ class BackingUp:
                 chosen.append((each, index))
                 continue
             complete = False
-            # Not if other pages of the node go along: it stands for its lower part after the split.
+            # Do not split a node that already has pages in this copy: they would move to its lower
+            # part.
             divisible = self._components[index].per_page and all(each is not at for at, _ in chosen)
             if room[index] and divisible:
                 self._prefixes.split(each, room[index])
@@ -480,11 +478,11 @@ class BackingUp:
             for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # Of what is lent, the engine is to wait for the writes as well.
+        # If pages are lent, the engine must also wait for the writes.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:
-        """Take pages of each component for some of what is wanted; None if not even for the first."""
+        """Allocate temporary pages for a part of `wanted`; None if the first value gets none."""
         residence = self._prefixes.residence
         counts = [0] * len(self._components)
         for node, index in wanted:
@@ -496,14 +494,13 @@ class BackingUp:
         return self._prefixes.residence.take(HOST, counts) if counts[first] else None
 
     def _settle_passing(self, operation: Backup) -> None:
-        """Have the store written from the pages that have been copied."""
         pages = {segment: operation.give(segment) for segment in operation.in_order()}
         last = max((segment.node for segment in pages), key=lambda node: node.end)
         self._persisting.pass_on(pages, last)
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _postpone(self, ends: Sequence[Node], lent: Lent | None) -> None:
-        """Leave what there is no room for to later tries; what is lent its engine gives again."""
+        """Queue ends without room for a retry; lent pages must be lent again."""
         not_on_host = self._prefixes.residence.not_on_host
         ends = [each for each in ends if self._can_ever_be_whole(each)]
         if lent is not None and not ends:
@@ -520,7 +517,7 @@ class BackingUp:
                 not_on_host.add(node, Undone.NO_HOST_ROOM, self._pages_of(missing))
 
     def _copy_again(self, operation: Backup | Retract, lost: Sequence[Segment]) -> None:
-        """Leave to a later try what a copy has not brought; what is lent its engine gives again."""
+        """Queue the pages of a failed copy for a retry; lent pages must be lent again."""
         not_on_host = self._prefixes.residence.not_on_host
         pages = self._pages_of(lost)
         if lost and not operation.lent:
@@ -534,9 +531,9 @@ class BackingUp:
             not_on_host.lost[Undone.COPY_FAILED] += pages
 
     def _ends_below(self, lost: Sequence[Segment]) -> list[Node]:
-        """Return the match ends below a failed copy that need a window which it was copying.
+        """Return the match ends below a failed copy that need a window from that copy.
 
-        Their own backups have not copied it, because that copy was in flight.
+        Their backups skipped the window because the copy was in flight.
         """
         found: dict[Node, None] = {}
         for node, index in lost:
@@ -551,7 +548,7 @@ class BackingUp:
         return list(found)
 
     def _still_lends(self, operation: Backup | Retract) -> bool:
-        """Say whether a request lends what an operation has copied, and has not fenced it since."""
+        """Return whether a request still lends an operation's source pages and has not fenced them."""
         request = self._requests.get(operation.lender)
         return isinstance(request, LentRequest) and operation.id in request.copies
 
@@ -570,12 +567,12 @@ class BackingUp:
         lent: Lent | None,
         passing: list[PageRun] | None = None,
     ) -> int:
-        """Back up what is missing of the path to `node`, of which the host keeps what it has meanwhile.
+        """Start a backup of the missing values on the path to `node`.
 
-        With the host pages for what is `passing` through; those that it does not need are given back.
+        Pins the host pages of the path. `passing` are temporary host pages; unused ones are freed.
         """
         residence = self._prefixes.residence
-        # The sources must not be evicted: taking the pages below may evict, so the holds come first.
+        # Lock the sources first, because the allocation below may evict.
         receipts = [] if lent is not None else hold_pieces(residence, DEVICE, missing)
         counts = [0] * len(self._components)
         for each, index in missing:
@@ -599,7 +596,7 @@ class BackingUp:
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:
-        """Divide pages among what is missing, from the first on; the rest stays in `taken`."""
+        """Assign pages to missing values, first to last; the rest stays in `taken`."""
         segments: dict[Segment, PageRun] = {}
         for node, index in missing:
             width = self._components[index].pages_of(node.width)

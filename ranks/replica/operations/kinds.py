@@ -1,7 +1,7 @@
-"""Operations in flight, as every replica holds them: one class for each kind.
+"""Operations in flight as every replica holds them: one class per kind.
 
-An operation owns the pages that it fills until they settle or are given back, and it holds the
-receipts of the locks and pins that keep its sources and its place in the tree alive.
+An operation owns the pages that it fills until they settle or are freed, and holds the lock handles for
+its sources and its place in the tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from ..tree.node import DEVICE, HOST, UNMARKED, Node, StoreTime
 
 
 class Segment(NamedTuple):
-    """A node whose pages of a component an operation reads or fills."""
+    """A node and component whose pages an operation reads or fills."""
 
     node: Node
     component: int
@@ -26,22 +26,21 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """The common part of every kind of operation."""
+    """The common part of all kinds of operation."""
 
     kind: ClassVar[Kind]
     id: int = 0
-    """Its id, which it gets when it begins."""
     phase: Phase = field(init=False)
     receipts: list[Receipt] = field(default_factory=list[Receipt])
     ending: Outcome | None = None
-    """How it ended, once it has stopped and waits for quiet."""
+    """The outcome of a stopped operation that waits until its I/O has ended."""
 
     def __post_init__(self) -> None:
         self.phase = FIRST_PHASE[self.kind]
 
     @property
     def is_for_store(self) -> bool:
-        """Whether it reads from the store that the group uses, or writes there."""
+        """Whether the operation reads from or writes to the group's store."""
         return False
 
     @property
@@ -50,65 +49,64 @@ class Operation:
         raise NotImplementedError
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
-        """Return a copy of all pages of a component on `tier` that belong to this operation."""
+        """Return a copy of all pages of a component on `tier` that the operation owns."""
         raise NotImplementedError
 
     def nodes(self) -> Iterator[Node]:
-        """Yield the nodes that it refers to, some more than once."""
+        """Yield the nodes that the operation refers to, possibly more than once."""
         for receipt in self.receipts:
             yield receipt.node
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Moving(Operation):
-    """A copy or write of pages that nodes of the tree have, or are to have."""
+    """A copy or write of pages of tree nodes."""
 
     fills: ClassVar[int | None]
-    """The tier on which its own pages lie, which its nodes are to have unless it is a `Persist`."""
+    """The tier of the operation's own pages. Nodes get these pages, except from a `Persist`."""
     queue: ClassVar[Queue]
-    """The queue in which it stands until it has ended."""
+    """The queue that holds the operation until it has ended."""
     components: Sequence[Component]
     segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
-    """The segments that it reads or fills, with its own pages for each; none where it only reads."""
+    """The segments read or filled, each with the operation's own pages; empty for a read."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
-    """By tier and component: pages of the operation's own, beside those of its segments."""
+    """By tier and component: owned pages other than those of segments."""
 
     def own(self, tier: int, component: int, pages: PageRun) -> None:
-        """Let pages belong to this operation."""
+        """Add pages to those that the operation owns."""
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     def give(self, segment: Segment) -> PageRun:
-        """Return the operation's own pages for a segment, which are the caller's now."""
+        """Return the operation's pages for a segment, which the caller owns from now on."""
         pages, self.segments[segment] = self.segments[segment], page_run()
         return pages
 
     def disown(self, tier: int, component: int) -> PageRun:
-        """Return the pages beside those of its segments, which are the caller's now."""
+        """Return owned pages other than those of segments; the caller owns them from now on."""
         return self.owned.pop((tier, component), page_run())
 
     def in_order(self) -> list[Segment]:
-        """Return what it reads or fills, by component and from the top down."""
+        """Return the segments by component and from the top of the tree down."""
         segments = list(self.segments)
         return segments if len(segments) == 1 else sorted(segments, key=_position)
 
     def mark(self) -> None:
-        """Mark the nodes with this operation."""
+        """Mark the segments' nodes with this operation."""
         mark = frozenset((self,))
         for segment in self.segments:
             node = segment.node
-            # Nearly every node has no other.
+            # Nearly every node has no other mark.
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
-        """Work on no node any more, and hold nothing but receipts: no node is to have its own pages.
+        """Remove the operation from its nodes; it keeps only its lock handles and its pages.
 
-        `changed` gets the nodes that it has worked on.
+        `changed` collects the nodes.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
             if self in node.marks:
-                # Nearly every node has no other.
                 node.marks = node.marks - {self} if len(node.marks) > 1 else UNMARKED
             changed[node] = None
             if pages and fills is not None:
@@ -116,7 +114,7 @@ class Moving(Operation):
         self.segments.clear()
 
     def was_split(self, lower: Node, upper: Node) -> None:
-        """Divide what it has of a node that was cut; see `tree.Mark`."""
+        """Divide the segments of a node that was split; see `node.Mark`."""
         keeps_upper = False
         for component in self.components:
             index = component.index
@@ -161,26 +159,28 @@ class Copy(Moving):
     """A copy between device and host."""
 
     lent: int = 0
-    """How many device pages the engine leaves as they are for it: those of the whole prefix."""
+    """The number of device pages that the engine must not change: those of the whole prefix."""
     lender: str = ""
-    """The request that lends them."""
+    """The request that lends the device pages."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backup(Copy):
-    """From device pages of nodes, or such as an engine lends, to host pages for those nodes."""
+    """A copy from device pages of nodes, or lent ones, to host pages for those nodes."""
 
     kind = Kind.BACKUP
     fills = HOST
     queue = Queue.BACKUP
     passes: bool = False
-    """Whether its host pages go on to a persist and not to the nodes: for a path that is longer than
-    host memory."""
+    """Whether the host pages are temporary: persisted and freed, not attached to nodes.
+
+    Used for a path longer than host memory.
+    """
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Retract(Copy):
-    """From device pages to host pages, of all that a request uses, also of what is its own."""
+    """A copy from device to host of all pages of a request, including unshared ones."""
 
     kind = Kind.RETRACT
     fills = HOST
@@ -190,7 +190,7 @@ class Retract(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LoadBack(Copy):
-    """From host pages of nodes to device pages for those nodes, or such as an engine lends."""
+    """A copy from host pages of nodes to device pages for those nodes, or lent ones."""
 
     kind = Kind.LOAD_BACK
     fills = DEVICE
@@ -200,7 +200,7 @@ class LoadBack(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Resume(Copy):
-    """From host pages to device pages, for a request that was retracted, also of what is its own."""
+    """A copy from host to device of all pages of a retracted request."""
 
     kind = Kind.RESUME
     fills = DEVICE
@@ -215,37 +215,37 @@ Loading = LoadBack | Resume
 class Persist(Moving):
     """A write of host pages to storage.
 
-    The pages stay with their nodes, which are pinned. A segment that comes with pages is written from
-    those: they are the operation's own, and its node is not to have them.
+    The pages belong to nodes, which are pinned. Pages given with a segment are temporary and belong to
+    the operation.
     """
 
     kind = Kind.PERSIST
     fills = HOST
     queue = Queue.PERSIST
     used_at: StoreTime | None = None
-    """When its pages, or those that they continue, were used; None until it is ordered."""
+    """When the pages, or those before them, were last used; None until the write is ordered."""
 
     @property
     def is_for_store(self) -> bool:
         return True
 
     def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
-        """See `tree.Mark`: a write fills nothing."""
+        """See `node.Mark`. A write fills nothing."""
         del node, tier, component
         return False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Serving(Moving):
-    """Host pages that other groups may read. They stay with their nodes, which are pinned."""
+    """Host pages that other groups may read. They belong to nodes, which are pinned."""
 
     kind = Kind.SERVE
     fills = None
     queue = Queue.QUIESCE
-    """The only one in which it ever stands."""
+    """The only queue that this kind ever enters."""
     request: str
     last: Node | None = None
-    """The last node whose full attention is served, as that of all before it is."""
+    """The last node whose full attention is served; that of its ancestors is served, too."""
 
     @property
     def end(self) -> int:
@@ -254,7 +254,7 @@ class Serving(Moving):
 
 
 class Wanted(NamedTuple):
-    """Objects of one component that a prefetch reads: which positions, and into which pages."""
+    """Objects of one component that a prefetch reads: positions, keys and destination pages."""
 
     component: int
     positions: Sequence[int]
@@ -269,11 +269,10 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Prefetch(Operation):
-    """Pages of one request that may come from storage.
+    """A prefetch: pages of one request that may come from storage or from another group.
 
-    Pages of full attention continue the path to `anchor`, which is `last_host_node`; those of other
-    components may also fill nodes above it. `floor` is where `best_match_node` ends: a shorter
-    length would bring nothing.
+    Full-attention pages continue the path to `anchor` (`last_host_node`). Other components may also
+    fill nodes above it. `floor` is the end of `best_match_node`; a shorter length would gain nothing.
     """
 
     kind = Kind.PREFETCH
@@ -281,36 +280,38 @@ class Prefetch(Operation):
     anchor: Node
     floor: int
     tokens: bytes
-    """The tokens of the pages of full attention that are asked for."""
+    """The tokens of the requested full-attention pages."""
     needs: tuple[Need, ...]
-    """What the lookup asks for; full attention first."""
+    """The needs of the lookup, full attention first."""
     components: tuple[Component, ...]
-    """The components that it brings something of, each with its need."""
+    """The components to read pages of, one for each need."""
     source: str = ""
-    """The group that it is brought from; empty for the store."""
+    """The group that the pages come from; empty for the store."""
     waits_since_ms: int
-    """When it began to wait, in agreed time; 0 while no time has been agreed on."""
+    """The agreed time at which the prefetch began to wait; 0 if none was agreed on."""
     seat: int | None = None
-    """Its seat in the ballot, from QUERY to TRANSFER."""
+    """The prefetch slot in the ballot, held from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
-    """No rank votes for a longer length, counted from the floor."""
+    """The greatest length, from the floor, that a rank may vote for."""
     votes: int = 0
     """How many lengths have been voted on."""
     goal: int = 0
-    """The position that the ranks have agreed to restore; it may lie above the anchor, where other
-    components alone are missing."""
+    """The position that the ranks agreed to restore.
+
+    May lie above the anchor if only other components are missing.
+    """
     wanted: tuple[Wanted, ...] = ()
-    """The objects that are read, in the order in which they count as landed: full attention first."""
+    """The objects to read, in landing order: full attention first."""
     wanted_count: int = 0
-    """How many objects are read."""
+    """The number of objects to read."""
     landed: int = 0
-    """How many of them have landed on every rank, as far as a verdict has said."""
+    """How many objects have landed on every rank, by the last verdict."""
     budget: int = 0
     """Pages that count against the bound on prefetching."""
     keys: tuple[bytes, ...] = field(init=False)
-    """The keys of the pages of full attention that are asked for."""
+    """The keys of the requested full-attention pages."""
     end: int = field(init=False)
-    """The position at which these pages end."""
+    """The position at which the requested pages end."""
 
     def __post_init__(self) -> None:
         super(Prefetch, self).__post_init__()
@@ -319,16 +320,16 @@ class Prefetch(Operation):
 
     @property
     def heeds_misses(self) -> bool:
-        """Whether what it misses is not asked for again for a while; what a group promises may come."""
+        """Whether missing pages are not requested again for a while; false for a group's pages."""
         return not self.source
 
     def assign(self, wanted: Sequence[Wanted]) -> None:
-        """Set the objects that are read. Their pages are all that the operation owns."""
+        """Set the objects to read; the operation owns exactly their pages."""
         self.wanted = tuple(wanted)
         self.wanted_count = sum(len(each.keys) for each in wanted)
 
     def drop(self, count: int) -> None:
-        """Let the first `count` objects, and their pages, no longer be the operation's."""
+        """Drop the first `count` objects and the ownership of their pages."""
         kept: list[Wanted] = []
         for each in self.wanted:
             if count < len(each.keys):
@@ -337,7 +338,7 @@ class Prefetch(Operation):
         self.assign(kept)
 
     def wanted_keys(self) -> list[tuple[int, bytes]]:
-        """Return the component and the key of each object that is read, in order."""
+        """Return the component and the key of each object to read, in order."""
         return [(each.component, key) for each in self.wanted for key in each.keys]
 
     @property

@@ -1,4 +1,4 @@
-"""Device pages that the engine owns and lends for copies."""
+"""Engine-owned device pages, lent for copies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,16 @@ from ..tree.matching import Missing
 from ..tree.node import Node
 
 NO_PAGE = -1
-"""Stands in a page table where a request has no page any more."""
+"""Page table entry for a position at which a request has no page any more."""
 
 
 class Unfilled(NamedTuple):
-    """Positions of a component whose lent pages a load does not fill, since nothing reads them again.
+    """Positions of a component whose lent pages a load leaves unfilled, because nothing reads them.
 
-    They hold what the engine's pages held before, so that no copy may take them for the prefix's.
+    The pages keep their old contents, so no copy may treat them as part of the prefix.
     """
 
     load: int
-    """The load's operation."""
     component: int
     start: int
     end: int
@@ -36,9 +35,9 @@ def unfilled_after(
     starts: Sequence[int],
     before: Iterable[Unfilled] = (),
 ) -> list[Unfilled]:
-    """Return what is unfilled once a load has brought each component's pages from `starts` on.
+    """Return the unfilled positions after a load of each component's pages from `starts` on.
 
-    The engine lends pages from `first` on, so that `before` counts only for what lies above.
+    The engine lends pages from `first` on, so only entries of `before` below `first` remain.
     """
     kept = [each._replace(end=min(each.end, first)) for each in before if each.start < first]
     return kept + [
@@ -49,7 +48,7 @@ def unfilled_after(
 
 
 def without_unfilled(runs: Sequence[PageRun], unfilled: Iterable[Unfilled]) -> list[PageRun]:
-    """Return the pages of a whole prefix, with `NO_PAGE` for those that no load has filled."""
+    """Return the pages of a whole prefix, with `NO_PAGE` for pages that no load has filled."""
     left = list(runs)
     for _, index, start, end in unfilled:
         count = min(end, len(left[index])) - start
@@ -63,9 +62,9 @@ def without_unfilled(runs: Sequence[PageRun], unfilled: Iterable[Unfilled]) -> l
 class Lent:
     """The device pages that a request lends, by component. Opaque, and in no digest (R3).
 
-    Of a component with a page for each page of tokens these are the pages of the positions from `first`
-    on, with `NO_PAGE` where the engine has none; of one with a state it is the slot that holds it after
-    `last`, or nothing. Each rank has pages of its own.
+    For a component with one page per page of tokens: the pages from position `first` on, with `NO_PAGE`
+    for missing ones. For a state: the slot of the state after `last`, or nothing. Page numbers differ
+    between ranks.
     """
 
     request: str
@@ -74,7 +73,7 @@ class Lent:
     runs: Sequence[PageRun]
 
     def of(self, node: Node, component: Component) -> PageRun | None:
-        """Return the pages for a node, or None where the engine has not all of them."""
+        """Return the pages for a node, or None if the engine does not have all of them."""
         run = self.runs[component.index]
         if not component.per_page:
             there = len(run) == 1 and run[0] != NO_PAGE and node.end == self.last
@@ -85,7 +84,7 @@ class Lent:
     def pages_for(
         self, missing: Sequence[Missing], components: Sequence[Component]
     ) -> list[PageRun]:
-        """Return by component the pages for what is to be brought, all of which are lent."""
+        """Return, by component, the lent pages for the missing values; all must be lent."""
         pages = [page_run() for _ in components]
         for node, index in missing:
             run = self.of(node, components[index])
@@ -94,23 +93,23 @@ class Lent:
         return pages
 
     def needed_from(self, component: Component) -> int:
-        """Return from which position on a request that goes on after `last` uses what is lent.
+        """Return the first position whose lent pages a request that continues after `last` uses.
 
-        Of a window the engine may have given up more than a match would need: a request that has begun
-        a page beyond `last` reads less of what lies before.
+        A request that has already started a page after `last` reads less of the window, so the engine
+        may have freed more of it than a match at `last` tolerates.
         """
         if not component.per_page:
             return self.first
         return max(component.needed_from(self.last), self.whole_from(component))
 
     def whole_from(self, component: Component) -> int:
-        """Return from which position on every page of a component is lent."""
+        """Return the position from which on every page of a component is lent."""
         run = self.runs[component.index][: self.last - self.first]
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
         return max((self.first, *gaps[-1:]))
 
     def require(self, components: Sequence[Component], starts: Sequence[int]) -> None:
-        """Raise `UsageError` unless all pages from some positions on are lent, by component."""
+        """Raise `UsageError` unless all pages from `starts` (by component) on are lent."""
         for component, start in zip(components, starts, strict=True):
             run, count = self.runs[component.index], 1
             if component.per_page:
@@ -125,7 +124,10 @@ class Lent:
 def require_all(
     name: str, components: Sequence[Component], runs: Sequence[PageRun], pages: int, *, state: bool
 ) -> None:
-    """Raise `UsageError` unless a request lends so many pages and its state; of a window the last."""
+    """Raise `UsageError` unless a request lends `pages` pages and its state.
+
+    Of a window only the last page must be present.
+    """
     for component, run in zip(components, runs, strict=True):
         count = pages if component.per_page else int(state)
         if len(run) != count or NO_PAGE in (run if component.span is None else run[-1:]):
@@ -143,9 +145,9 @@ def lent_for_all(  # noqa: PLR0917 - what is lent, and for what.
     computed: int,
     page_tokens: int,
 ) -> Lent:
-    """Return what a request lends for all of the tokens that it has computed, from one on.
+    """Return the pages that a request lends for its computed tokens from `start_tokens` on.
 
-    Raises `UsageError` if that is too little, or has no place.
+    Raises `UsageError` if pages are missing or `start_tokens` is not at a shared page boundary.
     """
     first, last = start_tokens // page_tokens, computed // page_tokens
     if start_tokens % page_tokens or first > last:
@@ -161,7 +163,7 @@ def lent_for_all(  # noqa: PLR0917 - what is lent, and for what.
 def require_prefix(
     name: str, components: Sequence[Component], runs: Sequence[PageRun], pages: int
 ) -> None:
-    """Raise `UsageError` unless a request lends so many pages of full attention, and one state."""
+    """Raise `UsageError` unless a request lends `pages` full-attention pages and at most one state."""
     lent = np.frombuffer(runs[0], dtype=np.int32)[:pages]
     there = int(np.count_nonzero(lent != NO_PAGE))
     if there < pages:

@@ -1,7 +1,7 @@
 """Load back: cached pages from host memory to the device.
 
-Where the replica owns the device pages, they go to the tree once they are filled on every rank. Where
-the engine has lent them, the operation only reads from the tree.
+Owned device pages are attached to the tree once filled on every rank. With lent device pages the
+operation only reads from the tree.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from .requests import Event, Request, Requests
 
 
 class TailPages(NamedTuple):
-    """The pages of a request that no node of the tree has, by component, on both tiers."""
+    """The pages of a request that belong to no tree node, by component, on both tiers."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
-    """Sealed when they were saved there; see `orders.CopyTransfer`."""
+    """Host pages whose checksums were sealed when saved; see `orders.CopyTransfer`."""
 
 
 class LoadingBack:
-    """Begins load backs, and applies to the tree what became of them."""
+    """Starts load backs, and applies their outcome to the tree."""
 
     def __init__(
         self, prefixes: Prefixes, agenda: Agenda, requests: Requests, journal: Journal
@@ -51,10 +51,10 @@ class LoadingBack:
         *,
         lent: bool = False,
     ) -> None:
-        """Copy what is missing on the path to `last` from the host; the request waits for it.
+        """Copy the values missing on the path to `last` from the host; the request waits for the copy.
 
-        `pages` are device pages by component, as many as are missing: the operation's own from now
-        on, or lent by the engine. With a `tail`, which the operation owns likewise, it resumes.
+        `pages` are as many device pages by component as are missing, lent or owned by the operation
+        from now on. With a `tail`, which the operation then owns as well, it is a `Resume`.
         """
         receipts = self._residence.hold(HOST, last)
         if not lent:
@@ -66,7 +66,7 @@ class LoadingBack:
             component = self._prefixes.components[index]
             start, at[index] = at[index], at[index] + component.pages_of(node.width)
             destinations = pages[index][start : at[index]]
-            # What the engine lends is no part of the replicated state: it stays in the order.
+            # Lent pages are not replicated state, so they appear only in the order.
             segments[Segment(node, index)] = page_run() if lent else destinations
             transfers.append(self._transfer(node, component, destinations))
         kind = LoadBack if tail is None else Resume
@@ -87,7 +87,7 @@ class LoadingBack:
         request.waits_for = operation.id
 
     def settle(self, operation: Loading) -> Request | None:
-        """Give the tree what was filled on every rank; return the request that has waited for it."""
+        """Attach pages filled on every rank to the tree; return the request that waited for them."""
         for segment, pages in operation.segments.items():
             node, component = segment
             if pages and node.values[DEVICE][component] is None:
@@ -100,20 +100,20 @@ class LoadingBack:
         return request
 
     def note_failed(self, operation: Loading) -> None:
-        """Note for the request that waits for a load what it does not bring."""
+        """Record for the waiting request which pages a failed load lacks."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             end = max((node.end for node, _ in operation.segments), default=0)
             request.sought = request.sought._replace(failed=end)
 
     def failed(self, operation: Loading) -> None:
-        """Let no request find the source of a load back that failed; wait until no copy reads it."""
+        """Remove the source of a failed load from the tree; keep it until no copy reads it."""
         residence = self._residence
         read = operation.in_order()
         self._agenda.release_receipts(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
-        # What others need stays in the tree, pinned until no copy reads it any more.
+        # Pages that others need stay in the tree, pinned until no copy reads them.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)
@@ -121,7 +121,7 @@ class LoadingBack:
         self._agenda.stop(operation, Outcome.FAILED)
 
     def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
-        """Return the copy of what a node has on the host. Its page numbers are the order's own."""
+        """Return the copy of a node's host pages to `destinations`."""
         source = node.values[HOST][component.index]
         assert source is not None
         return CopyTransfer(component.pool, tuple(source), tuple(destinations))
@@ -135,8 +135,8 @@ class LoadingBack:
         ]
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
-        # The host pages may still be read by a copy, so they pass to the operation and not back to
-        # the pool. A node that others need on the host keeps them.
+        # A copy may still read the host pages, so the operation takes them over instead of freeing
+        # them.
         residence = self._residence
         if node.parent is None or node.values[HOST][component] is None:
             return

@@ -1,4 +1,4 @@
-"""Pauses between tries of something that has failed."""
+"""Backoff between retries."""
 
 from ..core.basis import Clock
 
@@ -7,16 +7,15 @@ LONGEST_MS = 30_000
 
 
 class Pauses:
-    """After a failure one try is allowed at the end of each pause, until one succeeds.
+    """Exponential backoff: after a failure, one try is allowed after each pause, until one succeeds.
 
-    Each pause is twice as long as the one before. They are counted in agreed time, so they are the same
-    on every rank.
+    Pauses double up to `LONGEST_MS`, in agreed time, so they are equal on every rank.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._length_ms = 0
-        """0 while nothing has failed since the last success."""
+        """The current pause; 0 if there was no failure since the last success."""
         self._until_ms = 0
 
     @property
@@ -30,7 +29,7 @@ class Pauses:
         return self._length_ms > 0 and self._clock.agreed_ms < self._until_ms
 
     def allow(self) -> bool:
-        """Say whether a try may begin now; if it is the one after a pause, the next pause begins."""
+        """Return whether a try may begin now; after a failure, this also starts the next pause."""
         if self.blocks:
             return False
         if self._length_ms:
@@ -38,12 +37,12 @@ class Pauses:
         return True
 
     def failed(self) -> None:
-        """Take note of a failure; what was begun before the first one makes no pause longer."""
+        """Start the first pause. Failures during a backoff do not lengthen it."""
         if not self._length_ms:
             self._pause(FIRST_MS)
 
     def succeeded(self) -> None:
-        """Take note of a success."""
+        """End the backoff after a success."""
         self._length_ms = 0
 
     def _pause(self, length_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Persist: pages that every rank has in host memory, to storage."""
+"""Persist: write pages that every rank has in host memory to storage."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +21,14 @@ from .requests import Requests
 from .store import Store
 
 _PIECE_PAGES = 8
-"""A write that failed is tried again in pieces of at most so many pages."""
+"""A failed write is retried in pieces of at most this many pages."""
 
 
 class Persisting:
-    """Begins persists, so many at a time, and notes what the store has.
+    """Starts persists, a bounded number at a time, and records which pages the store has.
 
-    A path that could not be written gets an entry in `Residence.not_stored`. While the store fails,
-    new paths get one at once, and one write is tried after each pause.
+    Unwritten paths get an entry in `Residence.not_stored`. While the store fails, new paths get one at
+    once, and one write is tried after each pause.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Persisting:
         self._seen = basis.misses
         self.waiting: deque[Persist] = deque()
         self.issued = 0
-        """Persists whose order was given and that have not settled."""
+        """Persists that have been ordered and have not settled."""
         self.pauses = Pauses(basis.clock)
 
     def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
         """Persist the part of `settled` that the store lacks. Host memory has all of it.
 
-        It is what a match needs that ends with the deepest node of that part, or at `last`.
+        These pages serve a match at `last`, or at the deepest node written if `last` is None.
         """
         if not settled or not self._keeps(settled[0].node):
             return
@@ -60,10 +60,10 @@ class Persisting:
             self._write(dict.fromkeys(unsaved, page_run()), last)
 
     def offer_path(self, node: Node, *, again: bool = False) -> None:
-        """Persist what the store lacks and host memory has of the path to `node` and of a match there.
+        """Persist the pages that a match at `node` needs, host memory has and the store lacks.
 
-        It costs one look where the store has all of it. To do it `again` is no use of the path: what
-        the store was seen to have long ago is not renewed.
+        Costs one lookup if the store has everything. With `again` (a retry), pages last seen in the
+        store long ago are not checked again.
         """
         if not self._keeps(node):
             return
@@ -77,10 +77,10 @@ class Persisting:
             self._write(dict.fromkeys(unsaved, page_run()), node)
 
     def offer_again(self, node: Node, cause: Undone) -> None:
-        """Persist what the store lacks and host memory has of the path to `node`, in small pieces.
+        """Persist one small piece of the path to `node` that host memory has and the store lacks.
 
-        A store that was too slow for all of it at once takes a piece. What is left gets an entry again.
-        What has failed may lie above what another persist has written since.
+        A store too slow for the whole path may accept a piece. The rest gets a new backlog entry.
+        Failed pages may lie above pages written since.
         """
         if not self._keeps(node):
             return
@@ -95,9 +95,9 @@ class Persisting:
         self._postpone(rest, cause)
 
     def postpone_older(self) -> None:
-        """Leave to a later try what was cached before the store was attached.
+        """Queue pages cached before the store was attached, to be persisted later.
 
-        Once for each store, since it looks at the whole tree.
+        Runs once per store, because it visits the whole tree.
         """
         if not (self._store.attached and self._store.lacks_older):
             return
@@ -108,9 +108,9 @@ class Persisting:
                 self._postpone(filter(self._is_lacking, every), Undone.NEW_STORE)
 
     def pass_on(self, pages: dict[Segment, PageRun], last: Node) -> None:
-        """Persist pages that no node has on the host; they are the operation's own from now on.
+        """Persist temporary host pages, which the operation owns from now on.
 
-        If the write cannot begin, they return to the free lists.
+        The pages are freed if the write cannot begin.
         """
         if not (self._keeps(last) and self._write(pages, last)):
             pools = self._prefixes.residence.pools[HOST]
@@ -118,22 +118,21 @@ class Persisting:
                 pools[segment.component].give_back(run)
 
     def lacks(self, node: Node, component: int) -> bool:
-        """Say whether the store should get a node's pages of a component, and no write is under way."""
+        """Return whether the store lacks a node's pages of a component and no write is in flight."""
         return not (
             self._store.has(node, component)
             or any(_writes(mark, Segment(node, component)) for mark in node.marks)
         )
 
     def has(self, node: Node, component: int) -> bool:
-        """Say whether the store has a node's pages of a component, as far as is known."""
+        """Return whether the store is known to have a node's pages of a component."""
         return self._store.has(node, component)
 
     def recall(self, node: Node) -> None:
-        """Note on the path to `node` what was written of it lately, though its nodes were not kept.
+        """Mark nodes on the path to `node` as stored if their pages were written recently.
 
-        Nodes that have no pages leave the tree; where an engine lends pages, those of a path that is
-        longer than host memory do so while the rest is still to be written. So what they knew is
-        remembered for as long as this is asked again.
+        Nodes without pages are removed from the tree, with lent pages even while the rest of a too-long
+        path is unwritten. Their keys are therefore remembered, and each call renews that memory.
         """
         for each in node.path_down():
             for component in self._prefixes.components:
@@ -156,25 +155,25 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # It may be as its neighbours are by now.
+        # The node may now be mergeable with its neighbours.
         self._prefixes.residence.changed[node] = None
 
     def keeps(self, node: Node) -> bool:
-        """Say whether what is cached at `node` is to be written to the store that is attached."""
+        """Return whether pages cached at `node` are to be written to the attached store."""
         return self._keeps(node)
 
     @property
     def is_full(self) -> bool:
-        """Whether so many persists wait that no more may."""
+        """Return whether the queue of waiting persists is full."""
         return bool(self.waiting) and len(self.waiting) >= self._bounds.persists_waiting
 
     @property
     def has_turn(self) -> bool:
-        """Whether one more persist would not have to wait."""
+        """Return whether one more persist could be ordered at once."""
         return self.issued < self._bounds.persists
 
     def begin_waiting(self) -> None:
-        """Give the orders of the persists whose turn has come, in the order of their ids."""
+        """Order waiting persists while the bound allows it, in order of their ids."""
         while self.waiting and self.has_turn:
             operation = self.waiting.popleft()
             self.issued += 1
@@ -192,7 +191,7 @@ class Persisting:
             self._agenda.persist(operation, transfers, after, distance)
 
     def ended(self, operation: Persist) -> None:
-        """Apply a persist that has ended on every rank."""
+        """Apply a persist that has finished on every rank."""
         self.pauses.succeeded()
         for segment in operation.in_order():
             pool, keys = self._named(segment)
@@ -214,7 +213,7 @@ class Persisting:
         self.begin_waiting()
 
     def failed(self, operation: Persist) -> None:
-        """Apply a persist that failed on some rank; its pages are held until all are quiet."""
+        """Apply a persist that failed on some rank; its pages stay pinned until all I/O has ended."""
         self.issued -= 1
         self.pauses.failed()
         self._postpone(operation.segments, Undone.STORE_FAILED)
@@ -222,11 +221,11 @@ class Persisting:
         self.begin_waiting()
 
     def quiet(self, operation: Persist) -> None:
-        """Finish a persist that was stopped, and that no rank's I/O goes on with."""
+        """Finish a stopped persist that no rank's I/O touches any more."""
         self._agenda.finish(operation)
 
     def abandon(self) -> None:
-        """End the persists that have not begun, and stop the others: the store is detached."""
+        """Stop all persists because the store is detached; those not yet ordered end at once."""
         while self.waiting:
             self._agenda.finish(self.waiting.popleft(), Outcome.ABORTED)
         self._agenda.stop_issued(Queue.PERSIST, Outcome.ABORTED)
@@ -238,10 +237,10 @@ class Persisting:
         return self._store.keeps(node.place, self._requests.generation)
 
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
-        """Return what of `settled` the store lacks, after what it lacks of the path above.
+        """Return the part of `settled` that the store lacks, after missing pages further up the path.
 
-        Something may be missing above if a store was attached later, or if a write has failed: a
-        prefix without its beginning could not be found.
+        Pages further up may be missing after a later attach or a failed write. Without its beginning, a
+        stored prefix cannot be found.
         """
         for node, _ in settled:
             self._doubt_old(node)
@@ -249,18 +248,17 @@ class Persisting:
         if not new:
             return []
         if len(new) == 1 and not new[0].node.start:
-            # Nothing is above it.
             return new
         full = {id(each.node) for each in settled if not each.component}
         last = max((each.node for each in new), key=lambda node: node.end)
         return [each for each in self._above(last) if id(each.node) not in full] + new
 
     def _above(self, node: Node, *, again: bool = False) -> list[Segment]:
-        """Return from the top down what host memory has of full attention and the store lacks.
+        """Return, from the top, the full attention that host memory has and the store lacks.
 
-        And of other components, if the store had something of a node. Up to the first node that the
-        store has: a persist always takes what is missing above with it, a failed one leaves an entry in
-        the backlog, and nodes above were seen in the store as recently.
+        Includes other components of nodes whose store record was invalidated. Stops at the first node
+        that the store has: a persist includes missing pages above it, a failed one leaves a backlog
+        entry, and nodes further up were seen in the store as recently.
         """
         found: list[Segment] = []
         others: list[Segment] = []
@@ -283,7 +281,7 @@ class Persisting:
         return doubted
 
     def _continued(self, operation: Persist) -> tuple[Node | None, int]:
-        """Return the node in the store that a persist continues, and the distance to it in pages."""
+        """Return the stored node that a persist continues, and the distance to it in pages."""
         segments = operation.in_order()
         if not segments:
             return None, 0
@@ -300,7 +298,7 @@ class Persisting:
         return node.values[HOST][component] is not None and self.lacks(node, component)
 
     def _write(self, segments: dict[Segment, PageRun], last: Node | None) -> bool:
-        """Begin a persist; False, with an entry in the backlog, if the store cannot take it now."""
+        """Start a persist; return False, and add a backlog entry, if the store cannot accept it now."""
         if self.is_full:
             self._postpone(segments, Undone.STORE_BUSY)
             self._outbox.notices.append(NotBegun(Kind.PERSIST))
@@ -321,7 +319,7 @@ class Persisting:
         return True
 
     def _divide(self, unsaved: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Divide what is to be written again into a piece and the rest; a node may be cut for that."""
+        """Divide segments to be written again into a piece and the rest; may split a node."""
         piece: list[Segment] = []
         left = _PIECE_PAGES
         for at, (node, index) in enumerate(unsaved):
@@ -337,7 +335,7 @@ class Persisting:
         return piece, []
 
     def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
-        """Leave what was not written to a later try, which looks at the whole path."""
+        """Queue unwritten segments for a retry, which checks the whole path."""
         last, pages = None, 0
         for node, component in segments:
             pages += self._component(component).pages_of(node.width)
@@ -346,7 +344,7 @@ class Persisting:
             self._prefixes.residence.not_stored.add(last, cause, pages)
 
     def transfer(self, segment: Segment) -> ObjectTransfer:
-        """Return the objects of a segment, and its node's host pages, which hold them."""
+        """Return the transfer of a segment: its objects and the node's host pages."""
         return self._transfer(segment, _host_pages(segment))
 
     def _transfer(
@@ -367,7 +365,7 @@ class Persisting:
 def hold_pieces(
     residence: Residence, tier: int, pieces: Iterable[tuple[Node, int]]
 ) -> list[Receipt]:
-    """Lock or pin nodes of one path, each for one component, and full attention of all above them."""
+    """Lock or pin nodes of one path for one component each, and its full attention."""
     acquire = residence.holds.acquire
     pieces = list(pieces)
     deepest = max((node for node, _ in pieces), key=lambda node: node.end)
@@ -376,7 +374,7 @@ def hold_pieces(
 
 
 def _path_to(above: Node | None, operation: Persist) -> Iterator[Node]:
-    """Yield the nodes from the deepest one that a persist writes up to `above`, or to the root."""
+    """Yield the nodes from the deepest one written up to `above`, or to the root."""
     last = max((each.node for each in operation.segments), key=lambda node: node.end, default=None)
     for node in () if last is None else last.path():
         yield node

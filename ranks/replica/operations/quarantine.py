@@ -1,9 +1,8 @@
-"""Quarantine: what operations keep that were stopped and never fell quiet, and its bounds (R10).
+"""Quarantine: pages kept by stopped operations whose I/O never ended, and bounds on them (R10).
 
-They keep their own pages, and what their receipts lock and pin. It comes back to nobody before they
-fall quiet, which may be never; and if it went on so, the pools would be gone page by page, with every
-admission put off for ever. Over a bound the store is detached, or, where something else is what hangs,
-the epoch ends. All of it is looked at anew, since it is asked only when something was quarantined.
+Such an operation keeps its pages, locks and pins until its I/O ends, which may be never. Without a
+bound the pools would drain and every admission would wait forever. Over the bound the store is
+detached, or the epoch ends if the I/O is not the store's.
 """
 
 from collections.abc import Iterable
@@ -19,14 +18,14 @@ from .kinds import Copy, Operation
 from .store import Store
 
 KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
-"""The reason that is told when a store is detached without a proposal."""
+"""The reason reported when a store is detached without a proposal."""
 
 Kept = tuple[list[int], list[int]]
-"""By tier and component: how many pages."""
+"""Page counts by tier and component."""
 
 
 class Quarantine:
-    """Counts the pages that are kept, and says whether they are too many."""
+    """Counts quarantined pages, and compares them with their bounds."""
 
     def __init__(
         self, config: ReplicaConfig, prefixes: Prefixes, agenda: Agenda, store: Store
@@ -37,7 +36,7 @@ class Quarantine:
         self._store = store
 
     def store_keeps_too_much(self) -> bool:
-        """Say whether the present store, or the last one, keeps more of a pool than it may."""
+        """Return whether the current or last store keeps too many pages of a pool in quarantine."""
         kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
         return any(
             pages > self._most(pool, 4)
@@ -45,7 +44,7 @@ class Quarantine:
         )
 
     def stores_keep_most(self) -> str | None:
-        """Say of which pool all stores together keep more than half, or return None."""
+        """Return a text that names a pool of which stores keep more than half, or None."""
         kept = self._kept(self._of_stores())
         for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
             if 2 * pages > pool.capacity:
@@ -53,9 +52,9 @@ class Quarantine:
         return None
 
     def others_keep_too_much(self) -> str | None:
-        """Say of which pool what hangs and is for no store keeps more than it may, or return None.
+        """Return a text that names a pool of which other I/O keeps too many pages, or None.
 
-        Those are copies, and reads by other groups or from them: there is nothing to detach.
+        Other I/O (copies, reads between groups) has no store to detach.
         """
         hung = [each for each in self._apart() if not each.is_for_store]
         kept = self._kept(hung)
@@ -64,7 +63,7 @@ class Quarantine:
                 most = self._most(pool, 2)
                 if pages > most:
                     return _too_much(len(hung), pages, pool.capacity, pool.name, most)
-        # What a request lends to several copies it lends once.
+        # A request lends the same pages to several copies, so count each lender once.
         lenders: dict[str, int] = {}
         for each in (each for each in hung if isinstance(each, Copy)):
             lenders[each.lender] = max(each.lent, lenders.get(each.lender, 0))
@@ -75,7 +74,7 @@ class Quarantine:
         return None
 
     def _most(self, pool: PagePool, share: int) -> int:
-        """Return how much of a pool may be kept: one part of so many, unless the bound says less."""
+        """Return the bound on quarantined pages of a pool: `quarantine_pages`, or `1 / share` of it."""
         bound = self._config.bounds.quarantine_pages
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
 

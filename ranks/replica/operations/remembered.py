@@ -1,4 +1,4 @@
-"""What is remembered for a while, in agreed time, and never more of it than a bound."""
+"""A bounded set whose items expire in agreed time."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
@@ -8,7 +8,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Remembered(Generic[T]):
-    """Some things, each until its time is over; the oldest are forgotten first."""
+    """Items that expire after a fixed time; over the bound, the oldest are dropped."""
 
     def __init__(self, ttl_s: float, most: int) -> None:
         self._ttl_ms = int(ttl_s * 1000)
@@ -16,39 +16,39 @@ class Remembered(Generic[T]):
         self._until: OrderedDict[T, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many are remembered."""
+        """Return the number of items."""
         return len(self._until)
 
     def items(self) -> tuple[tuple[T, int], ...]:
-        """Return what is remembered and until when, the oldest first."""
+        """Return the items with their expiry times in ms, oldest first."""
         return tuple(self._until.items())
 
     def add(self, what: T, now_ms: int) -> None:
-        """Remember something from now on."""
+        """Add an item, or restart its time."""
         self._until.pop(what, None)
         self._until[what] = now_ms + self._ttl_ms
         while len(self._until) > self._most:
             self._until.popitem(last=False)
 
     def has(self, what: T, now_ms: int) -> bool:
-        """Say whether something is remembered and its time not over."""
+        """Return whether an item is present and has not expired."""
         return self._until.get(what, 0) > now_ms
 
     def has_none_of(self, these: Iterable[T]) -> bool:
-        """Say whether none of these is remembered, whatever its time; cheaper than to ask of each."""
+        """Return whether none of the items is present, even expired; faster than single queries."""
         return self._until.keys().isdisjoint(these)
 
     def forget(self, these: Iterable[T]) -> None:
-        """Forget some things."""
+        """Remove some items."""
         if self._until:
             for each in these:
                 self._until.pop(each, None)
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget what has been remembered for its time."""
+        """Remove the expired items."""
         while self._until and next(iter(self._until.values())) <= now_ms:
             self._until.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all items."""
         self._until.clear()

@@ -1,17 +1,16 @@
-"""Requests of the engine: which there are, in which stage each stands, and what moves it.
+"""The engine's requests: their stages, and the events that change a stage.
 
-A request changes its stage by an event, and `STAGES` is all that moves it. What is not listed cannot
-happen: where an engine asks for it the call is refused before, so that a missing entry is a bug of
-Lockstep's own.
+`STAGES` lists all transitions. Invalid calls of the engine are refused before, so a missing entry is a
+bug in Lockstep.
 
-    KNOWN     it waits for its turn, perhaps with a prefetch
-    LOADING   its cached prefix is on its way to the device
+    KNOWN     the request waits, perhaps with a prefetch
+    LOADING   its cached prefix is being copied to the device
     STOPPING  the load has failed, and some rank's copy may still touch pages that the engine lends
     READY     the engine computes
-    SAVING    it is on its way to host memory
-    SAVED     it is in host memory, and nothing of it on the device
-    FAILED    as KNOWN, after a copy that has failed
-    BARRED    as READY, after a copy that has failed: it computes, and loads nothing more
+    SAVING    its pages are being copied to host memory
+    SAVED     its pages are in host memory, and none on the device
+    FAILED    like KNOWN, after a failed copy
+    BARRED    like READY, after a failed copy: the request computes, and loads nothing more
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from .lent import Unfilled
 
 
 class Stage(IntEnum):
-    """Where a request stands, on every rank alike; see the module."""
+    """The stage of a request, equal on every rank; see the module."""
 
     KNOWN = auto()
     LOADING = auto()
@@ -47,45 +46,47 @@ class Stage(IntEnum):
 
 
 class Event(IntEnum):
-    """The events that may move a request on."""
+    """The events that change a request's stage."""
 
     ADMIT = auto()
-    """Its cached prefix is on the device, and its pages are reserved."""
+    """The cached prefix is on the device, and the request's pages are reserved."""
     LOAD = auto()
-    """A copy of its cached prefix to the device begins."""
+    """A copy of the cached prefix to the device begins."""
     LOADED = auto()
     STOP = auto()
-    """The copy has failed, and some rank's may still run."""
+    """The copy has failed, and may still run on some rank."""
     QUIET = auto()
-    """No copy touches its pages any more, or only one that is waited for no longer."""
+    """No copy touches the request's pages any more, except quarantined ones."""
     FAIL = auto()
-    """The copy has failed; the request holds nothing any more."""
+    """The copy has failed; the request holds no pages any more."""
     COMPUTE = auto()
-    """The engine lends what the request has computed."""
+    """The engine lends the pages that the request has computed."""
     FENCE = auto()
-    """The engine wants the pages back that it has lent."""
+    """The engine wants to overwrite the pages that it has lent."""
     SAVE = auto()
-    """A copy of all that it has to host memory begins."""
+    """A copy of all the request's pages to host memory begins."""
     SAVED = auto()
     LOSE = auto()
-    """The saved pages are gone."""
+    """The saved pages are lost."""
 
 
 class LoadState(StrEnum):
-    """How far an admitted request's pages have come."""
+    """The state of the copies of an admitted request's pages."""
 
     LOADING = "loading"
-    """Pages are on their way from host memory."""
+    """Pages are being copied from host memory."""
     SAVING = "saving"
-    """The request is on its way to host memory."""
+    """The request's pages are being copied to host memory."""
     SAVED = "saved"
-    """The request is in host memory, and nothing of it on the device; `resume` brings it back."""
+    """The request's pages are in host memory, and none on the device; `resume` loads them back."""
     READY = "ready"
     """All pages of the prefix are on the device; the engine may compute."""
     FAILED = "failed"
-    """The copy failed on some rank, and the request is not admitted any more, or goes on in the pages
-    that it lends. Host pages that a load could not read are dropped, but for those that something else
-    needs."""
+    """The copy failed on some rank.
+
+    The request is no longer admitted, or continues in its lent pages. Host pages that a load could not
+    read are dropped, unless another request needs them.
+    """
 
 
 _KNOWN, _LOADING, _STOPPING, _READY = Stage.KNOWN, Stage.LOADING, Stage.STOPPING, Stage.READY
@@ -133,76 +134,80 @@ _WAITING = (_KNOWN, _FAILED)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request: what it holds, and the operations that run for it; whoever owns the device pages."""
+    """One request: its pages, locks and operations, for owned and lent device pages."""
 
     id: str
     place: Place
     stage: Stage = Stage.KNOWN
-    """Changed by `Requests.move` alone."""
+    """Changed only by `Requests.move`."""
     waits_for: int | None = None
-    """The copy that it waits for."""
+    """The id of the copy that the request waits for."""
     prefetch: int | None = None
-    """Its prefetch in flight."""
+    """The id of the request's prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
-    """Positions, in pages, that its prefetch brought from storage, until it is counted."""
+    """The page positions that the prefetch brought from storage, until they are counted."""
     source: str = ""
-    """The group that they came from, as far as is known of the last of them; empty for the store."""
+    """The group that the last prefetched pages came from, if known; empty for the store."""
     refused: bool = False
-    """Whether some rank could not connect to the group that its last prefetch was to read from."""
+    """Whether some rank could not connect to the group that the last prefetch was to read from."""
     prefix: int = 0
-    """Pages of its prefix that are in the tree, and locked for it."""
+    """Pages of the request's prefix that are in the tree and locked for it."""
     node: Node | None = None
-    """Where that prefix ends."""
+    """The node at which that prefix ends."""
     locks: Sequence[Receipt] = ()
-    """Locks on the device; pins on the host while it is retracted."""
+    """Locks on the device; pins on the host while the request is retracted."""
     saved: list[PageRun] | None = None
-    """By component, once it is retracted: host pages that hold what is its own."""
+    """By component, while retracted: host pages that belong to the request alone."""
     served_to: int = 0
-    """Up to which position of its prefix `serve` has last had it backed up."""
+    """The position of the prefix up to which `serve` last started a backup."""
     computed: int = 0
-    """How many tokens it had computed when it was retracted."""
+    """How many tokens the request had computed when it was retracted."""
     sought: Sought = NOTHING_SOUGHT
-    """The pages that its last prefetch and its last load were to bring, until it is counted."""
+    """The pages that the last prefetch and load were to bring, until they are counted."""
 
     @property
     def admitted(self) -> bool:
-        """Whether it has device pages, or lends some: what it computes goes on in its place."""
+        """Whether the request has or lends device pages; a reset does not move it to a new tree."""
         return self.stage not in _WAITING
 
     @property
     def load_state(self) -> LoadState | None:
-        """How far its pages have come; None for one that was never admitted."""
+        """The state of its page copies; None for a request that was never admitted."""
         return _LOAD_STATES.get(self.stage)
 
     @property
     def device_pages(self) -> Sequence[PageRun]:
-        """By component the device pages that belong to it alone; empty if there are none."""
+        """By component, the device pages that belong to the request alone; empty if there are none."""
         return ()
 
     def drop_device_pages(self) -> None:
-        """Forget those pages, which are another's now."""
+        """Forget the request's device pages, which have a new owner."""
 
     def forget_sources(self) -> None:
-        """Forget where it has its tokens from: they are counted, or of another place."""
+        """Forget where the request's tokens came from: they are counted, or belong to an old tree."""
         self.fetched, self.sought = (0, 0), NOTHING_SOUGHT
 
 
 @dataclass(slots=True, eq=False)
 class OwnedRequest(Request):
-    """A request where the replica owns the device pages."""
+    """A request whose device pages the replica owns."""
 
     own: Sequence[PageRun] = ()
-    """By component: device pages of its own, which continue the prefix; or the one slot in which a
-    recurrent state is computed. Empty unless it is admitted."""
+    """By component: device pages of the request after the prefix, or its working state slot.
+
+    Empty unless the request is admitted.
+    """
     priority: int = 0
-    """Pages that it has used are evicted after those that only requests of lower priority used."""
+    """Pages used by this request are evicted after pages used only with lower priority."""
     checkpoints: frozenset[int] = frozenset()
-    """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
+    """Page positions at which a recurrent state is kept in addition to the regular checkpoints."""
     counted: tuple[Hit, Sequence[Digests]] | None = None
-    """Its hit and missed tokens, which are reported when its load has succeeded."""
+    """The request's hit and missed tokens, published when its load has succeeded."""
     ends: frozenset[int] = frozenset()
-    """Positions, in pages, at which other requests' matches may end: where its tokens part from what
-    was cached, and the end of its prompt. Kept for models with a window."""
+    """Page positions at which matches of other requests may end; used for models with a window.
+
+    These are where the tokens diverge from the cached prefix, and the end of the prompt.
+    """
 
     @property
     def device_pages(self) -> Sequence[PageRun]:
@@ -214,100 +219,103 @@ class OwnedRequest(Request):
 
 @dataclass(slots=True, eq=False)
 class LentRequest(Request):
-    """A request where the engine owns the device pages, and lends them for copies."""
+    """A request whose device pages the engine owns and lends for copies."""
 
     loaded: tuple[int, int] = (0, 0)
-    """Positions, in pages, that loads have brought, or bring, to lent pages."""
+    """The page positions that loads have copied, or are copying, to lent pages."""
     saved_from: Sequence[int] = ()
-    """By component, once it is retracted: the first position of its prefix that it needs."""
+    """By component, while retracted: the first position of the prefix that the request needs."""
     unfilled: Sequence[Unfilled] = ()
-    """Positions of its prefix that neither it nor a load has filled."""
+    """Positions of the prefix that neither the request nor a load has filled."""
     copies: frozenset[int] = frozenset()
-    """Copies to and from the device pages that are lent for it; some may have ended."""
+    """Copies to and from the request's lent device pages; some may have finished."""
 
     @property
     def barred(self) -> bool:
-        """Whether a copy of its has failed, and nothing has been loaded for it since."""
+        """Whether a copy of the request has failed and nothing has been loaded since."""
         return self.stage is _FAILED or self.stage is _BARRED
 
 
 def require_name(what: str, name: object) -> None:
-    """Raise `UsageError` for the name of a request or a pin that is no text."""
+    """Raise `UsageError` if the name of a request or pin is not a string."""
     if not isinstance(name, str):
         raise UsageError(f"the name of a {what} must be text, not {name!r}")
 
 
 @lru_cache(maxsize=256)
 def _shown(namespace: str) -> str:
-    """Return a text for a namespace in entries that errors show, since it may be a tenant's salt."""
+    """Return a hash of a namespace for entries that errors show: it may be a tenant's secret salt."""
     return sha256(namespace.encode()).hexdigest()[:16]
 
 
 class Requests:
-    """The requests by name, and the places that they use."""
+    """The requests by name, and the places (trees) that they use."""
 
     def __init__(self, prefixes: Prefixes, journal: Journal, kind: type[Request]) -> None:
-        """`kind` is that of all requests: it says who owns the device pages."""
+        """`kind` is the class of all requests, for owned or lent device pages."""
         self._prefixes = prefixes
         self._journal = journal
         self._kind = kind
         self._known: dict[str, Request] = {}
         self._place = Place("")
-        """The last that was asked for, of the time since the last reset: mostly there is one."""
+        """The last place returned since the last reset, as a cache: usually there is only one."""
 
     @property
     def generation(self) -> int:
-        """How often everything was dropped by a reset."""
+        """The number of resets so far."""
         return self._place.generation
 
     @property
     def weights_version(self) -> str | None:
-        """The version of the weights that the last reset named."""
+        """The weights version that the last reset named."""
         return self._place.weights_version
 
     def __contains__(self, name: str) -> bool:
-        """Say whether a request is known."""
+        """Return whether a request is known."""
         return self.get(name) is not None
 
     def __len__(self) -> int:
-        """Return how many are known."""
+        """Return the number of requests."""
         return len(self._known)
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield the requests in the order in which they came."""
+        """Yield the requests in order of arrival."""
         return iter(self._known.values())
 
     def get(self, name: str) -> Request | None:
-        """Return a request, or None if there is no such one."""
+        """Return a request, or None if it is not known."""
         require_name("request", name)
         return self._known.get(name)
 
     def known(self, name: str) -> Request:
-        """Return a request that the engine has told of."""
+        """Return a request; raise `UsageError` if it is not known."""
         request = self.get(name)
         if request is None:
             raise UsageError(f"request {name!r} is not known; prefetch, load back or hit first")
         return request
 
     def waiting_for(self, name: str, operation: Operation) -> Request | None:
-        """Return the request if it still waits for this copy."""
+        """Return the request if it still waits for this copy, else None."""
         request = self._known.get(name)
         return request if request is not None and request.waits_for == operation.id else None
 
     def enter(self, name: str, namespace: str) -> Request:
-        """Return a request, which is known from here on."""
+        """Return a request, creating it if it is not known.
+
+        Raises `UsageError` if the request is known in another namespace.
+        """
         request = self.get(name)
         if request is None:
             self._journal.record("request", name, _shown(namespace))
             self._known[name] = request = self._kind(name, self.place(namespace))
             self._prefixes.join(request.place)
         elif request.place.namespace != namespace:
-            # A tenant's salt is nobody else's business, so neither is told.
+            # A namespace may be a tenant's secret salt, so the message shows neither.
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
         return request
 
     def move(self, request: Request, event: Event) -> None:
-        """Move a request on, if the table has that step."""
+        """Change a request's stage; raise `InternalError` if the table has no such transition."""
         try:
             request.stage = STAGES[event, request.stage]
         except KeyError:
@@ -316,24 +324,24 @@ class Requests:
             ) from None
 
     def leave(self, request: Request) -> None:
-        """Forget a request, which holds nothing any more."""
+        """Forget a request that holds nothing any more."""
         self._journal.record("release", request.id)
         del self._known[request.id]
         self._prefixes.leave(request.place)
 
     def place(self, namespace: str) -> Place:
-        """Return the place of a namespace since the last reset."""
+        """Return the place (tree) of a namespace since the last reset."""
         last = self._place
         if namespace != last.namespace:
             self._place = last = last._replace(namespace=namespace)
         return last
 
     def is_current(self, place: Place) -> bool:
-        """Say whether a place is of the time since the last reset."""
+        """Return whether a place was created since the last reset."""
         return place.generation == self.generation
 
     def renew(self, request: Request) -> None:
-        """Let a request that begins anew use its namespace's place since the last reset."""
+        """Move a request that starts again to its namespace's current tree."""
         before = request.place
         if isinstance(request, LentRequest):
             request.unfilled = ()
@@ -344,7 +352,7 @@ class Requests:
             self._prefixes.leave(before)
 
     def reset(self, weights_version: str | None) -> None:
-        """Begin another generation, to which all requests go that are not admitted yet."""
+        """Begin a new generation, and move all requests to it that are not admitted yet."""
         self._journal.record("reset", self.generation + 1, weights_version)
         self._place = Place("", self.generation + 1, weights_version)
         for request in self._known.values():
@@ -352,12 +360,10 @@ class Requests:
                 self.renew(request)
 
     def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Let the digest cover a command, and the tokens that it brings for a request or a pin (R2).
+        """Add a command and its tokens for a request or pin to the digest (R2).
 
-        Returns their `token_hash`.
-
-        Ranks whose engines have sampled other tokens of equal count are told apart by it in the next
-        round, and not by an answer that differs some day.
+        Ranks whose engines sampled different tokens are then detected in the next round. Returns the
+        tokens' `token_hash`.
         """
         count = len(tokens) // TOKEN_BYTES
         digest = token_hash(tokens)
@@ -365,7 +371,7 @@ class Requests:
         return digest
 
     def witness_pages(self, command: str, name: str, tokens: bytes, *facts: object) -> int:
-        """Do as `witness_tokens` does; return the `token_hash` of the whole pages of `tokens`."""
+        """Do as `witness_tokens`, but return the `token_hash` of the whole pages of `tokens`."""
         digest = self.witness_tokens(command, name, tokens, *facts)
         rest = len(tokens) % self._prefixes.tree.page_bytes
         return token_hash(tokens[:-rest]) if rest else digest

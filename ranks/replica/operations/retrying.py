@@ -1,4 +1,4 @@
-"""Retrying: backups that found no room, and writes that failed, once they may go well."""
+"""Retries of backups that found no room, and of failed writes."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,14 @@ from .backing_up import BackingUp
 from .persisting import Persisting
 
 _TRIES = 4
-"""So many paths are tried after one verdict, so that no step pays for many."""
+"""The number of paths retried after one verdict, to bound the cost of a step."""
 
 
 class Retrying:
-    """Works on the two backlogs of `Residence` after each verdict.
+    """Retries entries of the two backlogs of `Residence` after each verdict.
 
-    Room in host memory can have come only when an operation has ended, so each path that waits for it
-    is tried once after that. Where an engine lends the device pages it gives them again itself.
+    Room in host memory appears only when an operation ends, so each path waiting for it is retried once
+    after that. An engine that lends device pages repeats its backups itself.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Retrying:
         self._persisting = persisting
         self._ended = 0
         self._to_try = 0
-        """How many paths have not been tried since an operation has ended."""
+        """How many paths have not been retried since an operation last ended."""
 
     @property
     def is_due(self) -> bool:
-        """Whether a path is to be tried in the next step."""
+        """Whether a path is to be retried in the next step."""
         not_on_host, not_stored = self._residence.backlogs
         if not_stored and self._store_takes_more():
             return True
@@ -53,7 +53,7 @@ class Retrying:
         return bool(not_on_host) and has_changed and not self._backing_up.pauses.blocks
 
     def after_verdict(self) -> None:
-        """Try what may go well by now."""
+        """Retry paths that may succeed now."""
         not_on_host, not_stored = self._residence.backlogs
         if not_on_host:
             if self._ended != self._agenda.ended:
@@ -65,7 +65,7 @@ class Retrying:
             self._try(not_stored, self._store_takes_more, most)
 
     def now(self) -> None:
-        """Try everything, whatever has failed before."""
+        """Retry everything, regardless of earlier failures."""
         self._persisting.postpone_older()
         for pauses in (self._backing_up.pauses, self._persisting.pauses):
             pauses.succeeded()
@@ -77,7 +77,7 @@ class Retrying:
         return self._persisting.has_turn and not self._persisting.pauses.blocks
 
     def _try(self, backlog: Backlog, may_try: Callable[[], bool], most: int) -> int:
-        """Try the first entries as long as that is allowed, up to `most`; return how many."""
+        """Retry the first entries while that is allowed, up to `most`; return how many."""
         for count in range(most):
             entry = backlog.take() if backlog and may_try() else None
             if entry is None:
@@ -90,11 +90,11 @@ class Retrying:
         while on_device.parent is not None and on_device.values[DEVICE][0] is None:
             on_device = on_device.parent
         below = [each for each in node.path() if each.end > on_device.end]
-        # Ends that have left the device may need pages of windows above that it still has.
+        # Match ends that have left the device may need window pages further up that it still has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
-            # Room for what is above is not to be made of what is still to be written, unless the path
-            # is longer than host memory and passes through it.
+            # Do not evict the unwritten path to make room for its upper part, unless the path is longer
+            # than host memory.
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)

@@ -1,10 +1,9 @@
-"""Saving a request: all that it uses goes to host memory, and stays there until it comes back.
+"""Retraction: copy all pages of a request to host memory, where they stay until it resumes.
 
-What it shares with the tree is backed up like anything else, and pinned. What is its own, a page that
-is not full yet or the state it works on, is copied to host pages of its own. Incident E: the copy is
-complete over all pools, it belongs to the request alone until it comes back, every pool's part is
-the same kind of thing (pages), and its bytes are checked when it returns. What has gone wrong in
-between is found out, and the request computes anew.
+Pages shared with the tree are backed up as usual, and pinned. Unshared pages (partial last page,
+working state) are copied to host pages that the request owns. Incident E: the copy is complete over all
+pools, belongs to the request alone, treats every pool alike (as pages), and is verified when loaded
+back. If that fails, the request computes again.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from .requests import Event, Request, Requests
 
 
 class Saving:
-    """Begins to save requests, and lets go of what was saved; whoever owns the device pages."""
+    """Starts to save requests, and frees saved pages, for owned and lent device pages."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Saving:
         self._requests = requests
         self._backing_up = backing_up
         self.shared = [each for each in prefixes.components if each.held_by_requests]
-        """The components of which a request uses what lies in the tree."""
+        """The components whose values in the tree a request uses in place."""
 
     def begin(
         self,
@@ -52,11 +51,11 @@ class Saving:
         tail: Sequence[PageRun],
         lent: Lent | None = None,
     ) -> list[Receipt] | None:
-        """Save a request that has computed `tokens`, whose whole pages lead to `node`.
+        """Save a request that has computed `tokens`, whose whole pages end at `node`.
 
-        `tail` is what it has beside, by component: device pages that belong to the operation from
-        now on, or lent ones. Returns the pins that keep on the host what it shares, which are the
-        caller's; None if host memory has no room, or the device not all of it.
+        `tail` are its unshared device pages by component, lent or owned by the operation from now on.
+        Returns pins of the shared pages on the host, which the caller must release. None if host memory
+        has no room or the device lacks a page.
         """
         if not self._config.host_pages:
             return None
@@ -97,7 +96,7 @@ class Saving:
         return pins
 
     def ended(self, operation: Retract) -> None:
-        """Apply a retract that has ended on every rank: the copy is the request's from now on."""
+        """Apply a retract that has finished on every rank: the request owns the copy from now on."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._requests.move(request, Event.SAVED)
@@ -108,11 +107,11 @@ class Saving:
         self._backing_up.settle(operation)
 
     def let_go(self, request: Request) -> None:
-        """Give back all that a request holds on either tier."""
+        """Free all pages of a request and release its locks and pins, on both tiers."""
         residence = self._residence
         residence.release(request.locks)
         if request.node is not None:
-            # What was evicted, or could not be copied, may have been kept for it as a tombstone.
+            # Nodes that were evicted or could not be copied may have been kept for it as tombstones.
             residence.prune(request.node)
         for index, pages in enumerate(request.device_pages):
             residence.pools[DEVICE][index].give_back(pages)
@@ -122,15 +121,15 @@ class Saving:
         request.saved, request.locks, request.node, request.prefix = None, (), None, 0
 
     def lose(self, request: Request, event: Event) -> None:
-        """Give up all that a request holds: it goes on as one that is not admitted."""
+        """Free all pages of a request, which is not admitted any more."""
         self._requests.move(request, event)
         self.let_go(request)
         request.waits_for = None
-        # What was cached before a reset is offered to no request that begins anew.
+        # A request that starts again must not see prefixes cached before a reset.
         self._requests.renew(request)
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return what a resume needs of the tree that is not on the host, nor on its way there."""
+        """Return the values that a resume needs, without those on the host or being copied there."""
         missing = lacking(self.shared, node, HOST)
         if lent is not None:
             starts = [lent.needed_from(each) for each in self._prefixes.components]

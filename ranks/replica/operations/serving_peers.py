@@ -1,8 +1,8 @@
-"""Serving: host pages that other groups may read, pinned on every rank until nobody renews that.
+"""Serving: host pages that other groups may read, pinned on every rank until the lease expires.
 
-The answer is a level: how far the prefix can be read, by verdicts. Full attention is served as it comes
-to host memory; what a match at the end needs beside is served once all of the whole pages are there.
-One request may be served up to several ends: what a match needs is pinned for each of them.
+The answer is a level: how much of the prefix can be read, by verdicts. Full attention is served as it
+arrives in host memory; the other values that a match needs at the end follow once all whole pages are
+there. One request may be served up to several ends.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,14 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""Nothing more is served while so much of a pool of host memory is pinned for any reason: the rest is
-for the requests that compute."""
+"""The largest share of a host pool that may be pinned when more pages are served.
+
+The rest stays available to requests that compute.
+"""
 
 
 class ServingPeers:
-    """The requests whose host pages other groups may read."""
+    """Serves host pages of requests to other groups."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -46,13 +48,13 @@ class ServingPeers:
         self._backing_up = backing_up
         self._persisting = persisting
         self.served: dict[str, Serving] = {}
-        """The operation of each request that is served."""
+        """The serving operation of each served request."""
         self._deadlines: AgreedDeadlines[Serving] = AgreedDeadlines()
 
     def serve(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
-        """Let other groups read the whole pages of `tokens`; return how many tokens they can by now.
+        """Let other groups read the whole pages of `tokens`; return how many tokens they can read now.
 
-        With all that a match needs at their end, windows and states included.
+        Includes all values that a match needs at their end: windows and states.
         """
         node = self._last(request, tokens)
         current = self._requests.is_current(request.place) and request.place.outlives
@@ -62,14 +64,14 @@ class ServingPeers:
         whole = node.end == self._prefixes.tree.whole_pages(tokens)
         wanted, lacking = self._wanted(node, whole=whole)
         if self._bring_to_host(request, node, lacking):
-            # Nodes may have been cut for the backup.
+            # The backup may have split nodes.
             wanted, lacking = self._wanted(node, whole=whole)
         all_of_it = whole and not lacking
         end = self._end(lacking, node)
         there = [e for e in wanted if all_of_it or (not e.component and e.node.end <= end)]
         operation = self.served.get(request.id)
         if operation is not None and not _leads_on(operation.last, node):
-            # It has begun anew with other tokens, and only one path is pinned for what is served.
+            # The request started again with other tokens; only one path per request is pinned.
             self.stop(request)
             operation = None
         if operation is None:
@@ -78,31 +80,31 @@ class ServingPeers:
             operation = self._begin(request)
         self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
         self._serve(operation, there)
-        # Without what a match needs at the end it ends a page before, at best.
+        # Without these values, a match ends at least one page earlier.
         complete = whole and all(each in operation.segments for each in wanted)
         unit = self._prefixes.tree.page_tokens
         return max(0, min(operation.end, node.end - (not complete))) * unit
 
     def stop(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
-        """Serve nothing of a request any more."""
+        """Stop serving a request."""
         operation = self.served.pop(request.id, None)
         if operation is not None:
             self._deadlines.drop(operation)
             self._agenda.stop(operation, outcome)
 
     def look_after(self) -> None:
-        """End what nobody has renewed in time."""
+        """Stop serving requests whose lease has expired."""
         for operation in self._deadlines.passed(self._clock.agreed_ms):
             self.stop(self._requests.known(operation.request), Outcome.EXPIRED)
 
     def quiet(self, operation: Serving) -> None:
-        """Finish what no reader touches any more."""
+        """Finish a stopped operation that no reader touches any more."""
         self._agenda.finish(operation)
 
     def _last(self, request: Request, tokens: bytes) -> Node | None:
-        """Return the node with which the whole pages of `tokens` end, as far as they are cached.
+        """Return the last cached node of the whole pages of `tokens`.
 
-        None if there is nothing to serve.
+        Returns None if the request is not admitted or has no tokens.
         """
         if not request.admitted or not tokens:
             return None
@@ -111,9 +113,9 @@ class ServingPeers:
         return nodes[-1] if nodes else root
 
     def _wanted(self, node: Node, *, whole: bool) -> tuple[list[Segment], list[Segment]]:
-        """Return what others have to read for a prefix, and what of it is not on the host.
+        """Return the values that others must read for a prefix, and those of them not on the host.
 
-        If it is the `whole` of what is served, with what a match needs at its end.
+        With `whole`, includes the values that a match needs at its end.
         """
         if whole:
             self._prefixes.cut_for(node)
@@ -124,10 +126,9 @@ class ServingPeers:
         return wanted, [each for each in wanted if each.node.values[HOST][each.component] is None]
 
     def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> bool:
-        """Back up what of the path to `node` is not on the host, whatever the write policy.
+        """Back up the part of the path to `node` that is not on the host, under any write policy.
 
-        As far as the device has it: the path may be another request's, and its pages evicted. Returns
-        whether nodes of the path may have been cut for that.
+        Stops at pages that the device lacks. Returns whether nodes of the path may have been split.
         """
         off = any(node.values[HOST][index] is None for node, index in lacking)
         if not off or not self._owns_device or request.stage is not Stage.READY:
@@ -138,14 +139,14 @@ class ServingPeers:
                 break
             last = each
         if last is not None:
-            # `serve` is called in every step, and what it lacks room for is counted once.
+            # `serve` is called in every step, so report missing room only once.
             tells = request.served_to != last.end
             self._backing_up.write_through(last, tells=tells, passes=False)
             request.served_to = last.end
         return last is not None
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:
-        """Return up to which position full attention is not lacking, of the path to `last`."""
+        """Return the position up to which all full attention of the path to `last` is on the host."""
         return min((each.node.start for each in lacking if not each.component), default=last.end)
 
     def _begin(self, request: Request) -> Serving:
@@ -155,7 +156,7 @@ class ServingPeers:
         return operation
 
     def _serve(self, operation: Serving, wanted: Sequence[Segment]) -> None:
-        """Serve what is wanted and is not served yet, unless host memory must not pin so much."""
+        """Serve the wanted segments that are not served yet, if host memory may pin so many."""
         new = [each for each in wanted if each not in operation.segments]
         if not new or not self._may_pin(new):
             return
@@ -172,14 +173,14 @@ class ServingPeers:
         self._agenda.serve(operation, transfers)
 
     def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
-        """Pin what is served anew of a component, beside what is served of it at other ends."""
+        """Pin newly served nodes of a component, in addition to those served for other ends."""
         holds, index = self._prefixes.residence.holds, component.index
         before = [] if index or operation.last is None else [operation.last]
         last = max([*nodes, *before], key=lambda node: node.end)
         start = min(node.start for node in nodes)
         receipts = [*operation.receipts, holds.acquire(HOST, index, last, start)]
         if not index:
-            # One receipt down to the farthest end keeps all of the path.
+            # One lock handle to the farthest end keeps the whole path.
             operation.last = last
             for each in [each for each in operation.receipts if not each.component]:
                 receipts.remove(each)
@@ -187,7 +188,7 @@ class ServingPeers:
         operation.receipts = receipts
 
     def _may_pin(self, new: Sequence[Segment]) -> bool:
-        """Say whether host memory keeps enough that can leave if these are pinned as well."""
+        """Return whether enough of host memory stays evictable if these segments are pinned as well."""
         residence = self._prefixes.residence
         for component in self._prefixes.components:
             index = component.index
@@ -197,7 +198,7 @@ class ServingPeers:
                 residence.holds.kept_pages[HOST][index],
                 residence.pools[HOST][index].capacity,
             )
-            # Of a small pool one end alone may be more than the share.
+            # In a small pool, the values for one end alone may exceed the share.
             alone = index and not kept
             if more and not alone and PINNED_SHARE_MAX * most < kept + more:
                 return False
@@ -205,7 +206,7 @@ class ServingPeers:
 
 
 def _leads_on(served: Node | None, node: Node) -> bool:
-    """Say whether what is served and what ends at `node` are one path, however far each goes."""
+    """Return whether the served path and the path to `node` are prefixes of one another."""
     if served is None or node.parent is None:
         return True
     last, first = (served, node) if served.end > node.end else (node, served)

@@ -1,4 +1,4 @@
-"""The store that the group uses: whether there is one, and which pages it is known to have."""
+"""The group's store: whether one is attached, and which pages it is known to have."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -10,16 +10,18 @@ from .kinds import Operation
 from .remembered import Remembered
 
 RENEWED_S: Final = 60.0
-"""How long the group believes that the store has what it had."""
+"""How long, in seconds, the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""It believes so no longer once it has written this part of host memory, since a store that is full has
-removed as much. So at most this many pages are seen to be there for each that is written."""
+"""Inverse of the share of host memory after whose writing that belief ends.
+
+A full store has evicted as much. So at most this many stored pages are checked again per page written.
+"""
 _LONG_AGO: Final = StoreTime(-(1 << 62), -(1 << 62))
 _NONE: frozenset[int] = frozenset()
 
 
 class Store:
-    """The facts about the present store; what nodes know of one says nothing of the next."""
+    """Facts about the current store. A node's record of one store does not apply to the next."""
 
     def __init__(self, basis: Basis) -> None:
         self._config = config = basis.config
@@ -27,98 +29,100 @@ class Store:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
-        """A set of each component alone; nodes share these sets."""
+        """One-element sets per component, shared by nodes."""
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
-        """Whether the store is detached while something is still in flight for it."""
+        """Whether the store is detached while I/O for it is still in flight."""
         self.lost = False
-        """Whether the store was detached though nobody has asked for it."""
+        """Whether the store was detached without an operator's request."""
         self.number = int(self.attached)
-        """How many stores there have been."""
+        """How many stores have been attached."""
         self.lacks_older = False
-        """Whether nothing was done yet to write what was cached before the store was attached."""
+        """Whether pages cached before the store was attached still have to be queued for it."""
         self._written = 0
         self._renewed_pages = max(1, config.host_pages // RENEWED_PART)
         self._first_operation = 0
-        """The first operation that can have to do with the present store, or the last one."""
+        """The first operation that can involve the current store, or the last one after a detach."""
         times, most = config.timeouts, config.bounds.remembered_misses
         self.misses: Remembered[tuple[str, bytes]] = Remembered(times.miss_memory_s, most)
-        """Objects, by pool and key, whose read failed: they are not asked for again for a while."""
+        """Objects, by pool and key, whose read failed; not requested again for a while."""
         self.absences: Remembered[bytes] = Remembered(times.absence_memory_s, most)
-        """Keys of full attention that not every rank's store has, as all of them have answered."""
+        """Full-attention keys that some rank's store lacks, as all ranks have reported."""
         self.lately: Remembered[tuple[str, bytes]] = Remembered(RENEWED_S, most)
-        """Objects, by pool and key, that were written while a backup of lent pages waited for room."""
+        """Objects, by pool and key, written while a backup of lent pages waited for room."""
 
     def attach(self, next_operation: int) -> None:
-        """Use another store. What those before keep in quarantine is not held against it."""
+        """Attach another store. Pages quarantined by earlier stores do not count against it."""
         self.attached = self.lacks_older = True
         self.lost = False
         self.number += 1
         self._first_operation = next_operation
-        # They tell what the store before did not have, or had.
+        # They describe which pages the previous store had or lacked.
         self.forget_all_misses()
         self.lately.clear()
         self._changed("attached")
 
     def detach(self, reason: str = "") -> None:
-        """Begin nothing more for the store; with a reason if nobody has asked for it."""
+        """Start no new I/O for the store; `reason` is set if the group detaches it by itself."""
         self.attached, self.draining, self.lost = False, True, bool(reason)
         self._changed("draining", reason)
 
     def drained(self) -> None:
-        """Let go of the store: nothing is in flight for it."""
+        """Complete a detach: no I/O for the store is in flight any more."""
         self.draining = False
         self._changed("detached")
 
     def concerns(self, operation: Operation) -> bool:
-        """Say whether an operation has to do with the present store, or the last one."""
+        """Return whether an operation involves the current store, or the last one."""
         return operation.id >= self._first_operation
 
     def keeps(self, place: Place, generation: int, source: str = "") -> bool:
-        """Say whether what is cached in a place is worth reading from storage and writing there.
+        """Return whether pages of a place may be read from and written to storage.
 
-        With a `source`, whether it is worth reading from another group, whatever store there is.
-
-        Not where another life could not find it; nor what was computed before the last reset, which
-        requests in flight may go on with under other weights than those that its keys stand for.
+        With a `source`, whether they may be read from that group. False if a later run of the cache
+        could not find them, or if they precede the last reset: requests in flight may have computed
+        them with other weights than their keys name.
         """
         there = self.attached or bool(source)
         return there and place.generation == generation and place.outlives
 
     def has(self, node: Node, component: int) -> bool:
-        """Say whether the store has a node's pages of a component, as far as is known."""
+        """Return whether the store is known to have a node's pages of a component."""
         return node.store == self.number and component in node.persisted
 
     @property
     def time(self) -> StoreTime:
-        """Return what time it is in the life of the store."""
+        """The current time in the life of the store."""
         return StoreTime(self._written, self._clock.agreed_ms)
 
     def seen_first(self, nodes: Iterable[Node]) -> StoreTime:
-        """Return when the store was seen to have something of one of `nodes`, the earliest; or now."""
+        """Return when the store was first seen to have pages of `nodes`; now if it never was."""
         return min((*filter(None, map(self._seen, nodes)), self.time))
 
     def had(self, node: Node) -> bool:
-        """Say whether the store has, or had once, pages of a node."""
+        """Return whether the store has, or once had, pages of a node."""
         return node.store == self.number and node.stored_at is not None
 
     def note_written(self, node: Node, component: int, pages: int, at: StoreTime) -> None:
-        """Note that the store has a node's pages of a component on every rank.
+        """Record that the store has a node's pages of a component on every rank.
 
-        `at` is when they were used, or when what they continue was, if that was earlier.
+        `at` is when these pages, or pages before them in the prefix, were used; the earlier counts.
         """
         self._written += 0 if self.had(node) else pages
         self._note(node, component, at)
 
     def note_read(self, node: Node, component: int) -> None:
-        """Note that a node's pages of a component came from the store, which saw no use of its path."""
+        """Record that a node's pages of a component were read from the store.
+
+        A read is no use of the path, so the record starts as old.
+        """
         self._note(node, component, _LONG_AGO)
 
     def doubt_old(self, node: Node) -> bool:
-        """Forget what the store has of a node if it was seen too long ago; say if it was.
+        """Invalidate the record that the store has a node's pages if it is old; return whether it was.
 
-        A store removes what nobody has used for long, and hits in memory are no use of it. So what is
-        forgotten at the next use is persisted again: it counts as used, and is written if it is gone.
+        A store evicts pages that are not used for long, and does not see hits in memory. Invalidated
+        pages are therefore persisted again at their next use.
         """
         at = self._seen(node)
         if at is None:
@@ -140,11 +144,11 @@ class Store:
         return node.stored_at if node.persisted and node.store == self.number else None
 
     def is_missed(self, pool: str, key: bytes) -> bool:
-        """Say whether an object is remembered as one that cannot be read."""
+        """Return whether an object is remembered as unreadable."""
         return self.misses.has((pool, key), self._clock.agreed_ms)
 
     def before_misses(self, pool: str, keys: list[bytes]) -> list[bytes]:
-        """Return the leading keys of full attention that are not remembered as not to be had."""
+        """Return the leading full-attention keys that are not remembered as missing or unreadable."""
         now_ms, misses, absences = self._clock.agreed_ms, self.misses, self.absences
         if not misses and absences.has_none_of(keys):
             return keys
@@ -154,43 +158,43 @@ class Store:
         return keys
 
     def remember_miss(self, pool: str, key: bytes) -> None:
-        """Ask no more for an object that could not be read, for a while."""
+        """Remember that an object could not be read, so that it is not requested for a while."""
         self.misses.add((pool, key), self._clock.agreed_ms)
         self._journal.record("miss", pool, key.hex()[:16])
 
     def remember_absence(self, key: bytes) -> None:
-        """Ask no more for a page of full attention that not every rank's store has, for a while.
+        """Remember that not every rank's store has a full-attention page.
 
-        For a short one: another group may write it. What continues it is not asked for either.
+        It and the pages after it are not requested for a short while; another group may write them.
         """
         self.absences.add(key, self._clock.agreed_ms)
         self._journal.record("absent", key.hex()[:16])
 
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
-        """Ask again for objects that were written."""
+        """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # The keys of other pools mean other objects, and forgetting costs no more than a question.
+        # Keys of other pools name other objects.
         self.absences.forget(keys)
 
     def note_lately(self, pool: str, keys: Sequence[bytes]) -> None:
-        """Remember for a while that objects were written, whether or not their nodes stay."""
+        """Remember for a while that objects were written, even if their nodes are removed."""
         for key in keys:
             self.lately.add((pool, key), self._clock.agreed_ms)
 
     def count_lately(self, pool: str, keys: Sequence[bytes]) -> int:
-        """Return how many of the first objects were written lately."""
+        """Return how many of the leading objects were written recently."""
         for index, key in enumerate(keys if len(self.lately) else ()):
             if not self.lately.has((pool, key), self._clock.agreed_ms):
                 return index
         return len(keys) if len(self.lately) else 0
 
     def forget_all_misses(self) -> None:
-        """Ask again for everything."""
+        """Forget all misses, so that every object may be requested again."""
         self.misses.clear()
         self.absences.clear()
 
     def forget_old_misses(self) -> None:
-        """Ask again for what was not to be had long ago."""
+        """Forget misses that have expired."""
         self.misses.forget_old(self._clock.agreed_ms)
         self.lately.forget_old(self._clock.agreed_ms)
         self.absences.forget_old(self._clock.agreed_ms)

@@ -1,1 +1,1 @@
-"""Prefetches: what storage is asked for, and how what has landed comes to the tree."""
+"""Prefetch: lookups in storage, reads, and insertion of the pages that landed."""

@@ -1,8 +1,8 @@
-"""Lookups: the objects that a prefetch asks storage for, and those that it then reads.
+"""Lookups: the objects that a prefetch queries in storage, and those that it then reads.
 
-Positions are pages from the start of the prefix. Full attention is asked for from `last_host_node`
-on; of a component that a match needs only a part of, every object that some length beyond
-`best_match_node` could need, but those that host memory has.
+Positions are pages from the start of the prefix. Full attention is queried from `last_host_node` on. Of
+other components, a lookup names every object that some length beyond `best_match_node` could need and
+that host memory lacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from ..tree.tokens import page_keys
 
 
 class Lookups:
-    """Plans lookups, and what is read after them."""
+    """Plans lookups and the reads that follow them."""
 
     def __init__(self, basis: Basis, prefixes: Prefixes, store: Store) -> None:
         self._config = basis.config
@@ -34,10 +34,10 @@ class Lookups:
     def plan(
         self, request: Request, nodes: list[Node], tokens: bytes, source: str
     ) -> Prefetch | None:
-        """Return a prefetch of what would lengthen the cached part of `tokens`, which `nodes` hold.
+        """Plan a prefetch that could lengthen the cached part of `tokens`, or return None.
 
-        What it counts on is pinned: the path to its anchor, and what the host has of its needs. None
-        if it could bring nothing. What is missing in the store is asked for only of a `source`.
+        `nodes` are the cached part. The path to the anchor and the needed host pages are pinned.
+        Objects remembered as missing in the store are queried only with a `source` (another group).
         """
         prefixes, tree, store = self._prefixes, self._prefixes.tree, self._store
         step, heeds = tree.page_bytes, not source
@@ -45,11 +45,11 @@ class Lookups:
         root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
-            # What lies beyond is on the device alone. Its backup is on its way, or had no room.
+            # The rest is only on the device. Its backup is in flight, or found no room.
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
-        # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
+        # Apply the bound first: hashing is much of the cost of a prefetch that finds nothing.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
         request.sought = Sought(anchor.end, keys, failed=request.sought.failed)
         components = prefixes.components
@@ -65,7 +65,7 @@ class Lookups:
         needs = [Need(components[0].pool, anchor.end, tuple(keys))]
         needs += [self._need(each, path, keys, best, heeds=heeds) for each in components[1:]]
         receipts: list[Receipt] = []
-        # There is nothing of a root that could leave.
+        # A root has no pages to pin.
         for component, need in zip(components, needs, strict=True) if path else ():
             first = need.first if component.index else 0
             receipts.append(prefixes.residence.holds.acquire(HOST, component.index, anchor, first))
@@ -102,7 +102,7 @@ class Lookups:
         return fits
 
     def positions(self, operation: Prefetch, length: int) -> list[Sequence[int]]:
-        """Return by component the positions of what has to be read for a length."""
+        """Return, by component, the positions to read for a length."""
         end = operation.floor + length
         wanted: list[Sequence[int]] = []
         for component, need in zip(operation.components, operation.needs, strict=True):
@@ -120,9 +120,9 @@ class Lookups:
         *,
         heeds: bool,
     ) -> Need:
-        """Return what a component needs for any length beyond `floor`.
+        """Return the objects that a component needs for any length beyond `floor`.
 
-        With `heeds` it leaves out what is remembered as unreadable.
+        With `heeds`, objects remembered as unreadable are left out.
         """
         first = component.needed_from(floor + 1)
         held: set[int] = set()
@@ -134,7 +134,7 @@ class Lookups:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        # A need that begins beyond the path leaves out the first of what continues it.
+        # If the need begins after the path, skip the keys before its start.
         asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:
@@ -143,7 +143,7 @@ class Lookups:
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
-    """Return a function that says how many objects an end up to `last` needs and the host lacks."""
+    """Return a function that counts the objects that an end (up to `last`) needs and the host lacks."""
     first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]
 

@@ -1,16 +1,16 @@
-"""Prefetch: pages of one request from storage into host memory.
+"""Prefetch: read pages of one request from storage into host memory.
 
-WAITING    -> its turn comes ->  QUERY: how far can every rank's store restore it?
-QUERY      -> all answered   ->  TRANSFER, or, where the ranks differ in it,
-RESTORABLE: each votes for the longest length it can restore that is not longer than the shortest
-            that was voted for, until all vote for the same (rule R4), or for none
-TRANSFER   -> all landed, or nothing more can, or time is up ->  settle: what has landed on every
-            rank goes to the tree; the rest waits in QUIESCE
+    WAITING     until a prefetch slot and budget are free, then QUERY
+    QUERY       each rank looks up how far its store can restore the prefix. When all have answered:
+                TRANSFER, or RESTORABLE if the ranks differ
+    RESTORABLE  each rank votes for its longest restorable length not above the shortest length voted
+                for so far, until all vote for the same length (rule R4) or for none
+    TRANSFER    ends when all objects have landed, no more can land, or the deadline passes. Pages
+                landed on every rank are inserted into the tree; the rest waits in QUIESCE
 
-Full attention alone can be restored up to any length up to the longest, so there one vote is enough.
-It is inserted under the anchor as far as it has landed in a row, whatever became of the rest: a later
-prefetch goes on from there. What other components need for the end goes to the tree only once all of
-it has landed, and whether a match may then end there is for their validators to say.
+Full attention can be restored up to any length, so one vote is enough. Its pages are inserted under the
+anchor up to the first gap, and a later prefetch continues from there. Other components are inserted
+only if all objects have landed; their validators decide whether a match may end there.
 """
 
 from collections import deque
@@ -37,11 +37,11 @@ _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
-"""Lengths that the ranks vote on for one prefetch, after which it is a miss."""
+"""The number of lengths that ranks vote on for one prefetch; after that it is a miss."""
 
 
 class Prefetching:
-    """Begins prefetches and follows their verdicts."""
+    """Starts prefetches and applies their verdicts."""
 
     def __init__(
         self,
@@ -62,28 +62,31 @@ class Prefetching:
         self._lookups = Lookups(basis, prefixes, store)
         self.waiting: deque[Prefetch] = deque()
         self.budget_used = 0
-        """Host pages that active prefetches count against the bound on prefetching."""
+        """Host pages that prefetches count against the bound on prefetching."""
 
     @property
     def active(self) -> list[Prefetch]:
-        """Return the prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
+        """The prefetches from QUERY to TRANSFER by id; each has a prefetch slot in the ballot."""
         in_flight = self._agenda.in_flight.values()
         return [each for each in in_flight if isinstance(each, Prefetch) and each.seat is not None]
 
     def seated(self, number: int) -> Prefetch | None:
-        """Return an active prefetch by its id."""
+        """Return a prefetch that has a prefetch slot, by its id, or None."""
         operation = self._agenda.in_flight.get(number)
         if isinstance(operation, Prefetch) and operation.seat is not None:
             return operation
         return None
 
     def begin(self, request: Request, tokens: bytes, source: str = "") -> bool:
-        """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
+        """Start a prefetch that could lengthen the restorable part of `tokens`.
+
+        Returns whether it began.
+        """
         prefixes = self._prefixes
         root = prefixes.tree.roots.get(request.place)
         nodes = [] if root is None else prefixes.walk_to(root, tokens)
         if nodes:
-            # What is brought for others leaves before what a request that waits will find.
+            # Mark the path as used, so that pages prefetched for others are evicted before it.
             self._clock.tick()
             prefixes.use(nodes[-1])
         keeps = self._store.keeps(request.place, self._requests.generation, source)
@@ -97,14 +100,14 @@ class Prefetching:
         where = source, operation.anchor.end, operation.floor, operation.end
         self._agenda.begin(operation, request.id, *where)
         request.prefetch, request.refused = operation.id, False
-        # What it brings hangs under this root, which nothing else may hold by then.
+        # Prefetched pages go under this root, so keep it even if the request leaves.
         self._prefixes.join(request.place)
         self.waiting.append(operation)
         self.begin_waiting()
         return True
 
     def begin_waiting(self) -> None:
-        """Begin the prefetches whose turn has come, in the order of their ids."""
+        """Start waiting prefetches while slots and budget allow, in order of their ids."""
         config = self._config
         while self.waiting and self._agenda.seats_taken < config.bounds.prefetches:
             operation = self.waiting[0]
@@ -119,9 +122,9 @@ class Prefetching:
             self._outbox.orders.append(order)
 
     def expire_waiting(self) -> None:
-        """End the prefetches whose turn has not come within the stop policy's cap.
+        """End prefetches that have waited longer than the stop policy's cap.
 
-        They wait behind others, each of which has a deadline; but a slow store lets the sum grow.
+        Each prefetch before them has a deadline, but the sum grows with a slow store.
         """
         now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
         while self.waiting:
@@ -133,7 +136,7 @@ class Prefetching:
             self._finish(oldest, Outcome.EXPIRED, Why.LATE)
 
     def found(self, verdict: Found) -> None:
-        """Apply what the lookups of all ranks came to."""
+        """Apply the combined lookup results of all ranks."""
         operation = self.seated(verdict.operation)
         if operation is None or operation.phase not in _LOOKING or verdict.bound != operation.bound:
             return
@@ -159,7 +162,7 @@ class Prefetching:
             self._transfer(operation, verdict.pages, why)
 
     def arrived(self, verdict: Arrived) -> None:
-        """Apply how far the reads of all ranks have come.
+        """Apply the progress of all ranks' reads.
 
         Complete means every object of every pool, on every rank (incident C).
         """
@@ -182,13 +185,13 @@ class Prefetching:
             self._settle(operation, Why.LATE)
 
     def looks_up(self, name: str) -> bool:
-        """Say whether stores are still being asked what they have for a request. Reads only."""
+        """Return whether the lookup of a request's prefetch is still running. Changes nothing."""
         request = self._requests.get(name)
         asked = None if request is None else self.seated(request.prefetch or 0)
         return asked is not None and asked.phase in _LOOKING
 
     def stop(self, request: Request) -> None:
-        """End the request's prefetch, if it has one, with what verdicts have said so far."""
+        """End the request's prefetch, if any, keeping pages that landed according to verdicts."""
         if request.prefetch is None:
             return
         operation = self._agenda.in_flight[request.prefetch]
@@ -200,17 +203,17 @@ class Prefetching:
             self._cut_short(operation)
 
     def quiet(self, operation: Prefetch) -> None:
-        """Finish a prefetch whose I/O no longer touches its pages on any rank."""
+        """Finish a prefetch whose pages no rank's I/O touches any more."""
         self._set_budget(operation, 0)
         self._agenda.finish(operation)
         self.begin_waiting()
 
     def quarantined(self, operation: Prefetch) -> None:
-        """Stop counting the pages against prefetching: quarantine has a bound of its own."""
+        """Stop counting the pages against the prefetch budget: quarantine has a separate bound."""
         self._set_budget(operation, 0)
 
     def abandon(self) -> None:
-        """End all prefetches from the store, with what has landed of them: it is detached."""
+        """End all prefetches from the store because it is detached; insert pages that have landed."""
         waiting, self.waiting = self.waiting, deque(each for each in self.waiting if each.source)
         for operation in waiting:
             if not operation.source:
@@ -226,7 +229,7 @@ class Prefetching:
             self._end_query(operation, Outcome.ABORTED, Why.ABANDONED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
-        """Look for a shorter length: none that is longer than `bound` is common to all ranks."""
+        """Vote again on lengths up to `bound`: no longer length is common to all ranks."""
         operation.votes += 1
         if operation.votes >= VOTES_MAX:
             self._end_query(operation, Outcome.MISS, Why.ONE_RANK_LACKS_IT)
@@ -234,9 +237,9 @@ class Prefetching:
             self._agenda.vote(operation, Phase.RESTORABLE, bound)
 
     def _transfer(self, operation: Prefetch, agreed: int, why: Why) -> None:
-        """Reserve host pages for the agreed length, or for less of it, and read.
+        """Allocate host pages for the agreed length, or as much as fits, and start to read.
 
-        `why` says why that is not all that was asked for, if it is not.
+        `why` is the reason reported if that is less than the request asked for.
         """
         length = min(agreed, operation.end - operation.floor)
         fits = self._lookups.room_for(operation, length)
@@ -244,7 +247,7 @@ class Prefetching:
             self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
-            # What there is room for need not be a length that can be restored.
+            # The length that fits may not be restorable, so vote again.
             self._vote_again(operation, fits)
             return
         positions = self._lookups.positions(operation, fits)
@@ -256,7 +259,7 @@ class Prefetching:
             return
         transfers = self._assign(operation, positions, taken)
         if not transfers:
-            # All of it has come to host memory in the meantime.
+            # All pages have reached host memory in the meantime.
             self._settle(operation, None)
             return
         if operation.goal < operation.end:
@@ -267,9 +270,9 @@ class Prefetching:
         self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s, operation.source))
 
     def _settle(self, operation: Prefetch, why: Why | None) -> None:
-        """Give the tree what has landed on every rank; what has not waits until I/O is quiet.
+        """Insert pages that landed on every rank; the others wait until I/O has ended.
 
-        `why` says why that is not all, if it is not.
+        `why` is the reason if not all pages have landed, else None.
         """
         reached = self._give_landed(operation)
         request = self._requests.get(operation.request)
@@ -289,9 +292,9 @@ class Prefetching:
         self._agenda.stop(operation, outcome)
 
     def _give_landed(self, operation: Prefetch) -> int:
-        """Insert what has landed; return the position that a match may reach because of it.
+        """Insert the landed pages; return the position that a match can now reach.
 
-        The operation keeps what has not landed, and nothing else.
+        The operation keeps exactly the other pages.
         """
         anchor = operation.anchor
         landed, wanted = operation.landed, operation.wanted
@@ -319,14 +322,14 @@ class Prefetching:
         return reached
 
     def _node_at(self, node: Node, end: int) -> Node:
-        """Return the node of the path to `node` that ends at `end`, cut where it does not."""
+        """Return the node on the path to `node` that ends at `end`, split if needed."""
         self._prefixes.cut(node, end)
         return next((each for each in node.path() if each.end == end), node)
 
     def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
-        """Give pages of full attention to the path below `anchor`; return the node they lead to.
+        """Insert full-attention pages below `anchor`; return the node at which they end.
 
-        The path counts as used before the new node is added, so that the new node is evicted last.
+        The path is used before the new node is added, so that the new node is evicted last.
         """
         prefixes, residence = self._prefixes, self._prefixes.residence
         step = prefixes.tree.page_bytes
@@ -347,7 +350,7 @@ class Prefetching:
     def _fill(
         self, operation: Prefetch, component: Component, last: Node, pages: dict[int, int]
     ) -> None:
-        """Give a component's pages, by position, to the nodes that need them and have none."""
+        """Attach a component's pages, given by position, to the nodes that lack them."""
         if not pages:
             return
         if component.per_page:
@@ -363,7 +366,7 @@ class Prefetching:
             raise InternalError(f"pages of {component.pool} at {sorted(pages)} lie on no node")
 
     def _give(self, operation: Prefetch, node: Node, index: int, pages: PageRun) -> None:
-        """Give a node its pages of a component, or the free list if it has some already."""
+        """Attach pages of a component to a node, or free them if the node has some already."""
         residence, component = self._prefixes.residence, self._prefixes.components[index]
         if node.values[HOST][index] is None and len(pages) == component.pages_of(node.width):
             residence.attach(node, HOST, index, pages, Cause.FETCHED)
@@ -372,12 +375,12 @@ class Prefetching:
             residence.pools[HOST][index].give_back(pages)
 
     def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
-        """Note that the store has a node's pages of a component, if that is where they came from."""
+        """Record that the store has a node's pages of a component, unless they came from a group."""
         if not operation.source:
             self._store.note_read(node, index)
 
     def _counts(self, operation: Prefetch, positions: Sequence[Sequence[int]]) -> list[int]:
-        """Return by component how many pages are to be read."""
+        """Return, by component, how many pages to read."""
         counts = [0] * len(self._prefixes.components)
         for component, at in zip(operation.components, positions, strict=True):
             counts[component.index] = len(at)
@@ -389,7 +392,7 @@ class Prefetching:
         positions: Sequence[Sequence[int]],
         taken: Sequence[PageRun],
     ) -> tuple[ObjectTransfer, ...]:
-        """Let an operation read the pages at the positions into those taken for it."""
+        """Assign the objects at `positions` and their destination pages to an operation."""
         wanted: list[Wanted] = []
         transfers: list[ObjectTransfer] = []
         parts = zip(operation.components, operation.needs, positions, strict=True)
@@ -417,7 +420,7 @@ class Prefetching:
         self.begin_waiting()
 
     def _step_down(self, operation: Prefetch) -> None:
-        """Note that an operation is not active any more, and that no request waits for it."""
+        """Detach an ended or stopped prefetch from its request and its place."""
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:
@@ -428,7 +431,7 @@ class Prefetching:
         operation.budget = pages
 
     def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
-        """Put out a notice of how much a prefetch has missed, and why."""
+        """Publish an event about how many pages a prefetch missed, and why."""
         short = (operation.end if end is None else end) - reached
         if short <= 0:
             return
@@ -438,7 +441,7 @@ class Prefetching:
             request.sought = request.sought._replace(no_room=True)
 
     def _note_first_lacking(self, operation: Prefetch, verdict: Found) -> None:
-        """Note which page it is that ends what every rank's store has, if the answers tell."""
+        """Record the first page that not every rank's store has, if the answers show it."""
         page = (verdict.pages or 0) + operation.floor - operation.anchor.end
         if not 0 <= page < len(operation.keys):
             return

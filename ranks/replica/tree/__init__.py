@@ -1,1 +1,1 @@
-"""The cached prefixes: the tree, its pools and pages, and what leaves them."""
+"""The cached prefixes: the tree, its pools and pages, and eviction."""

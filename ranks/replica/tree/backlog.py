@@ -1,4 +1,4 @@
-"""Paths of which something is still to be written to host memory or to the store."""
+"""Backlogs: paths with pages still to be written to host memory or to the store."""
 
 from collections import Counter
 from enum import StrEnum
@@ -8,51 +8,51 @@ from .node import Node
 
 
 class Undone(StrEnum):
-    """Why pages are not yet where the write policy wants them."""
+    """Why pages are not yet written where the write policy wants them."""
 
     NO_HOST_ROOM = "no_host_room"
     """Host memory had no room for a backup."""
     COPY_FAILED = "copy_failed"
     """A copy to host memory failed on some rank."""
     STORE_FAILED = "store_failed"
-    """A write to the store failed on some rank, or the store has lost what was written."""
+    """A write to the store failed on some rank, or the store has lost the pages."""
     STORE_BUSY = "store_busy"
     """Too many writes to the store were waiting."""
     NEW_STORE = "new_store"
-    """They were cached before the store was attached."""
+    """The pages were cached before the store was attached."""
 
 
 class Awaited(NamedTuple):
-    """A backup of pages that a request lends, of which not all could begin or go well."""
+    """An incomplete backup of pages that a request lends."""
 
     cause: Undone
     pages: int
     ended: int
-    """How many operations had ended when it was tried last."""
+    """How many operations had ended at the last try."""
     store_paused: bool
-    """Whether it had to wait for the store then."""
+    """Whether the last try had to wait for the store."""
 
 
 class Backlog:
-    """The ends of these paths, in the order in which they are tried again.
+    """The last nodes of paths with unwritten pages, in retry order.
 
-    An entry stands for the whole path to its node. When the node leaves the tree, its parent takes the
-    entry over. A node with an entry counts one in `Node.ends`, so it is not merged into its child.
+    An entry covers the whole path to its node, and moves to the parent when the node leaves the tree.
+    It counts one in `Node.ends`, so the node is not merged into its child.
     """
 
     def __init__(self, changed: dict[Node, None]) -> None:
-        """`changed` gets the nodes that an entry no longer keeps from being merged."""
+        """`changed` collects nodes that may be merged again after an entry was removed."""
         self._changed = changed
         self._entries: dict[Node, tuple[Undone, int]] = {}
         self.pages: Counter[Undone] = Counter()
-        """How many pages were left undone when the entries were made, by cause."""
+        """How many pages the current entries count as unwritten, by cause."""
         self.lost: Counter[Undone] = Counter()
-        """Pages that left memory before they were written, by cause."""
+        """Pages evicted before they were written, by cause."""
         self.awaited: dict[str, Awaited] = {}
-        """Of pages that an engine lends, by request: the engine gives them again, or gives up."""
+        """Incomplete backups of lent pages, by request; the engine lends the pages again."""
 
     def __contains__(self, node: Node) -> bool:
-        """Say whether a node has an entry."""
+        """Return whether a node has an entry."""
         return node in self._entries
 
     def __len__(self) -> int:
@@ -60,12 +60,12 @@ class Backlog:
         return len(self._entries)
 
     def add(self, node: Node, cause: Undone, pages: int) -> None:
-        """Put the path to a node at the end, with the number of pages that are not written."""
+        """Append the path to a node to the backlog, with its number of unwritten pages."""
         parent = node.parent
         if parent is None:
             return
         if parent in self._entries and len(parent.children) == 1:
-            # A prompt that grows: the entry of the longer path stands for the shorter one.
+            # For a growing prompt, the entry of the longer path replaces that of the shorter one.
             pages = max(pages, self._remove(parent)[1])
         if node in self._entries:
             pages = max(pages, self._remove(node)[1])
@@ -74,13 +74,13 @@ class Backlog:
         node.ends += 1
 
     def lender_waits(self, request: str, awaited: Awaited) -> None:
-        """Note what was tried last of a backup of lent pages that is not complete."""
+        """Record the last try of an incomplete backup of lent pages."""
         self.lender_is_done(request)
         self.awaited[request] = awaited
         self.pages[awaited.cause] += awaited.pages
 
     def lender_is_done(self, request: str, *, gave_up: bool = False) -> None:
-        """Forget that a request's backup waits; if its engine `gave_up`, its pages are lost."""
+        """Remove a request's waiting backup; if its engine `gave_up`, count its pages as lost."""
         awaited = self.awaited.pop(request, None)
         if awaited is not None:
             self.pages[awaited.cause] -= awaited.pages
@@ -88,21 +88,21 @@ class Backlog:
                 self.lost[awaited.cause] += awaited.pages
 
     def take(self) -> tuple[Node, Undone, int] | None:
-        """Remove the first entry and return it; None if there is none."""
+        """Remove and return the first entry; None if there is none."""
         node = next(iter(self._entries), None)
         return None if node is None else (node, *self._remove(node))
 
     def left(self, node: Node, parent: Node) -> None:
-        """Hand the entry of a node that has left the tree to its parent."""
+        """Move the entry of a node that has left the tree to its parent."""
         if node in self._entries:
             cause, pages = self._remove(node)
-            # Only of host memory are pages missing that a store has.
+            # Pages that the store has are missing only in host memory, so they are not lost.
             gone = 0 if 0 in node.persisted else min(pages, node.width)
             self.lost[cause] += gone
             self.add(parent, cause, pages - gone)
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         while self.take() is not None:
             pass
 

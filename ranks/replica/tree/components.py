@@ -1,13 +1,11 @@
 """Components: the kinds of state that a model keeps for a prefix, one class each.
 
-A component is one kind of state that a model keeps for a prefix: the KV of its full-attention
-layers, of its sliding-window layers, or a recurrent state. Each has a pool on each tier, and on each
-node of the tree a value on each tier or a tombstone. The replica knows components by this interface
-and by their index in the node's value lists; full attention is the first.
+Kinds are full-attention KV, sliding-window KV, and recurrent state. A component has a pool on each tier
+and, on each tree node and tier, a value or a tombstone. The replica knows a component by this interface
+and by its index in a node's value lists; full attention has index 0.
 
-A match may end at a position if each component has all that it needs there: a value, on the device or
-on the host, for every position from `needed_from` of the end up to it. That is the whole validator;
-restorable sets, locks, backups and what a prefetch brings all follow from it.
+A match may end at a position if every component has a value, on device or host, for every position from
+`needed_from` up to that end. Restorable sets, locks, backups and prefetches follow from this rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,39 +22,39 @@ class Component:
 
     name: ClassVar[str]
     per_page: ClassVar[bool] = True
-    """Whether a value has one page for each page of tokens, or one in all, for the node's end."""
+    """Whether a value has one page per page of tokens, instead of one for the node's end."""
     held_by_requests: ClassVar[bool] = True
     """Whether a request uses the tree's device pages while it computes."""
 
     def __init__(self, index: int, pool: str, span: int | None) -> None:
         self.index = index
-        """Its place in a node's value lists."""
+        """The component's index in a node's value lists."""
         self.pool = pool
-        """The name of its pool on either tier."""
+        """The name of the component's pool on either tier."""
         self.span = span
-        """How many positions before its end a match needs; None stands for all."""
+        """How many positions before its end a match needs; None means all."""
 
     def needed_from(self, end: int) -> int:
         """Return the first position that a match ending at `end` needs."""
         return 0 if self.span is None else max(0, end - self.span)
 
     def pages_of(self, width: int) -> int:
-        """Return how many pages of the pool a value of a node of `width` pages has."""
+        """Return how many pages of the pool a node of `width` pages uses."""
         return width if self.per_page else 1
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Divide a node's value where its run is cut after `pages` pages.
+        """Divide a node's value when its run is split after `pages` pages.
 
-        The pages stay with their tokens, and a state with the lower half, for whose end it stands.
+        Pages stay with their tokens; a state stays with the lower half, whose end it describes.
         """
         return (run[:pages], run[pages:]) if self.per_page else (None, run)
 
 
 class FullAttentionComponent(Component):
-    """The component that every model has: attention reads every token from the start.
+    """Full attention, the component of every model: attention reads every token from the start.
 
-    Its pages leave a tier from the leaves up, and take with them what other components have there:
-    nothing can be used without them.
+    Its pages are evicted from the leaves up, together with other components on that tier, which need
+    them.
     """
 
     name = "full_attention"
@@ -66,22 +64,22 @@ class FullAttentionComponent(Component):
 
 
 class SlidingWindowComponent(Component):
-    """The component of layers that attend to the last tokens only.
+    """The component of layers that attend only to the last tokens.
 
-    A match needs the whole window before its end, and nothing of what lies before that. So a value
-    that has left is a gap, behind which the count begins anew, and pages that no request's window
-    reaches may leave in any order, those nearest to the root first.
+    A match needs the whole window before its end and nothing earlier. A new window must start after an
+    evicted value. Values outside every request's window may be evicted in any order, those nearest to
+    the root first.
     """
 
     name = "sliding_window"
 
 
 class RecurrentComponent(Component):
-    """The component of layers with a recurrent state: one slot that stands for a whole prefix.
+    """The component of layers with a recurrent state: one slot represents a whole prefix.
 
-    It exists at checkpoints only, and a match needs the state exactly at its end. A request computes in
-    a slot of its own: a checkpoint is copied to it when the request continues from there, and from it
-    when the request is published, so what the tree has is never written again.
+    States exist only at checkpoints, and a match needs the state exactly at its end. A request computes
+    in a working slot. Checkpoints are copied to it and from it, so the tree's slots are never
+    overwritten.
     """
 
     name = "recurrent"
@@ -91,14 +89,14 @@ class RecurrentComponent(Component):
     def __init__(self, index: int, pool: str, checkpoint_pages: int) -> None:
         super().__init__(index, pool, 1)
         self.checkpoint_pages = checkpoint_pages
-        """A checkpoint is kept at every multiple of this."""
+        """A checkpoint is kept at every multiple of this many pages."""
 
 
 class Needs:
-    """The needs of a model's components for a match, worked out once.
+    """The needs of a model's components for a match, precomputed as bits of `Node.there`.
 
-    One number of bits says what a node has (`Node.there`); parents have full attention wherever a child
-    has it, so its bit at the end of a path stands for the whole path.
+    Ancestors have full attention wherever a descendant has it, so its bit at the end covers the whole
+    path.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
@@ -112,22 +110,22 @@ class Needs:
             for each in components
             if each.per_page and each.span is not None
         )
-        """The components that need a part of the path: their bit on the device, and how many pages."""
+        """For components that need only part of the path: their device bit and span in pages."""
         self.is_plain = len(components) == 1
-        """Whether a match may end wherever full attention is."""
+        """Whether a match may end wherever full attention is present."""
         self.within_nodes = all(each.per_page for each in components)
-        """Whether a match may end inside a node; a recurrent state is at its end only."""
+        """Whether a match may end inside a node; false with recurrent state, which is at node ends."""
 
 
 _KINDS: dict[str, Callable[[int, str, int], Component]] = {
     SlidingWindowComponent.name: SlidingWindowComponent,
     RecurrentComponent.name: RecurrentComponent,
 }
-"""Makers by name; each is called with an index, a pool and `every_pages`."""
+"""Constructors by component name; each is called with an index, a pool and `every_pages`."""
 
 
 def components_of(config: ReplicaConfig) -> tuple[Component, ...]:
-    """Return the components, full attention first."""
+    """Return the configured components, full attention first."""
     made: list[Component] = [FullAttentionComponent()]
     for each in config.components:
         if each.kind not in _KINDS:

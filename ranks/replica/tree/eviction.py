@@ -1,10 +1,9 @@
-"""Eviction: the order in which nodes leave a full pool, for one component on one tier.
+"""The eviction queue of one component on one tier.
 
-A queue holds the nodes that may be evicted, by the grade that a policy gives them, and within a grade
-by recency in the replica's logical clock. Nearly every node is entered or used with the newest stamp
-there is, so each grade keeps a line in which that is a step to the end. The few that come with an
-older stamp (a node that became a leaf, or was let go by a request, long after its last use) wait in a
-heap beside the lines. So the cost of an eviction does not grow with the tree.
+Nodes are ordered by the policy's grade and, within a grade, by last use in the logical clock. Nearly
+every node enters with the newest stamp, so each grade has a line (ordered dict) with O(1) entry and
+use. Nodes with an older stamp, such as a node that became a leaf long after its last use, wait in a
+heap. The cost of an eviction does not grow with the tree.
 """
 
 import heapq
@@ -19,60 +18,60 @@ NodeT = TypeVar("NodeT", bound=Graded)
 
 
 class _Line(Generic[NodeT]):
-    """The nodes of one grade that came in order of recency, least recently used first."""
+    """The nodes of one grade that entered in order of recency, least recently used first."""
 
     __slots__ = ("grade", "newest", "nodes")
 
     def __init__(self, grade: int) -> None:
         self.grade = grade
         self.newest = 0
-        """The stamp of the last node; an empty line may have forgotten whose it was."""
+        """The stamp of the last node that entered; kept after that node has left."""
         self.nodes: OrderedDict[NodeT, int] = OrderedDict()
-        """The nodes with the order of entry, which decides between equal stamps."""
+        """The nodes with their order of entry, which breaks ties between equal stamps."""
 
     def __lt__(self, other: "_Line[NodeT]") -> bool:
         return self.grade < other.grade
 
 
 _Late: TypeAlias = tuple[int, int, int, NodeT]
-"""A node that came late: its grade, its stamp, the order of entry, and itself."""
+"""A heap entry of a node that entered late: grade, stamp, order of entry, node."""
 
 STALE_SPARE = 64
-"""Stale entries that the heap may hold, beside one for every four good ones."""
+"""Stale entries that the heap may hold, in addition to one for every four valid ones."""
 
 
 class EvictionQueue(Generic[NodeT]):
-    """The nodes that may be evicted, in the exact order of their grade and last use.
+    """The nodes that may be evicted, in exact order of grade and last use.
 
-    Whoever changes `last_access`, `hits` or `priority` of a node tells the queue by `used`. Of nodes
-    with equal grade and stamp the one that was entered or used first leaves first.
+    Callers that change `last_access`, `hits` or `priority` of a node must call `used`. Of equal nodes,
+    the one entered or used first is evicted first.
     """
 
     def __init__(self, policy: EvictionPolicy, evictable: Callable[[NodeT], bool]) -> None:
         self._grade = policy.grade
         self._evictable = evictable
         self._entered: dict[NodeT, _Line[NodeT] | _Late[NodeT]] = {}
-        """Where each node is: in a line, or in the heap by this very entry."""
+        """Where each node is: its line, or its own entry in the heap."""
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
-        """The lines by grade."""
+        """The lines, sorted by grade."""
         self._late: list[_Late[NodeT]] = []
-        """The nodes that came late, as a heap. An entry is stale unless `_entered` has it."""
+        """The late nodes, as a heap. An entry is stale unless `_entered` refers to it."""
         self._late_count = 0
-        """Entries of the heap that are not stale."""
+        """The number of heap entries that are not stale."""
         self._entries_made = 0
 
     def __contains__(self, node: NodeT) -> bool:
-        """Say whether the node has an entry, evictable or not."""
+        """Return whether the node has an entry, evictable or not."""
         return node in self._entered
 
     def try_enter(self, node: NodeT) -> None:
-        """Enter `node` if it can be evicted and is not in yet."""
+        """Enter `node` if it can be evicted and has no entry yet."""
         if node not in self._entered and self._evictable(node):
             self.enter(node)
 
     def enter(self, node: NodeT) -> None:
-        """Enter a node that can be evicted and is not in yet."""
+        """Enter a node that can be evicted and has no entry yet."""
         grade, stamp = self._grade(node), node.last_access
         line = self._line_of.get(grade)
         if line is None:
@@ -90,13 +89,13 @@ class EvictionQueue(Generic[NodeT]):
             self._entered[node] = late
 
     def used(self, node: NodeT) -> None:
-        """Put a node whose stamp, hits or priority have changed in its new place, if it is in."""
+        """Move a node whose stamp, hits or priority have changed, if it has an entry."""
         entry = self._entered.get(node)
         if entry is None:
             return
         grade = self._grade(node)
         if isinstance(entry, _Line) and entry.grade == grade and node.last_access >= entry.newest:
-            # Nearly always: a step to the end of the line that the node is in.
+            # The usual case: move the node to the end of its line.
             entry.newest = node.last_access
             self._entries_made += 1
             entry.nodes[node] = self._entries_made
@@ -106,25 +105,24 @@ class EvictionQueue(Generic[NodeT]):
         self.enter(node)
 
     def discard(self, node: NodeT) -> None:
-        """Drop a node that has gone, if it is in; one that stays is dropped when it is met."""
+        """Drop the entry of a node whose pages have left the tier, if it has one."""
         entry = self._entered.get(node)
         if entry is None:
             return
         if isinstance(entry, _Line):
-            # Nearly always.
             del self._entered[node]
             del entry.nodes[node]
         else:
             self._leave(node, entry)
 
     def next_victim(self) -> NodeT | None:
-        """Remove and return the first node that can be evicted, or None if none can be.
+        """Remove and return the first node that can be evicted, or None if there is none.
 
-        What cannot be evicted any more and stands before it is dropped.
+        Drops unevictable entries before it.
         """
         evictable, entered = self._evictable, self._entered
         while not self._late and self._lines and self._lines[0].nodes:
-            # Nearly always: the first of the line is the first of all.
+            # The usual case: with no late nodes, the head of the first line is the next victim.
             node, _ = self._lines[0].nodes.popitem(last=False)
             del entered[node]
             if evictable(node):
@@ -135,11 +133,11 @@ class EvictionQueue(Generic[NodeT]):
         return None
 
     def entries(self) -> list[NodeT]:
-        """Return the nodes that have an entry, in no particular order, but the same on every rank."""
+        """Return the nodes that have an entry, in an order that is equal on every rank."""
         return list(self._entered)
 
     def _leave(self, node: NodeT, entry: _Line[NodeT] | _Late[NodeT]) -> None:
-        """Drop a node's entry; what the heap still has of it is stale from now on."""
+        """Drop a node's entry; its copy in the heap, if any, becomes stale."""
         del self._entered[node]
         if isinstance(entry, _Line):
             del entry.nodes[node]
@@ -148,7 +146,7 @@ class EvictionQueue(Generic[NodeT]):
         if len(self._late) > self._late_count * 5 // 4 + STALE_SPARE:
             self._late = [each for each in self._late if self._entered.get(each[3]) is each]
             heapq.heapify(self._late)
-        # Nearly all go from the front, and then no eviction meets them.
+        # Late nodes mostly leave from the front of the heap, so drop stale entries there at once.
         self._drop_stale()
 
     def _drop_stale(self) -> None:

@@ -1,18 +1,16 @@
-"""Locks and pins: what keeps a node's pages where they are, and for whom.
+"""Refcounts: locks and pins that keep a node's pages in place.
 
-A lock keeps device pages, a pin keeps host pages and the node's place in the tree. Both are of one
-component, and of an interval of positions on the path to a node. Whoever acquires one gets a receipt
-and gives it back with that receipt, also when nodes of the interval were split. There are two ways of
-counting:
+A lock keeps device pages. A pin keeps host pages and the node's place in the tree. Each covers one
+component and an interval of positions on the path to a node. Acquiring returns a lock handle; the same
+handle releases it, even if nodes of the interval were split meanwhile. There are two ways to count:
 
-- Full attention is held from the root down to a node, which may be a long way. A node counts how many
-  receipts end with it, and how many of its children are held: what was held before ends the way up
-  (rule R15).
-- Of the other components every node of the interval counts the receipt, and a split gives both halves
-  what the whole had.
+- Full attention is held from the root down to a node. A node counts the lock handles that end at it
+  and its held children. Walking up stops at the first node already held (rule R15).
+- For other components every node of the interval counts the handle, and a split copies the count to
+  both halves.
 
-A node of the interval that has no value is counted as well: what a load back brings there is locked
-from the moment it comes. Whoever holds one component holds full attention at least as far.
+Nodes without a value are counted, too, so a value loaded back later is locked at once. A holder of any
+component holds full attention at least as far.
 """
 
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from .node import Node, not_held
 
 
 class Receipt(NamedTuple):
-    """A lock or pin that is held: on `tier`, for `component`, from `start` to the end of `node`."""
+    """A lock handle: a lock or pin on `tier` for `component`, from `start` to the end of `node`."""
 
     tier: int
     component: int
@@ -33,7 +31,7 @@ class Receipt(NamedTuple):
 
 
 class Holds:
-    """All locks and pins, and how many pages they keep on each tier."""
+    """All locks and pins, and the number of pages they keep on each tier."""
 
     def __init__(
         self,
@@ -41,20 +39,21 @@ class Holds:
         released: Callable[[Node, int, int], None],
         changed: dict[Node, None],
     ) -> None:
-        """`released` is told of each node, tier and component that nothing holds any more.
+        """Set the callbacks.
 
-        `changed` gets the nodes at which something held has ended or begun.
+        `released` is called for each node, tier and component when its last lock or pin is released.
+        `changed` collects nodes at which a lock or pin has begun or ended.
         """
         self._released = released
         self._not_held = not_held(components)
         self._changed = changed
         self.kept_pages: tuple[list[int], list[int]] = ([0] * components, [0] * components)
-        """By tier and component: pages of nodes in the tree that are locked (device) or pinned."""
+        """By tier and component: pages of tree nodes that are locked (device) or pinned (host)."""
 
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> Receipt:
-        """Lock or pin what of the path to `node` begins at position `start` or behind it.
+        """Lock or pin the nodes on the path to `node` that begin at or after position `start`.
 
-        Of full attention that is all of it.
+        For full attention, lock or pin the whole path.
         """
         node.ends += 1
         each = node
@@ -73,9 +72,9 @@ class Holds:
         return Receipt(tier, component, node, top.start, node.end)
 
     def extend(self, receipt: Receipt, node: Node) -> Receipt:
-        """Let what `receipt` holds go on down to `node`, which lies below it; costs what is new.
+        """Extend a lock or pin down to `node`, which lies below its end; costs only the added nodes.
 
-        Its own receipt is returned, and takes the place of the one that is given.
+        Returns the new lock handle, which replaces `receipt`.
         """
         tier, component, old = receipt.tier, receipt.component, receipt.node
         each: Node | None = node
@@ -83,7 +82,7 @@ class Holds:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # What was held here counts at the old end already, as a child that is held.
+                # The old end is also counted as a held child of its parent, so remove one count.
                 self._let_base_go(tier, old)
                 break
             each = each.parent
@@ -93,7 +92,7 @@ class Holds:
         return Receipt(tier, component, node, receipt.start, node.end)
 
     def release(self, receipt: Receipt) -> None:
-        """Give back what `acquire` returned, exactly once."""
+        """Release a lock or pin by the handle that `acquire` returned, exactly once."""
         node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
@@ -118,7 +117,7 @@ class Holds:
             each, above = above, above.parent
 
     def _hold(self, node: Node, tier: int, component: int) -> bool:
-        """Count one hold more of a node; say whether it is the first."""
+        """Increment a node's count; return whether it was zero."""
         if not node.hold_count:
             device, host = node.held
             node.held = [*device], [*host]
@@ -133,7 +132,7 @@ class Holds:
         return True
 
     def _let_go(self, node: Node, tier: int, component: int) -> bool:
-        """Count one hold less of a node; say whether it was the last."""
+        """Decrement a node's count; return whether it became zero."""
         counts = node.held[tier]
         left = counts[component] - 1
         if left < 0:

@@ -1,12 +1,12 @@
-"""Quotas and times to live: how much a namespace keeps, and for how long.
+"""Quotas and times to live of namespaces.
 
-A namespace with a limit has queues of its own beside those of all: what it keeps beyond its quota, or
-beyond its time in agreed time (rule R14), leaves as soon as nothing holds it, the least recently
-used first, whatever the eviction policy says of others.
+A namespace with a limit has additional eviction queues. Pages beyond its quota or time to live (agreed
+time, rule R14) are evicted as soon as nothing holds them, least recently used first, under any eviction
+policy.
 
-What has to be saved before it leaves stays on its tier for a while, held by the copy. It is *leaving*,
-and counts as gone, so that nothing else leaves in its place: until nothing holds it, however the copy
-has ended, or until somebody uses or pins it.
+A node that must be saved before eviction is *leaving*: the copy holds it on its tier, and its pages
+count as gone, so that nothing else is evicted instead. It stays leaving until nothing holds it, or
+until it is used or pinned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,39 +18,39 @@ from .eviction import EvictionQueue
 from .node import Node
 
 Evictable = Callable[[int, Node], bool]
-"""Says whether a node's full attention may leave a tier."""
+"""Returns whether a node's full-attention pages may be evicted from a tier."""
 
 
 class _Limited:
-    """The nodes that one namespace with a limit keeps."""
+    """Page counts and eviction queues of one namespace with a limit."""
 
     def __init__(self, limit: NamespaceLimit, evictable: Evictable) -> None:
         self.quotas = (limit.device_pages, limit.host_pages)
         self.ttl_ms = None if limit.ttl_s is None else int(limit.ttl_s * 1000)
         self.pages = [0, 0]
         self.leaving: tuple[set[Node], set[Node]] = (set(), set())
-        """By tier: the nodes that are being saved in order to leave."""
+        """By tier: the nodes that are being saved so that they can be evicted."""
         self._leaving_pages = [0, 0]
         self.queues = tuple(
             EvictionQueue[Node](LEAST_RECENT, partial(evictable, tier)) for tier in (0, 1)
         )
 
     def is_over(self, tier: int) -> bool:
-        """Say whether more is kept than the quota of a tier."""
+        """Return whether the namespace exceeds its quota on a tier."""
         return self.surplus(tier) > 0
 
     def surplus(self, tier: int) -> int:
-        """Return by how many pages more than the quota of a tier is kept, and not leaving."""
+        """Return the pages above the quota on a tier, leaving pages excluded."""
         quota = self.quotas[tier]
         return 0 if quota is None else self.pages[tier] - self._leaving_pages[tier] - quota
 
     def leave(self, node: Node, tier: int) -> None:
-        """Count a node as leaving."""
+        """Count a node as leaving (being saved before eviction)."""
         self.leaving[tier].add(node)
         self._leaving_pages[tier] += node.width
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Count a node as leaving no more; say whether it was."""
+        """Stop counting a node as leaving; return whether it was."""
         if node not in self.leaving[tier]:
             return False
         self.leaving[tier].remove(node)
@@ -59,9 +59,9 @@ class _Limited:
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
-    """Yield the nodes that were not used for their time, and have left when the next is asked for."""
+    """Yield the nodes unused for longer than `ttl_ms`; the caller evicts each before the next."""
     while (node := queue.next_victim()) is not None:
-        # What was used before any time was agreed on begins to age now.
+        # A node last used before any time was agreed on starts to age now.
         node.used_ms = node.used_ms or now_ms
         if now_ms - node.used_ms <= ttl_ms:
             queue.try_enter(node)
@@ -70,26 +70,26 @@ def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[N
 
 
 class Limits:
-    """The namespaces that have limits, and what of them is due to leave."""
+    """The namespaces that have limits, and their nodes to be evicted."""
 
     def __init__(self, limits: Sequence[NamespaceLimit], evictable: Evictable) -> None:
         self._evictable = evictable
         self._limits = {limit.namespace: limit for limit in limits}
         self._known: dict[str, _Limited] = {}
         self._over: tuple[dict[str, None], dict[str, None]] = ({}, {})
-        """By tier: the namespaces that may keep more than their quota."""
+        """By tier: the namespaces that may exceed their quota."""
         ttls = [int(limit.ttl_s * 1000) for limit in limits if limit.ttl_s is not None]
         self._ttl_ms = min(ttls, default=0)
         self._look_ms = [0, 0]
-        """By tier: the agreed time at which times to live are looked at next."""
+        """By tier: the agreed time of the next check of times to live."""
         self.are_set = bool(limits)
-        """Whether any namespace has limits."""
+        """Whether any namespace has a limit."""
 
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
-        """Return the limits with another one for a namespace; one that bounds nothing is none.
+        """Return a copy with one namespace's limit replaced, or removed if `limit` bounds nothing.
 
-        `nodes` are all of the tree, which are counted anew. What was leaving still is, unless its
-        namespace has no limit any more.
+        Recounts `nodes`, which are all nodes of the tree. Leaving nodes stay leaving if their namespace
+        still has a limit.
         """
         limits = {**self._limits, limit.namespace: limit}
         if not limit.bounds_something:
@@ -109,24 +109,27 @@ class Limits:
 
     @property
     def given(self) -> list[NamespaceLimit]:
-        """The limits that are set, whether their namespaces keep something or not."""
+        """The limits that are set, including those of namespaces without pages."""
         return list(self._limits.values())
 
     def has(self, node: Node) -> bool:
-        """Say whether a node's namespace has a limit and keeps something."""
+        """Return whether a node's namespace has a limit and has pages."""
         return self._of(node) is not None
 
     @property
     def namespaces(self) -> set[str]:
-        """The namespaces that have a limit and keep something."""
+        """The namespaces that have a limit and have pages."""
         return set(self._known)
 
     def leaving(self, tier: int) -> list[Node]:
-        """Return what is being saved in order to leave a tier, in no particular order."""
+        """Return the nodes being saved so that they can leave a tier, in no particular order."""
         return [node for limited in self._known.values() for node in limited.leaving[tier]]
 
     def count(self, node: Node, tier: int, pages: int) -> None:
-        """Note that full-attention pages of a node came to a tier, or left it."""
+        """Add full-attention pages of a node to its namespace's count on a tier.
+
+        `pages` is negative when the pages leave the tier.
+        """
         limited = self._of(node) if pages < 0 else self._made_for(node)
         if limited is not None:
             limited.pages[tier] += pages
@@ -134,19 +137,19 @@ class Limits:
                 limited.queues[tier].discard(node)
             self._stay(limited, node, tier)
             if not any(limited.pages):
-                # Salts may be as many as requests.
+                # Each request may use its own salt, so drop empty entries to bound the dict.
                 del self._known[node.place.namespace]
 
     def try_enter(self, node: Node, tier: int) -> None:
-        """Enter a node, if it may be evicted."""
+        """Enter a node into its namespace's eviction queue, if it may be evicted."""
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # One that was cut before it was saved may have a part that nothing was begun for.
+            # If the node was split before it was saved, no copy may have begun for this part.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
-        """Note that a node was used; say whether it was leaving."""
+        """Update the queues after a use of a node; return whether the node was leaving."""
         limited = self._of(node)
         if limited is None:
             return False
@@ -157,18 +160,18 @@ class Limits:
         return was_leaving
 
     def leave(self, node: Node, tier: int) -> None:
-        """Note that a node is about to be saved, so that it can leave for its namespace's quota."""
+        """Count a node as leaving: it is about to be saved because of its namespace's quota."""
         limited = self._of(node)
         assert limited is not None
         limited.leave(node, tier)
 
     def stay(self, node: Node, tier: int) -> bool:
-        """Note that a node does not leave for now; say whether it was leaving."""
+        """Stop counting a node as leaving a tier; return whether it was."""
         limited = self._of(node)
         return limited is not None and self._stay(limited, node, tier)
 
     def was_split(self, upper: Node) -> None:
-        """Take note of the upper half of a node that was cut: both halves leave, if it was to."""
+        """Mark the upper half of a split node as leaving if the lower half is."""
         limited = self._of(upper)
         (lower,) = upper.children.values()
         for leaving in () if limited is None else limited.leaving:
@@ -176,23 +179,23 @@ class Limits:
                 leaving.add(upper)
 
     def divide(self, upper: Node, lower: Node) -> bool:
-        """Say whether only one of two nodes is to leave."""
+        """Return whether only one of two nodes is leaving."""
         limited = self._of(upper)
         return limited is not None and any(
             (upper in leaving) is not (lower in leaving) for leaving in limited.leaving
         )
 
     def discard(self, upper: Node, tier: int) -> None:
-        """Drop a node that is to be one with its only child, which counts for both."""
+        """Drop a node that is being merged with its only child, which then counts for both."""
         limited = self._of(upper)
         if limited is not None:
             limited.queues[tier].discard(upper)
             limited.leaving[tier].discard(upper)
 
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
-        """Remove and return a node of a namespace that keeps more than its quota, if any can go.
+        """Remove and return an evictable node of a namespace that exceeds its quota, or None.
 
-        It comes with the number of pages that the namespace keeps beyond the quota.
+        Also returns by how many pages the namespace exceeds the quota.
         """
         for name in list(self._over[tier]):
             limited = self._known.get(name)
@@ -201,15 +204,15 @@ class Limits:
                 victim = limited.queues[tier].next_victim()
             if limited is not None and victim is not None:
                 return victim, limited.surplus(tier)
-            # It is looked at again once something comes or is let go.
+            # The namespace is checked again when pages are added or released.
             del self._over[tier][name]
         return None
 
     def expired(self, tier: int, now_ms: int) -> Iterator[Node]:
-        """Yield the nodes whose time on a tier is over; each must leave before the next is asked for.
+        """Yield the nodes whose time to live on a tier is over; the caller evicts each before the next.
 
-        Every namespace is looked at, so that is done no more often than a sixteenth of the shortest
-        time, which is how late a node may leave.
+        Every namespace is checked, so this runs at most once in a sixteenth of the shortest time to
+        live, which is how late a node may be evicted.
         """
         if not self._ttl_ms or now_ms < self._look_ms[tier]:
             return
@@ -225,11 +228,11 @@ class Limits:
         return was_leaving
 
     def _of(self, node: Node) -> _Limited | None:
-        """Return the counts of a node's namespace; None where it has no limit, or keeps nothing."""
+        """Return the counts of a node's namespace; None if it has no limit or no pages."""
         return self._known.get(node.place.namespace)
 
     def _made_for(self, node: Node) -> _Limited | None:
-        """Return the counts of the namespace of a node that gets pages; None where it has no limit."""
+        """Return the counts of the namespace of a node that gets pages; None without a limit."""
         namespace = node.place.namespace
         known = self._known.get(namespace)
         if known is None:

@@ -1,8 +1,8 @@
-"""Matching: how much of a token run is cached, and where a prefetch or load back begins.
+"""Prefix matching: how much of a token run is cached, and where a prefetch or load back begins.
 
-`best_match_node` is the deepest node at which every component lets a match end with what is on the
-device or the host: the only anchor for a load back (incident B). `last_host_node` is the deepest node
-down to which full attention is in host memory: the anchor of a prefetch.
+`best_match_node` is the deepest node at which every component accepts a match from device or host: the
+only anchor for a load back (incident B). `last_host_node` is the deepest node with full attention in
+host memory: the anchor of a prefetch.
 """
 
 from collections.abc import Iterable
@@ -14,24 +14,24 @@ from .prefixes import Prefixes
 
 
 class Match(NamedTuple):
-    """How much of a token run is cached. Lengths in tokens, always whole pages."""
+    """How much of a token run is cached. Lengths are in tokens, always whole pages."""
 
     device_tokens: int
-    """The prefix that can be used as it lies on the device; 0 where the engine owns its pages."""
+    """The prefix usable on the device as it is; 0 if the engine owns the device pages."""
     host_tokens: int
-    """The prefix that can be restored from device and host memory (to `best_match_node`)."""
+    """The prefix that can be restored from device and host memory, up to `best_match_node`."""
     last_host_tokens: int = 0
-    """The prefix of which full attention is in host memory (to `last_host_node`)."""
+    """The prefix whose full attention is in host memory, up to `last_host_node`."""
 
 
 def reach(
     needs: Needs, nodes: list[Node], partial: Node | None = None, pages: int = 0
 ) -> tuple[int, int, int]:
-    """Return how far a path goes, of which of `partial` only the first `pages` count.
+    """Return three lengths of a path in pages: usable on the device, restorable, on the host.
 
-    In pages: as it lies on the device; to `best_match_node`; to `last_host_node`.
-
-    Incident B: a match ends where every component accepts, and not at the deepest node that is there.
+    The third is that of full attention in host memory. Of `partial`, which continues `nodes`, only the
+    first `pages` pages count. Incident B: a match ends where every component accepts it, not at the
+    deepest node.
     """
     path = nodes
     if partial is not None:
@@ -45,7 +45,7 @@ def reach(
     if needs.is_plain and last.there & needs.every:
         return end, end, _last_host(needs.host, path, end) if path[0].there & needs.host else 0
     device = _deepest(needs, path, pages, partial is not None, 0)
-    # What is whole on the device alone up to the end cannot be more on both tiers.
+    # If the device alone covers the path to its end, both tiers together cannot cover more.
     best = device
     if device != end:
         best = _deepest(needs, path, pages, partial is not None, needs.components)
@@ -53,7 +53,7 @@ def reach(
 
 
 def _last_host(bit: int, path: list[Node], end: int) -> int:
-    """Return where full attention ends on the host; a node has it there if a child has."""
+    """Return where full attention on the host ends. A node has it there if one of its children has."""
     if path[-1].there & bit:
         return end
     if path[0].there & bit:
@@ -64,8 +64,8 @@ def _last_host(bit: int, path: list[Node], end: int) -> int:
 def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, shift: int) -> int:
     """Return the deepest position at which a match may end.
 
-    The last node of the path counts for `last_pages`. With a shift of the number of components, a
-    value on the host counts as well.
+    Of the last node only `last_pages` count. If `shift` is the number of components, values on the host
+    count, too.
     """
     every, windows = needs.every, needs.windows
     skipped = is_partial and not needs.within_nodes
@@ -105,11 +105,14 @@ def match(prefixes: Prefixes, place: Place, tokens: bytes | memoryview) -> Match
 _NO_MATCH = Match(0, 0, 0)
 
 Missing = tuple[Node, int]
-"""A node, and a component that has no value there on some tier."""
+"""A node, and the index of a component that has no value there on some tier."""
 
 
 def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Missing]:
-    """Return what a match ending at `node` needs and a tier has not, by component, from the top."""
+    """Return the values that a match ending at `node` needs and a tier lacks.
+
+    Ordered by component, then from the root down.
+    """
     missing: list[Missing] = []
     for component in components:
         index = component.index
@@ -118,7 +121,7 @@ def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Miss
             if each.values[tier][index] is None:
                 lacks.append((each, index))
             elif not index:
-                # What has full attention on a tier has it all the way up.
+                # A node with full attention on a tier has it on all ancestors.
                 break
         missing += reversed(lacks)
     return missing

@@ -1,4 +1,4 @@
-"""A node of the prefix tree: a run of whole pages, where they are, and who uses them."""
+"""A node of the prefix tree: a run of whole pages, their slots on each tier, and their refcounts."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -8,32 +8,32 @@ from ..core.pages import PageRun
 from .components import Component
 
 DEVICE, HOST = 0, 1
-"""The tiers that the tree knows, as indices."""
+"""Indices of the tiers in the tree."""
 
 PASSING = "\0"
-"""What a namespace begins with that is worth nothing after this life of the cache."""
+"""Prefix of namespaces that are never persisted for later runs of the cache."""
 
 
 class Place(NamedTuple):
-    """Names the tree that a prefix is in."""
+    """The identity of a tree: namespace, reset generation and weights version."""
 
     namespace: str
-    """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
+    """Separates prefixes that must not be shared: a tenant's salt, an adapter, or both."""
     generation: int = 0
-    """How often the cache had been reset when the tree began."""
+    """The number of cache resets before the tree was created."""
     weights_version: str | None = None
-    """The version that this reset named; None if it named none, and before the first reset."""
+    """The weights version that this reset named; None if it named none or before the first reset."""
 
     @property
     def outlives(self) -> bool:
-        """Whether another life of the cache can find what storage has of it, and wants to."""
+        """Whether a later run of the cache can find the stored pages of this tree and may use them."""
         if self.namespace.startswith(PASSING):
             return False
         return not self.generation or self.weights_version is not None
 
 
 class StoreTime(NamedTuple):
-    """A point in the life of a store, as a group sees it."""
+    """A point in the life of a store, as the group sees it."""
 
     written: int
     """Pages that the group had written by then."""
@@ -46,11 +46,11 @@ class Mark(Protocol):
     id: int
 
     def was_split(self, lower: "Node", upper: "Node") -> None:
-        """Take note that the first pages of `lower`, which has this mark, are `upper`'s now."""
+        """Handle a split: the first pages of `lower`, which has this mark, now belong to `upper`."""
         ...
 
     def is_to_fill(self, node: "Node", tier: int, component: int) -> bool:
-        """Say whether the node is to have its pages of a component on a tier from this."""
+        """Return whether this operation fills the node's pages of a component on a tier."""
         ...
 
 
@@ -59,18 +59,18 @@ UNMARKED: frozenset[Mark] = frozenset()
 
 @cache
 def not_held(components: int) -> tuple[list[int], list[int]]:
-    """Return the counts of all nodes that nothing holds, which is nearly every node."""
+    """Return zero counts, shared by all nodes without locks or pins, which are nearly all nodes."""
     return [0] * components, [0] * components
 
 
 CHILDLESS: "dict[bytes, Node]" = {}
-"""The children of all nodes that have none."""
+"""The empty children dict, shared by all nodes without children."""
 
 
 class Node:
-    """A run of pages; see the module. Lengths and positions are in pages.
+    """A run of whole pages in the prefix tree. Lengths and positions are in pages.
 
-    Most nodes are leaves that nothing holds: they share the containers that are empty.
+    Most nodes are unheld leaves, which share empty containers to save memory.
     """
 
     __slots__ = (
@@ -109,64 +109,66 @@ class Node:
         self.id = number
         self.parent = parent
         self.tokens: bytes | bytearray = tokens
-        """The tokens of its pages; a `bytearray` once it has grown."""
+        """The tokens of the run as bytes; a `bytearray` once the node has been merged."""
         self.first = b""
-        """The tokens of its first page, by which its parent finds it."""
+        """The tokens of the first page, the key in the parent's children."""
         self.width = width
         self.start: int = 0 if parent is None else parent.end
         self.end: int = self.start + width
-        """The position after its last page, for good: a split keeps it as the lower half."""
+        """The position after the last page. Constant: a split keeps this node as the lower half."""
         self.children = CHILDLESS
         self.values: tuple[list[PageRun | None], list[PageRun | None]] = (
             [None] * components,
             [None] * components,
         )
-        """By tier and component: the pages that hold the content, or None (a tombstone)."""
+        """By tier and component: the pages, or None (a tombstone)."""
         self.held = not_held(components)
         """By tier and component: device locks and host pins, as `holds.Holds` counts them."""
         self.hold_count = 0
         """The sum of all locks and pins in `held`."""
         self.begins = 0
-        """How many locks and pins begin with it, and not above; those of full attention never do."""
+        """How many locks and pins have this as their topmost node, those of full attention excluded."""
         self.ends = 0
-        """How many locks and pins end with it, and not below; and whatever else refers to it."""
+        """How many locks, pins and other references have this as their last node."""
         self.there = 0
-        """Which of the values are there: the bit `tier * components + component` of each."""
+        """Bitmap of the values present: bit `tier * components + component` for each."""
         self.occupied_children = [0, 0]
         """By tier: how many children have full-attention pages there."""
         self.last_access = 0
-        """When it was last used, in the replica's logical clock."""
+        """The time of the last use, in the replica's logical clock."""
         self.hits = 0
-        """How many requests have found it cached."""
+        """How many requests have found the node cached."""
         self.is_match_end = False
-        """Whether a prompt or a turn ended with it, or prompts part there: matches may end here. Kept
-        for models that need more than full attention for a match."""
+        """Whether matches may end here for models with other components than full attention.
+
+        True if a prompt or turn ended here, or prompts diverge here.
+        """
         self.priority = 0
-        """The highest priority of the requests that used it."""
+        """The highest priority of the requests that used the node."""
         self.keys: list[bytes] | None = None
         self.saved_at = -1
-        """Its last use when, under write-back, it was backed up to leave the device."""
+        """The last use at the time of the backup for eviction from the device (write-back)."""
         self.persisted: frozenset[int] = frozenset()
-        """The components whose pages the store `store` has on every rank, as far as is known."""
+        """The components whose pages store number `store` is known to have on every rank."""
         self.place: Place = parent.place if parent is not None else Place("")
-        """Which tree it is in."""
+        """The tree that the node is in."""
         self.used_ms = 0
-        """When it was last used, in agreed time; 0 while none has been agreed on."""
+        """The agreed time of the last use, in ms; 0 if no time had been agreed on."""
         self.store = 0
-        """The number of the store that `persisted` is about."""
+        """The number of the store that `persisted` refers to."""
         self.stored_at: StoreTime | None = None
-        """When `store` was seen to have its pages, or those that they continue; None if never."""
+        """When store number `store` was seen to have the pages, or those before them; None if never."""
         self.marks = UNMARKED
         """Operations in flight that read or fill pages of this node."""
 
     @property
     def history(self) -> tuple[object, ...]:
-        """Its uses, backups and writes, on which it depends when it leaves and where it goes."""
+        """The node's uses, backups and writes, which decide its eviction and copies."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property
     def is_saved(self) -> bool:
-        """Whether, under write-back, it was backed up to leave the device since its last use."""
+        """Whether, under write-back, the node was backed up for eviction since its last use."""
         return self.saved_at == self.last_access
 
     def pages(self, tier: int, component: int = 0) -> PageRun | None:
@@ -174,16 +176,16 @@ class Node:
         return self.values[tier][component]
 
     def has(self, component: int) -> bool:
-        """Say whether some tier has the pages of one component."""
+        """Return whether some tier has the pages of one component."""
         return self.values[0][component] is not None or self.values[1][component] is not None
 
     def is_to_have(self, tier: int, component: int) -> bool:
-        """Say whether a copy in flight fills the pages of one component on one tier."""
+        """Return whether a copy in flight fills the pages of one component on one tier."""
         return any(mark.is_to_fill(self, tier, component) for mark in self.marks)
 
     def is_held_on(self, tier: int) -> bool:
-        """Say whether anything locks (device) or pins (host) the node."""
-        # Whoever holds any component holds full attention.
+        """Return whether anything locks (device) or pins (host) the node."""
+        # A holder of any component also holds full attention.
         return self.held[tier][0] > 0
 
     def path(self) -> Iterator["Node"]:
@@ -205,7 +207,7 @@ class Node:
 
 
 def needed(component: Component, last: Node) -> Iterator[Node]:
-    """Yield the nodes, deepest first, whose value of a component a match ending at `last` needs."""
+    """Yield, deepest first, the nodes whose value of a component a match ending at `last` needs."""
     start = component.needed_from(last.end)
     for node in last.path():
         if node.end <= start:
@@ -214,7 +216,7 @@ def needed(component: Component, last: Node) -> Iterator[Node]:
 
 
 def covered(last: Node) -> int:
-    """Return the position up to which the path to `last` is on the host, or on its way there."""
+    """Return the position up to which the path to `last` is on the host or being copied there."""
     end = last.end
     for node in last.path():
         if node.values[HOST][0] is not None:

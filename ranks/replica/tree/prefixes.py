@@ -1,4 +1,4 @@
-"""The cached prefixes: a tree for each place, where its pages are, and when they were used."""
+"""The cached prefixes: one tree per place (namespace, generation, weights version)."""
 
 from ..core.basis import Basis
 from .components import Needs, components_of
@@ -9,7 +9,7 @@ from .tree import Tree
 
 
 class Prefixes:
-    """The trees of all places, and the elementary steps in which they change."""
+    """The trees of all places, and the elementary steps that change them."""
 
     def __init__(self, basis: Basis, residence: type[Residence] = Residence) -> None:
         self._config = config = basis.config
@@ -21,12 +21,12 @@ class Prefixes:
             basis, self.tree, emptied=self.drop_root_if_unused, split=self.split
         )
         self.users: dict[Place, int] = {}
-        """How many requests each place has; a place without any is not there."""
+        """The number of requests per place; places without requests have no entry."""
         self.begun = 0
-        """How often a place was made that was not there."""
+        """How many roots have been created."""
 
     def root(self, place: Place) -> Node:
-        """Return the root of a place, which is made at its first use."""
+        """Return the root of a place, created on first use."""
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
@@ -38,11 +38,11 @@ class Prefixes:
         return namespace_seed(config.model_digest, namespace, generation, config.life, version)
 
     def join(self, place: Place) -> None:
-        """Note that a request has come to a place."""
+        """Count a new request of a place."""
         self.users[place] = self.users.get(place, 0) + 1
 
     def leave(self, place: Place) -> None:
-        """Note that a request has left a place."""
+        """Count down a place's requests; drop its root if the place is unused."""
         left = self.users[place] - 1
         if left:
             self.users[place] = left
@@ -53,14 +53,14 @@ class Prefixes:
             self.drop_root_if_unused(root)
 
     def drop_root_if_unused(self, node: Node) -> None:
-        """Forget a root that has no children and whose place has no requests."""
-        # Salts may be as many as requests, and a root for each would grow without bound.
+        """Remove a root that has no children and whose place has no requests."""
+        # Each request may use its own salt, so unused roots would grow without bound.
         unused = not node.children and node.place not in self.users
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]
 
     def last_key(self, place: Place, tokens: bytes) -> bytes:
-        """Return the key of the last whole page of `tokens`. Reads only."""
+        """Return the key of the last whole page of `tokens`. Changes nothing."""
         tree, root = self.tree, self.tree.roots.get(place)
         last, done = self._seed(place), 0
         if root is not None:
@@ -73,27 +73,27 @@ class Prefixes:
         return (rest or [last])[-1]
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
-        """Mark the path to `node` as used now, hit `hits` times more, by a request of this priority."""
+        """Mark the path to `node` as used now, with `hits` more hits, by a request of this priority."""
         self.residence.touch(node, self._clock, hits, priority)
 
     def add(self, parent: Node, tokens: bytes) -> Node:
-        """Hang a new node, used now, with a run of whole pages under `parent`."""
+        """Add a new node under `parent` with a run of whole pages, marked as used now."""
         node = self.tree.add(parent, tokens)
         node.last_access, node.used_ms = self._clock.uses, self._clock.agreed_ms
         return node
 
     def split(self, node: Node, pages: int) -> None:
-        """Cut a node after its first `pages` pages; what works on it keeps both halves."""
+        """Split a node after its first `pages` pages; operations in flight on it keep both halves."""
         upper = self.tree.split(node, pages)
         self.residence.was_split(upper)
         for mark in node.marks:
             mark.was_split(node, upper)
 
     def mend(self) -> None:
-        """Make one node of neighbours that nothing divides any more (rule R15).
+        """Merge neighbouring nodes that nothing divides any more (rule R15).
 
-        At the end of each command and verdict, when nobody refers to nodes but by receipts, marks and
-        pins. Looks at the nodes of which something has changed, and at those beside them.
+        Called at the end of each command and verdict, when only lock handles, marks and pins refer to
+        nodes. Checks changed nodes and their neighbours.
         """
         changed, merge = self.residence.changed, self.residence.merge
         if not changed:
@@ -103,7 +103,7 @@ class Prefixes:
         for each in nodes:
             node, parent = each, each.parent
             if parent is None:
-                # It is a root, or has left the tree, or is one with its child by now.
+                # The node is a root, has been removed, or has already been merged with its child.
                 continue
             while parent is not None and parent.parent is not None and len(parent.children) == 1:
                 if not merge(parent, node):
@@ -116,7 +116,7 @@ class Prefixes:
                 node = child
 
     def cut(self, node: Node, position: int) -> None:
-        """Make sure that some node of the path to `node` begins at `position`."""
+        """Split a node of the path to `node`, if needed, so that some node begins at `position`."""
         for each in node.path():
             if each.start < position < each.end:
                 self.split(each, position - each.start)
@@ -125,7 +125,7 @@ class Prefixes:
                 return
 
     def note_end(self, node: Node, position: int) -> None:
-        """Remember that matches may end at `position` of the path to `node`."""
+        """Record that matches may end at `position` on the path to `node`."""
         self.cut(node, position)
         for each in node.path():
             if each.end == position:
@@ -133,17 +133,17 @@ class Prefixes:
                 return
 
     def cut_for(self, node: Node) -> None:
-        """Cut the path where the components' needs of a match that ends at `node` begin."""
+        """Split the path where the values begin that components need for a match ending at `node`."""
         for _, span in self.needs.windows:
             if node.end > span:
                 self.cut(node, node.end - span)
 
     def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
-        """Return the nodes that hold `tokens`, as far as they are in the tree, cut to fit."""
+        """Return the nodes that hold `tokens`, as far as the tree has them, split to fit."""
         return self.cut_to(*self.tree.follow(root, tokens))
 
     def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
-        """Return the nodes that match whole, and the part that matches of a node that is cut for it."""
+        """Append to `nodes` the first `pages` pages of `partial`, split off; return `nodes`."""
         if partial is not None:
             self.split(partial, pages)
             upper = partial.parent
@@ -152,7 +152,7 @@ class Prefixes:
         return nodes
 
     def grow_to(self, root: Node, tokens: bytes) -> Node:
-        """Return the node that the whole pages of `tokens` end with, which is added if need be."""
+        """Return the node at which the whole pages of `tokens` end, added if needed."""
         nodes = self.walk_to(root, tokens)
         node = nodes[-1] if nodes else root
         if node.end < self.tree.whole_pages(tokens):

@@ -1,14 +1,12 @@
-"""Residence: the pools, the pages that nodes own of them, and the eviction of those.
+"""The page allocator: the page pools, the pages that nodes own, and eviction.
 
-The pages of a pool are free, or belong to a node of the tree, a request or an operation. What a node
-owns may be evicted unless something holds it: the pages of full attention from the leaves up, with
-everything that other components have on that tier beside them; those of other components wherever
-they are, which leaves a tombstone. What a tombstone has made useless leaves with it (the cascade),
-as far up as nothing holds it.
+A page is free, or belongs to a tree node, a request or an operation. A node's pages may be evicted
+unless locked or pinned. Full attention is evicted from the leaves up, with the node's other components
+on that tier. Other components are evicted at any node and leave a tombstone. Ancestors made useless by
+a tombstone are evicted with it (the cascade), up to the first held node.
 
-What may leave does so in the order of the eviction policy, so far as others need the room; what a
-namespace keeps beyond its limits leaves by itself. Under write-back what leaves the device is saved
-first.
+The eviction policy decides the order when others need pages; pages beyond a namespace's limits are
+evicted without such need. Under write-back, pages are saved before they leave the device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,19 +32,19 @@ TIER_NAMES = (Tier.DEVICE, Tier.HOST)
 
 @dataclass(slots=True)
 class Leaving:
-    """Pages that have left the tree together, and are on their way to somebody else."""
+    """Pages that were removed from the tree together and are about to be freed."""
 
     cause: Cause
     runs: tuple[list[PageRun], list[PageRun]]
-    """The pages by tier and component."""
+    """The pages, by tier and component."""
     keys: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
-    """The keys of full attention's pages by tier, where the cache was told to name pages."""
+    """The keys of the full-attention pages by tier, if the configuration asks for page names."""
     victims: list[int] = field(default_factory=list[int])
-    """The nodes that were chosen to leave."""
+    """The ids of the nodes that were chosen for eviction."""
 
 
 class Residence:
-    """The pools of both tiers, the pages that nodes own, and the order in which those leave."""
+    """The pools of both tiers, the pages that nodes own, and the eviction order."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class Residence:
         emptied: Callable[[Node], None],
         split: Callable[[Node, int], None],
     ) -> None:
-        """`emptied` is told of a root that has no children any more; `split` cuts a node."""
+        """Set the callbacks: `emptied` gets a root that lost its last child; `split` splits a node."""
         config = basis.config
         self._tree = tree
         self.components = tree.components
@@ -68,8 +66,10 @@ class Residence:
         self._emptied = emptied
         self._split = split
         self.saves: Callable[[Node, int], bool] | None = None
-        """Under write-back: begins to back up a node whose pages of a component are to leave the
-        device, and says whether they have to stay for it."""
+        """Under write-back: called before a node's pages of a component leave the device.
+
+        Starts a backup if needed, and returns whether the pages must stay for it.
+        """
         self.pools = tuple(
             tuple(
                 PagePool(_pool_name(tier, component.pool, component.index), pages, basis.journal)
@@ -77,11 +77,11 @@ class Residence:
             )
             for tier in TIERS
         )
-        """The pools by tier and component."""
+        """The pools, by tier and component."""
         self.tree_pages = tuple([0] * len(self.components) for _ in TIERS)
-        """By tier and component: pages that nodes of the tree own."""
+        """By tier and component: pages that tree nodes own."""
         self.changed: dict[Node, None] = {}
-        """Nodes that something may have divided from their neighbours, and perhaps no longer does."""
+        """Nodes that changed and so may now be mergeable with a neighbour."""
         self.holds = Holds(len(self.components), self._was_let_go, self.changed)
         self.not_on_host, self.not_stored = self.backlogs = (
             Backlog(self.changed),
@@ -99,33 +99,34 @@ class Residence:
             )
             for tier in TIERS
         )
-        """By tier and component: the nodes whose pages may be evicted, in that order."""
+        """By tier and component: the nodes whose pages may be evicted, in eviction order."""
         self.came_to_host: Callable[[Node], None] | None = None
         """Called with each node that gets pages of a component in host memory."""
         count = len(self.components)
         on_tier = (1 << count) - 1
         self._bits = 1, 1 << count
-        """By tier: the bit of `Node.there` of full attention."""
+        """By tier: the bit of full attention in `Node.there`."""
         self._off_tier = (~on_tier, ~(on_tier << count))
-        """By tier: the bits of `Node.there` of everything but that tier."""
+        """By tier: a mask of `Node.there` that clears the bits of that tier."""
         self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
 
     def evictable(self, tier: int, component: int, node: Node) -> bool:
-        """Say whether a node's pages of a component may leave a tier.
+        """Return whether a node's pages of a component may be evicted from a tier.
 
-        Nothing may hold them there, and those of full attention must be a leaf's of its tier.
+        They must not be locked or pinned there; for full attention the node must be a leaf of that
+        tier.
         """
         if node.values[tier][component] is None or node.held[tier][component]:
             return False
         return bool(component) or not node.occupied_children[tier]
 
     def available(self, tier: int, component: int) -> int:
-        """Return how many pages can be taken: free ones, and those that may be evicted."""
+        """Return how many pages can be allocated: free pages and evictable ones."""
         kept = self.holds.kept_pages[tier][component]
         return self.pools[tier][component].free + self.tree_pages[tier][component] - kept
 
     def attach(self, node: Node, tier: int, component: int, pages: PageRun, cause: Cause) -> None:
-        """Give a node its pages of a component on a tier; they belong to it from now on."""
+        """Give a node its pages of a component on a tier; the node owns them from now on."""
         values, parent = node.values[tier], node.parent
         kind, count = self.components[component], len(pages)
         if (
@@ -146,7 +147,7 @@ class Residence:
         queue = self.queues[tier][component]
         if not component:
             parent.occupied_children[tier] += 1
-            # It is a leaf of its tier no more, and nobody tells the queue of its uses.
+            # The parent is no longer a leaf of its tier, so `touch` no longer updates its entry.
             queue.discard(parent)
             if limited:
                 self.limits.count(node, tier, count)
@@ -164,9 +165,9 @@ class Residence:
         self._outbox.notices.append(told)
 
     def detach(self, node: Node, tier: int, component: int, leaving: Leaving) -> None:
-        """Remove a node's pages of a component on a tier, and note them as leaving.
+        """Remove a node's pages of a component on a tier, and add them to `leaving`.
 
-        Those of full attention are the last to leave a tier.
+        Full-attention pages must be removed last from a tier.
         """
         values = node.values[tier]
         pages = values[component]
@@ -189,9 +190,9 @@ class Residence:
         leaving.runs[tier][component].extend(pages)
 
     def detach_all(self, node: Node, tier: int, leaving: Leaving) -> None:
-        """Remove all that a node has on a tier, where nothing holds it, and note it as leaving.
+        """Remove all pages of an unheld node on a tier, and add them to `leaving`.
 
-        As `detach` for each component, in one: nearly all evictions are this.
+        A faster `detach` of all components: nearly all evictions take this path.
         """
         values, owned, queues = node.values[tier], self.tree_pages[tier], self.queues[tier]
         parent, base = node.parent, values[0]
@@ -213,21 +214,21 @@ class Residence:
         self._name(node, tier, leaving)
 
     def has_free(self, tier: int, counts: Sequence[int]) -> bool:
-        """Say whether `take` would not have to evict anything."""
+        """Return whether `take` can allocate without evicting."""
         return all(map(PagePool.has, self.pools[tier], counts))
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
-        """Take pages of each component, evicting what is the first to leave.
+        """Allocate pages of each component, evicting in policy order if needed.
 
-        None if there are not so many to be had, or if what is to leave the device has to be backed
-        up first; then nothing was evicted.
+        Returns None, and evicts nothing, if too few pages can be found, or if pages must be backed up
+        before they leave the device.
         """
         pools = self.pools[tier]
         if self.has_free(tier, counts):
             return list(map(PagePool.take, pools, counts))
         if not self._can_find(tier, counts):
             return None
-        # What is being backed up is locked for it, also where only a part of a node is.
+        # A backup locks whole nodes even if it copies a part, so count again.
         saves = self.saves if tier == DEVICE else None
         if saves and (self._have_to_wait(counts, saves) or not self._can_find(tier, counts)):
             return None
@@ -237,7 +238,7 @@ class Residence:
         return list(map(PagePool.take, pools, counts))
 
     def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
-        """Evict what nothing holds on a tier of these nodes; each comes before its parent."""
+        """Evict the unheld pages of these nodes on a tier. Children must come before their parents."""
         leaving = self.leaving(cause)
         for node in nodes:
             if self.evictable(tier, 0, node):
@@ -245,7 +246,7 @@ class Residence:
         self.give_back(leaving, tier)
 
     def enforce_limits(self, now_ms: int) -> None:
-        """Evict what namespaces keep beyond their quotas or times, as far as nothing holds it."""
+        """Evict unheld pages of namespaces that exceed their quota or time to live."""
         if not self.limits.are_set:
             return
         for tier in TIERS:
@@ -253,7 +254,7 @@ class Residence:
             while (over := self.limits.over_quota(tier)) is not None:
                 victim, surplus = over
                 if surplus < victim.width:
-                    # As much of the run as the quota allows stays.
+                    # Keep as much of the run as the quota allows.
                     self._split(victim, victim.width - surplus)
                 if tier == DEVICE and self.saves is not None:
                     self.limits.leave(victim, tier)
@@ -267,12 +268,12 @@ class Residence:
                 self.give_back(leaving, tier)
 
     def leaving(self, cause: Cause) -> Leaving:
-        """Return an empty collection for pages that leave the tree for one cause."""
+        """Return an empty collection for pages that are about to leave the tree for `cause`."""
         runs = ([page_run() for _ in self.components], [page_run() for _ in self.components])
         return Leaving(cause, runs)
 
     def tell_of(self, leaving: Leaving) -> None:
-        """Put out notices of what has left the tree."""
+        """Publish events for pages that have left the tree."""
         for tier, runs in enumerate(leaving.runs):
             for component, pages in zip(self.components, runs, strict=True):
                 if pages:
@@ -283,7 +284,7 @@ class Residence:
                     self._outbox.notices.append(told)
 
     def give_back(self, leaving: Leaving, tier: int, component: int = 0) -> None:
-        """Put what has left on the free lists; pages of this tier and component were wanted."""
+        """Free the pages in `leaving`; record which pool (tier, component) needed pages."""
         self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
         for pools, runs in zip(self.pools, leaving.runs, strict=True):
             for pool, pages in zip(pools, runs, strict=True):
@@ -291,9 +292,9 @@ class Residence:
         self.tell_of(leaving)
 
     def are_divided(self, upper: Node, lower: Node) -> bool:
-        """Say whether something keeps a node and its only child apart.
+        """Return whether a node and its only child must stay separate.
 
-        Policies may, since they let each leave, or back it up, by how often it was used.
+        Policies may require it, because they evict or back up each node by its uses.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -303,7 +304,7 @@ class Residence:
         return self.limits.divide(upper, lower)
 
     def merge(self, upper: Node, lower: Node) -> bool:
-        """Make one node of two, which is `lower`, unless something divides them; say whether it did."""
+        """Merge `upper` into its only child `lower` if nothing divides them; return whether merged."""
         if self.are_divided(upper, lower):
             return False
         for tier in TIERS:
@@ -319,7 +320,7 @@ class Residence:
         return True
 
     def was_split(self, upper: Node) -> None:
-        """Take note of the upper half of a node that was cut."""
+        """Register the upper half of a node that was split."""
         self.changed[upper] = None
         if self.limits.are_set:
             self.limits.was_split(upper)
@@ -329,9 +330,9 @@ class Residence:
                     self._try_enter(upper, tier, component)
 
     def limit(self, limit: NamespaceLimit) -> None:
-        """Give a namespace another limit, or none; see `Limits.changed`."""
+        """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # They may have been kept apart for that they were leaving, and may leave no more.
+            # These nodes may have been divided only because they were leaving.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -343,7 +344,7 @@ class Residence:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # What was used alike until now is as near to being one node as it was.
+                # Nodes with equal use were divided for another reason, which this use does not change.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms
@@ -351,7 +352,7 @@ class Residence:
                 each.hits += hits
             if priority:
                 each.priority = max(each.priority, priority)
-            # Of full attention only the leaf of a tier is in its queue.
+            # For full attention, only the leaves of a tier are in its queue.
             there, below = each.there, each.occupied_children
             if there & device_bit and not below[DEVICE]:
                 on_device.used(each)
@@ -359,7 +360,8 @@ class Residence:
                 on_host.used(each)
             each, above = above, above.parent
         if self._where_others:
-            # Of the others every node is, and the one that is used last leaves last.
+            # For other components every node is in the queue; the deepest is used last and evicted
+            # last.
             for each in node.path_down():
                 for tier, component in self._where_others:
                     if each.values[tier][component] is not None:
@@ -368,19 +370,19 @@ class Residence:
             changed.update((each, None) for each in node.path_down() if self.limits.used(each))
 
     def stay(self, node: Node, tier: int) -> None:
-        """Let nothing of the path to `node` leave a tier for its namespace's limits for now."""
+        """Stop evictions for namespace limits on the path to `node`, on one tier, for now."""
         for each in node.path():
             if self.limits.stay(each, tier):
                 self.changed[each] = None
 
     def hold(self, tier: int, node: Node, *, requested: bool = False) -> list[Receipt]:
-        """Lock or pin everything that a match ending at `node` needs.
+        """Lock or pin everything that a match ending at `node` needs; return the lock handles.
 
-        `requested` leaves out what a request does not use where it lies.
+        `requested` leaves out components that requests do not use in place.
         """
         receipts: list[Receipt] = []
         if node.parent is None:
-            # A match of nothing needs nothing, and a root is not to be kept for it.
+            # An empty match needs nothing, and must not keep the root.
             return receipts
         receipts.append(self.holds.acquire(tier, 0, node))
         for component in self._others:
@@ -390,7 +392,10 @@ class Residence:
         return receipts
 
     def extend(self, receipts: Iterable[Receipt], node: Node) -> list[Receipt]:
-        """Let locks or pins go on down to `node`, below where they end; they begin where it needs."""
+        """Extend locks or pins down to `node`, below their end.
+
+        Each then begins where a match ending at `node` needs the component.
+        """
         extended: list[Receipt] = []
         for receipt in receipts:
             component = self.components[receipt.component]
@@ -403,14 +408,14 @@ class Residence:
         return extended
 
     def release(self, receipts: Iterable[Receipt]) -> None:
-        """Give back locks and pins."""
+        """Release locks and pins."""
         for receipt in receipts:
             self.holds.release(receipt)
 
     def remove_if_dead(self, node: Node) -> bool:
-        """Take a node out of the tree that has pages on no tier and that nothing holds.
+        """Remove from the tree a node without pages, children, locks and pins; return whether removed.
 
-        Says whether it did. A tombstone that is held leaves by `prune` once it is let go.
+        A held tombstone is removed by `prune` after its release.
         """
         parent = node.parent
         if node.there or node.children or parent is None or node.hold_count:
@@ -426,17 +431,17 @@ class Residence:
         return True
 
     def prune(self, node: Node) -> None:
-        """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
+        """Remove nodes without pages, children or holds from the end of the path to `node`."""
         while not (node.there or node.children or node.hold_count or node.parent is None):
             parent = node.parent
             self.remove_if_dead(node)
             node = parent
 
     def cascade(self, node: Node, leaving: Leaving) -> None:
-        """Remove `node`, and then its ancestors, as far as no match can end there any more.
+        """Evict `node` and then its ancestors up to the first one at which a match can still end.
 
-        It stops at whatever is locked or pinned on either tier, is worked on by an operation, or has
-        children: a parent under a prefetch or backup must not vanish (incident D).
+        Stops at a node that is locked, pinned, marked by an operation, or has children: a parent under
+        a prefetch or backup must not vanish (incident D).
         """
         while node.parent is not None and not (node.children or node.hold_count or node.marks):
             if self._tree.is_whole(node):
@@ -451,7 +456,7 @@ class Residence:
         return all(count <= self.available(tier, index) for index, count in enumerate(counts))
 
     def _have_to_wait(self, counts: Sequence[int], saves: Callable[[Node, int], bool]) -> bool:
-        """Say whether something that is to leave the device is being backed up instead."""
+        """Return whether pages chosen for eviction from the device have to be backed up first."""
         waits = False
         for component, count in zip(self.components, counts, strict=True):
             queue = self.queues[DEVICE][component.index]
@@ -500,7 +505,7 @@ class Residence:
             leaving.keys[tier].extend(self._tree.keys(node))
 
     def _was_let_go(self, node: Node, tier: int, component: int) -> None:
-        """Let a node leave in its turn, which nothing holds any more."""
+        """Make a node evictable again after its last lock or pin was released."""
         if not component:
             if self.limits.are_set and self.limits.stay(node, tier):
                 self.changed[node] = None
@@ -516,7 +521,7 @@ class Residence:
 
 
 def _used_alike(one: Node, other: Node) -> bool:
-    """Say whether two nodes have been used at the same times, as often and by the same priority."""
+    """Return whether two nodes have equal use: last time, hits, priority, write-back backup."""
     return (
         one.last_access == other.last_access
         and one.used_ms == other.used_ms

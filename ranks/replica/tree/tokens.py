@@ -1,9 +1,8 @@
-"""Token ids as bytes, and the keys of their pages.
+"""Token ids as bytes, and page keys.
 
-Bytes are int32, little-endian, so that matching a run is one comparison. A page key is a cryptographic
-hash chain over pages, so that it stands for a whole prefix: key[i] = sha256(key[i - 1] + tokens of page
-i), and key[-1] is the seed of the namespace. Two pages have the same key only if everything before
-them, and the namespace, is the same.
+The bytes are little-endian int32, so matching a run is one comparison. A page key is a cryptographic
+hash chain: key[i] = sha256(key[i - 1] + tokens of page i), where key[-1] is the seed of the namespace.
+Two pages have the same key only if the namespace and all tokens before them are equal.
 """
 
 import sys
@@ -23,37 +22,36 @@ _LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _INT32_ARRAY = np.dtype("<i4")
-"""What numpy itself calls int32 where it is little-endian: mostly arrays have this very object."""
+"""numpy's own dtype object for little-endian int32; most arrays have this very object."""
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
-"""How the buffer protocol writes int32."""
+"""The format strings of int32 in the buffer protocol."""
 
 Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any]] | Sequence[int]"
 """Token ids: a buffer of int32, an integer array, or a sequence of Python integers."""
 
 
 def token_hash(tokens: bytes) -> int:
-    """Return 64 bits that differ where the tokens do; no protection against forgery."""
+    """Return a 64-bit hash of the tokens; not protected against forgery."""
     return xxhash.xxh3_64_intdigest(tokens)
 
 
 def as_token_view(tokens: Tokens) -> bytes | memoryview:
-    """Return the tokens as bytes, not copied where they are a buffer of int32 already.
+    """Return the tokens as bytes, without a copy if they are an int32 buffer.
 
-    For what does not outlive the call: the view is of the caller's memory. Otherwise as
-    `as_token_bytes`.
+    The view is of the caller's memory and must not outlive the call. Otherwise like `as_token_bytes`.
     """
     try:
         view = memoryview(tokens)  # type: ignore[arg-type]
         if view.format == "i" and view.ndim == 1 and _LITTLE:
             return view.cast("B")
     except (TypeError, ValueError):
-        # It is no buffer, or an empty one, or one with gaps.
+        # The value is no buffer, is empty, or is not contiguous.
         pass
     return as_token_bytes(tokens)
 
 
 def as_token_bytes(tokens: Tokens) -> bytes:
-    """Return the tokens as bytes; cheap for buffers and int32 arrays, slower for Python lists.
+    """Return the tokens as bytes; fast for buffers and int32 arrays, slower for Python lists.
 
     Raises `UsageError` for a buffer that is not whole tokens and for ids that int32 cannot hold.
     """
@@ -67,7 +65,7 @@ def as_token_bytes(tokens: Tokens) -> bytes:
                 f" with {tokens.ndim} dimensions"
             )
         if kind != np.int32 and tokens.size:
-            # A cast would wrap what does not fit, and find the pages of another prompt.
+            # A cast would wrap ids that do not fit, and match the pages of another prompt.
             low, high = int(tokens.min()), int(tokens.max())
             if low < _SMALLEST or high > _LARGEST:
                 raise UsageError(f"tokens must be int32 token ids: from {low} to {high}")
@@ -95,11 +93,10 @@ def namespace_seed(
     life: bytes = b"",
     weights_version: str | None = None,
 ) -> bytes:
-    """Return the start of the chain for one namespace (tenant salt, adapter) of one model.
+    """Return the seed of the key chain for one namespace (tenant salt, adapter) of one model.
 
-    Each reset of a cache begins another generation. One that names the version of the weights has the
-    keys of that version, in any generation and any life. The keys of one that names none have nothing
-    in common with those of any other, nor with those of the same generation in another `life`.
+    Each cache reset begins another generation. If the reset names a weights version, the keys depend on
+    that version only. Otherwise they are unique to the generation and the `life` of the cache.
     """
     seed = sha256(model_digest + namespace.encode()).digest()
     if weights_version is not None:
@@ -110,7 +107,7 @@ def namespace_seed(
 
 
 def page_keys(seed: bytes, tokens: bytes | bytearray, page_tokens: int) -> list[bytes]:
-    """Return the keys of the whole pages of `tokens`, which follow the page whose key is `seed`."""
+    """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
     step = page_tokens * TOKEN_BYTES
     keys: list[bytes] = []
     key = seed

@@ -1,9 +1,8 @@
 """The prefix tree: a radix tree over runs of whole pages.
 
-A node holds a run of one or more pages: their tokens as bytes, and for each component the pages that
-hold their content on each tier. Children are found by the bytes of their first page, and a run is
-matched by one comparison of bytes. A split keeps the given node as the lower half, so that whoever
-refers to a node refers to the end of its run, before and after.
+A node holds a run: its tokens as bytes and, for each component, the pages on each tier. Children are
+found by the bytes of their first page, and a run is matched by one comparison. A split keeps the given
+node as the lower half, so references to a node always mean the end of its run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +13,11 @@ from .node import CHILDLESS, DEVICE, HOST, Node, Place, needed
 from .tokens import TOKEN_BYTES, page_keys
 
 COPIED_BYTES = 64 << 10
-"""Up to so many bytes of tokens are copied for a walk."""
+"""Token runs up to this size are copied before a walk."""
 
 
 class Tree:
-    """One radix tree for each place, under a root of its own."""
+    """One radix tree per place (namespace, generation, weights version)."""
 
     def __init__(self, page_tokens: int, components: Sequence[Component]) -> None:
         self.page_tokens = page_tokens
@@ -28,13 +27,13 @@ class Tree:
         per_page = sum(1 << each.index for each in components if each.per_page)
         self._in_pages = frozenset(each.index for each in components if each.per_page)
         self._per_page = per_page | per_page << len(components)
-        """The bits of `Node.there` of components that have a page for each page of tokens."""
+        """The bits of `Node.there` of components that have one page per page of tokens."""
         self.roots: dict[Place, Node] = {}
         self.node_count = 0
         self._next_id = 1
 
     def plant(self, place: Place, seed: bytes) -> Node:
-        """Make the root of a place that has none, and return it."""
+        """Create and return the root of a place that has none."""
         root = Node(self._new_id(), None, b"", 0, len(self.components))
         root.keys = [seed]
         root.place = place
@@ -46,9 +45,9 @@ class Tree:
         return len(tokens) // self.page_bytes
 
     def follow(self, root: Node, tokens: bytes | memoryview) -> tuple[list[Node], Node | None, int]:
-        """Follow the whole pages of `tokens` down from `root`. Does not change anything.
+        """Walk down from `root` along the whole pages of `tokens`. Changes nothing.
 
-        Returns the nodes that match whole, a child that matches in part, and how many pages of it.
+        Returns the fully matched nodes, a child that matches in part, and how many of its pages match.
         """
         step = self.page_bytes
         nodes: list[Node] = []
@@ -58,7 +57,7 @@ class Tree:
         stop = len(tokens) - len(tokens) % step
         at = 0
         if stop <= COPIED_BYTES:
-            # So little is cheaper to copy once than to look at through a view for each node.
+            # For a short run, one copy is cheaper than slicing a view at each node.
             tokens = bytes(tokens)
         if isinstance(tokens, bytes):
             while at < stop:
@@ -78,7 +77,7 @@ class Tree:
                 break
             run = child.tokens
             end = at + len(run)
-            # One comparison in place, of the whole run or of what is left of the tokens.
+            # One comparison in place, of the whole run or of the remaining tokens.
             if end > stop or not run.startswith(view[at:end]):
                 pages = _common_pages(run, view[at : min(end, stop)], step)
                 return nodes, child, pages
@@ -88,7 +87,7 @@ class Tree:
         return nodes, None, 0
 
     def add(self, parent: Node, tokens: bytes) -> Node:
-        """Hang a new node with a run of whole pages under `parent`, which has no such child."""
+        """Add a new node with a run of whole pages under `parent`, which must not have such a child."""
         step = self.page_bytes
         node = Node(self._new_id(), parent, tokens, len(tokens) // step, len(self.components))
         self._hang(node, parent, tokens[:step])
@@ -96,7 +95,7 @@ class Tree:
         return node
 
     def split(self, node: Node, pages: int) -> Node:
-        """Cut the first `pages` pages off `node` into a new parent of it, which is returned."""
+        """Split the first `pages` pages off `node` into a new parent node, and return that parent."""
         parent = node.parent
         if parent is None or not 0 < pages < node.width:
             raise InternalError(f"node {node.id} of {node.width} pages cannot be cut at {pages}")
@@ -118,7 +117,7 @@ class Tree:
         if node.hold_count:
             upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
             for held in upper.held:
-                # Of full attention its one child is held now, and nothing ends with it.
+                # The upper half has one held child in full attention, and no lock handle ends at it.
                 held[0] = min(held[0], 1)
             upper.hold_count = sum(map(sum, upper.held))
         for tier in (DEVICE, HOST):
@@ -131,7 +130,7 @@ class Tree:
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         if isinstance(tokens, bytearray):
-            # In place, since it may be a long conversation of which the end is to be evicted.
+            # Cut in place: the node may be a long conversation whose end is being evicted.
             del tokens[:cut]
         else:
             node.tokens = tokens[cut:]
@@ -142,10 +141,10 @@ class Tree:
         return upper
 
     def divided(self, upper: Node, lower: Node) -> bool:
-        """Say whether something keeps a node and its only child apart (rule R15).
+        """Return whether a node and its only child must stay separate (rule R15).
 
-        A lock or pin that ends or begins between them, an operation in flight on either, pages that
-        only one of them has, a state or a match at the end of the upper one, or another history.
+        Reasons: a lock or pin begins or ends between them, an operation is in flight on either, only
+        one has pages of a component, `upper` ends with a state or match end, or their histories differ.
         """
         if upper.ends or lower.begins or upper.marks or lower.marks or len(upper.children) > 1:
             return True
@@ -153,14 +152,14 @@ class Tree:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True
-        # Where a state is stored says nothing of the node above it, which has none.
+        # Only `lower` can have a state, so where a state is stored does not divide the two.
         stored = upper.persisted ^ lower.persisted
         return upper.history != lower.history or bool(stored & self._in_pages)
 
     def merge(self, upper: Node, lower: Node) -> None:
-        """Make one node of two that nothing divides: `lower`, which grows upwards.
+        """Merge two nodes that nothing divides into `lower`, which grows upwards.
 
-        Costs what the lower one has, which is added to the lists of the upper one.
+        Costs the size of `lower`, which is appended to the lists of `upper`.
         """
         parent = upper.parent
         assert parent is not None
@@ -184,7 +183,7 @@ class Tree:
         self.node_count -= 1
 
     def remove(self, node: Node) -> None:
-        """Take a node without children out of the tree."""
+        """Remove a node without children from the tree."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.first]
@@ -194,7 +193,7 @@ class Tree:
         self.node_count -= 1
 
     def keys(self, node: Node) -> list[bytes]:
-        """Return the page keys of the node's run, computed when first asked for."""
+        """Return the page keys of the node's run, computed on first use."""
         missing: list[Node] = []
         current = node
         while current.keys is None:
@@ -209,12 +208,12 @@ class Tree:
         return node.keys
 
     def key_before(self, node: Node) -> bytes:
-        """Return the key that those of the node's run continue."""
+        """Return the key of the page before the node's run."""
         assert node.parent is not None
         return self.keys(node.parent)[-1]
 
     def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
-        """Yield every node below `roots`, or below all, parents first, in a replicated order."""
+        """Yield every node below `roots` (default: all), parents first, equally on all ranks."""
         waiting = list(self.roots.values() if roots is None else roots)
         while waiting:
             node = waiting.pop()
@@ -223,8 +222,8 @@ class Tree:
             waiting.extend(node.children.values())
 
     def is_whole(self, node: Node) -> bool:
-        """Say whether a match may end at `node` with what its path has on either tier."""
-        # Parents have full attention wherever a child has it.
+        """Return whether a match may end at `node` with the values that its path has on either tier."""
+        # Ancestors have full attention wherever a descendant has it.
         return node.has(0) and all(
             each.has(component.index)
             for component in self.components[1:]
@@ -244,13 +243,13 @@ class Tree:
 
 
 def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
-    """Return how many whole pages two runs share; the first they do. Reads each byte about twice."""
+    """Return how many whole pages two runs share, at least the first. Reads each byte about twice."""
     low, high = 1, len(view) // step
     if run.startswith(view[: high * step]):
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        # Beginning at `low`, which is known to be shared, `startswith` copies nothing.
+        # Slicing from `low`, which is known to match, needs no copy by `startswith`.
         if run.startswith(view[low * step : middle * step], low * step):
             low = middle
         else:

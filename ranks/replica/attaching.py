@@ -91,7 +91,7 @@ class Attaching:
             self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
-            # A repeated detach clears LOST: the operator goes on without a store.
+            # A detach without a store clears LOST: the operator goes on without one.
             self._store.lost = False
             self._decide(Decision(proposed.proposal))
         elif objection is not None:

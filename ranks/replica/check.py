@@ -152,7 +152,6 @@ def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
 
 
 def _check_holds(replica: Replica, nodes: list[Node]) -> None:
-    """Check that each node's lock and pin counts equal the lock handles that cover it."""
     owed: Counter[tuple[int, int, int]] = Counter()
     ends = Counter(id(p.awaits) for p in replica.pinning.pins.values() if p.awaits is not None)
     for backlog in replica.prefixes.residence.backlogs:

@@ -14,7 +14,7 @@ from .tree.residence import TIERS
 
 
 def state_digest(replica: Replica) -> int:
-    """Return 63 bits that digest the tree, page tables, operations, requests and clocks."""
+    """Return a 63-bit digest of the tree, page tables, operations, requests and clocks."""
     digest = xxhash.xxh3_64()
 
     def add(*parts: object) -> None:

@@ -283,7 +283,7 @@ class Replica:
         lent = self._lent
         request = self._enter(name, namespace)
         assert isinstance(request, LentRequest)
-        # The engine's own cached tokens must be equal on every rank, or the batches differ.
+        # The engine's cached tokens must be equal on every rank, or the batches differ.
         self.journal.record("hit", name, device_tokens)
         return lent.hit(request, tokens, device_tokens)
 
@@ -318,7 +318,8 @@ class Replica:
         request = self._lent_request(name)
         self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
-            # The request moves to the tree after a reset, while its prefetch would fill the old one.
+            # A fence after a reset moves the request to a new tree, while its prefetch fills the old
+            # one.
             self.prefetching.stop(request)
         self._lent.fence(request)
 
@@ -333,7 +334,7 @@ class Replica:
         request = self._lent_request(name)
         answer = self._lent.resume(request, runs, device_tokens)
         if answer is Wait.LOST:
-            # The request starts again, perhaps in another tree than the one its prefetch fills.
+            # A request that lost its pages may move to another tree than the one its prefetch fills.
             self.prefetching.stop(request)
         return answer
 

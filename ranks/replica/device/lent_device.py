@@ -95,7 +95,7 @@ class LentDevice:
         """
         assert isinstance(request, LentRequest)
         if request.stage is Stage.SAVED and not all(map(self._hangs, self._copies_of(request))):
-            # A backup that the request started earlier still reads its pages.
+            # A backup started earlier still reads the saved request's pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
 
@@ -309,7 +309,6 @@ class LentDevice:
         return any(not any(map(self._hangs, each.copies)) for each in self.leaving.values())
 
     def _copies_of(self, request: LentRequest) -> frozenset[int]:
-        """Return the copies in flight that touch pages lent by a request."""
         return frozenset(number for number in request.copies if number in self._operations)
 
     def _hangs(self, copy: int) -> bool:
@@ -420,10 +419,10 @@ class LentDevice:
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # Keep the pages that earlier loads have copied.
+            # Keep pages copied by earlier loads.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
-            # The engine computes the pages that this load has not copied.
+            # The engine computes pages that the failed load lacks.
             request.unfilled = [e for e in request.unfilled if e.load != operation.id]
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
@@ -431,7 +430,6 @@ class LentDevice:
         self._agenda.finish(operation)
 
     def _wait_no_more(self, operation: LoadBack | Resume | Retract) -> None:
-        """Advance the request of a stopped copy, which no longer waits for the copy."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._requests.move(request, Event.QUIET)

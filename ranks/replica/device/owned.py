@@ -296,7 +296,6 @@ class OwnedDevice:
         return device, best
 
     def _room_of(self, pages: int) -> list[int]:
-        """Return, by component, how many pages a request of `pages` token pages needs."""
         room = [pages] * len(self._components)
         for each in self._states:
             room[each.index] = 1
@@ -344,7 +343,6 @@ class OwnedDevice:
         return Admission(on_device, from_host, stored, request.waits_for, stops)
 
     def _tell(self, request: OwnedRequest) -> None:
-        """Publish the hit event of a request that can now compute."""
         assert request.counted is not None
         (told, seen), request.counted = request.counted, None
         self._outbox.notices.append(told)
@@ -402,7 +400,6 @@ class OwnedDevice:
             self._outbox.orders.append(Fork(component.pool, source[0], working))
 
     def _note_ends(self, request: OwnedRequest, node: Node, *, final: bool) -> None:
-        """Record where matches may end on the inserted path."""
         passed = [position for position in request.ends if position <= node.end]
         for position in sorted(passed):
             self._prefixes.note_end(node, position)
@@ -475,7 +472,6 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} is not ready; its load back has not settled")
 
     def _require_pages(self, request: OwnedRequest, pages: int) -> None:
-        """Raise `UsageError` if a request has no room for so many pages of tokens."""
         room = request.prefix + len(request.own[0])
         if pages > room:
             raise UsageError(f"request {request.id!r} has filled {pages} pages and has {room}")
@@ -484,7 +480,7 @@ class OwnedDevice:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
             pool = self._residence.pools[DEVICE][component.index]
-            # A request needs the part of the cached prefix that a match needs, and new pages.
+            # A request holds the cached pages that a match needs, and gets new pages after them.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:
                 raise UsageError(

@@ -205,7 +205,6 @@ class Agenda:
         self._outbox.notices.append(Finished(operation.id, operation.kind, ended))
 
     def _advance(self, operation: Operation, phase: Phase) -> None:
-        """Change an operation's phase and record it in the journal."""
         self._enter(operation, phase)
         self._journal.record("phase", operation.id, phase.word)
 
@@ -229,7 +228,6 @@ class Agenda:
         self._outbox.expectations.append(Queued(queue, ticket, operation.id))
 
     def _leave_seat(self, operation: Operation) -> bool:
-        """Free a prefetch's slot in the ballot; return whether it had one."""
         if not isinstance(operation, Prefetch) or operation.seat is None:
             return False
         self._seats.give_back(operation.seat)

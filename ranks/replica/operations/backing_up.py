@@ -128,7 +128,7 @@ class BackingUp:
             pins += self.pin(end)
         self._prefixes.residence.release(pins)
         if several:
-            # These ends may have lost their room to others, so queue them again.
+            # Queue these ends again: later ends may have taken their room.
             not_on_host = self._prefixes.residence.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
@@ -201,7 +201,7 @@ class BackingUp:
         """
         again = lent.request in self._prefixes.residence.not_on_host.awaited
         if again:
-            # Start the next pause, if copies have failed.
+            # Start the next backoff pause if copies have failed.
             self.pauses.allow()
             return self.write_through_again(node, lent)
         return self.write_through(node, lent)
@@ -251,7 +251,7 @@ class BackingUp:
                 settled.append(segment)
             elif node.values[HOST][component] is None:
                 orphaned.append(segment)
-        # The copy of their parents has failed meanwhile.
+        # Orphaned segments: the copy of their parents has failed meanwhile.
         self._copy_again(operation, orphaned)
         self._agenda.finish(operation, Outcome.COMPLETE)
         self._persisting.offer(settled)
@@ -406,7 +406,7 @@ class BackingUp:
             if each.end > component.needed_from(end.end):
                 continue
             if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
-                # Nodes further up were checked when this node was backed up.
+                # Nodes above one on the host were checked when that one was backed up.
                 break
             pages = component.pages_of(each.width)
             if pages > room[index] or lent.of(each, component) is None:
@@ -416,7 +416,6 @@ class BackingUp:
         return found
 
     def _to_pass_on(self, node: Node, lent: Lent | None) -> list[Missing]:
-        """Return the values on the path to `node` that are on the device only."""
         return [each for each in self._passing(node, lent) if self._persisting.lacks(*each)]
 
     def _passing(self, node: Node, lent: Lent | None) -> list[Missing]:
@@ -447,7 +446,7 @@ class BackingUp:
         """
         wanted = self._to_pass_on(node, lent)
         if not wanted:
-            # A write may still fail, and the engine cannot lend the pages again then.
+            # A write to the store may still fail, and the engine cannot lend the pages again then.
             return (), lent is None or not self._passing(node, lent)
         if self._persisting.pauses.blocks or self._persisting.is_full:
             return (), False

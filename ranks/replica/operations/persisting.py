@@ -319,7 +319,6 @@ class Persisting:
         return True
 
     def _divide(self, unsaved: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-        """Divide segments to be written again into a piece and the rest; may split a node."""
         piece: list[Segment] = []
         left = _PIECE_PAGES
         for at, (node, index) in enumerate(unsaved):
@@ -335,7 +334,6 @@ class Persisting:
         return piece, []
 
     def _postpone(self, segments: Iterable[Segment], cause: Undone) -> None:
-        """Queue unwritten segments for a retry, which checks the whole path."""
         last, pages = None, 0
         for node, component in segments:
             pages += self._component(component).pages_of(node.width)

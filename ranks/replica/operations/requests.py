@@ -67,7 +67,7 @@ class Event(IntEnum):
     """A copy of all the request's pages to host memory begins."""
     SAVED = auto()
     LOSE = auto()
-    """The saved pages are lost."""
+    """The pages of a retracted request are lost."""
 
 
 class LoadState(StrEnum):
@@ -139,7 +139,7 @@ class Request:
     id: str
     place: Place
     stage: Stage = Stage.KNOWN
-    """Changed only by `Requests.move`."""
+    """The request's stage; only `Requests.move` changes it."""
     waits_for: int | None = None
     """The id of the copy that the request waits for."""
     prefetch: int | None = None
@@ -153,7 +153,7 @@ class Request:
     prefix: int = 0
     """Pages of the request's prefix that are in the tree and locked for it."""
     node: Node | None = None
-    """The node at which that prefix ends."""
+    """The node at which the request's cached prefix ends."""
     locks: Sequence[Receipt] = ()
     """Locks on the device; pins on the host while the request is retracted."""
     saved: list[PageRun] | None = None

@@ -77,7 +77,6 @@ class Retrying:
         return self._persisting.has_turn and not self._persisting.pauses.blocks
 
     def _try(self, backlog: Backlog, may_try: Callable[[], bool], most: int) -> int:
-        """Retry the first entries while that is allowed, up to `most`; return how many."""
         for count in range(most):
             entry = backlog.take() if backlog and may_try() else None
             if entry is None:

@@ -111,7 +111,7 @@ class Saving:
         residence = self._residence
         residence.release(request.locks)
         if request.node is not None:
-            # Nodes that were evicted or could not be copied may have been kept for it as tombstones.
+            # The request's pin may have kept nodes without pages (tombstones); remove them.
             residence.prune(request.node)
         for index, pages in enumerate(request.device_pages):
             residence.pools[DEVICE][index].give_back(pages)

@@ -21,10 +21,7 @@ from .persisting import Persisting
 from .requests import Request, Requests, Stage
 
 PINNED_SHARE_MAX = 0.75
-"""The largest share of a host pool that may be pinned when more pages are served.
-
-The rest stays available to requests that compute.
-"""
+"""The largest share of a host pool that may be pinned when more pages are served."""
 
 
 class ServingPeers:
@@ -64,7 +61,7 @@ class ServingPeers:
         whole = node.end == self._prefixes.tree.whole_pages(tokens)
         wanted, lacking = self._wanted(node, whole=whole)
         if self._bring_to_host(request, node, lacking):
-            # The backup may have split nodes.
+            # List the values again: the backup may have split nodes.
             wanted, lacking = self._wanted(node, whole=whole)
         all_of_it = whole and not lacking
         end = self._end(lacking, node)
@@ -80,7 +77,7 @@ class ServingPeers:
             operation = self._begin(request)
         self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
         self._serve(operation, there)
-        # Without these values, a match ends at least one page earlier.
+        # If values for a match at the end are missing, a match ends at least one page earlier.
         complete = whole and all(each in operation.segments for each in wanted)
         unit = self._prefixes.tree.page_tokens
         return max(0, min(operation.end, node.end - (not complete))) * unit
@@ -146,7 +143,6 @@ class ServingPeers:
         return last is not None
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:
-        """Return the position up to which all full attention of the path to `last` is on the host."""
         return min((each.node.start for each in lacking if not each.component), default=last.end)
 
     def _begin(self, request: Request) -> Serving:
@@ -156,7 +152,6 @@ class ServingPeers:
         return operation
 
     def _serve(self, operation: Serving, wanted: Sequence[Segment]) -> None:
-        """Serve the wanted segments that are not served yet, if host memory may pin so many."""
         new = [each for each in wanted if each not in operation.segments]
         if not new or not self._may_pin(new):
             return
@@ -173,7 +168,6 @@ class ServingPeers:
         self._agenda.serve(operation, transfers)
 
     def _pin(self, operation: Serving, component: Component, nodes: Sequence[Node]) -> None:
-        """Pin newly served nodes of a component, in addition to those served for other ends."""
         holds, index = self._prefixes.residence.holds, component.index
         before = [] if index or operation.last is None else [operation.last]
         last = max([*nodes, *before], key=lambda node: node.end)

@@ -12,7 +12,7 @@ from .remembered import Remembered
 RENEWED_S: Final = 60.0
 """How long, in seconds, the group believes that the store still has a page."""
 RENEWED_PART: Final = 4
-"""Inverse of the share of host memory after whose writing that belief ends.
+"""Inverse of the share of host memory after whose writing a record of stored pages is old.
 
 A full store has evicted as much. So at most this many stored pages are checked again per page written.
 """
@@ -57,7 +57,7 @@ class Store:
         self.lost = False
         self.number += 1
         self._first_operation = next_operation
-        # They describe which pages the previous store had or lacked.
+        # Misses and recent writes describe the previous store.
         self.forget_all_misses()
         self.lately.clear()
         self._changed("attached")
@@ -173,7 +173,7 @@ class Store:
     def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
         """Forget the misses of objects that have been written."""
         self.misses.forget((pool, key) for key in keys)
-        # Keys of other pools name other objects.
+        # An object of another pool may have the same key; a miss forgotten too early costs one query.
         self.absences.forget(keys)
 
     def note_lately(self, pool: str, keys: Sequence[bytes]) -> None:

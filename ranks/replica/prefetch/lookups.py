@@ -45,11 +45,12 @@ class Lookups:
         root = prefixes.root(request.place)
         anchor = next((node for node in nodes if node.end == last_host), root)
         if nodes and nodes[-1] is not anchor:
-            # The rest is only on the device. Its backup is in flight, or found no room.
+            # Cached pages beyond the anchor are only on the device; their backup is in flight or found
+            # no room.
             return None
         wanted = tokens[anchor.end * step :]
         pages = min(tree.whole_pages(wanted), self._config.prefetch_pages_max)
-        # Apply the bound first: hashing is much of the cost of a prefetch that finds nothing.
+        # Bound the tokens before hashing, which dominates a prefetch that finds nothing.
         keys = page_keys(tree.keys(anchor)[-1], wanted[: pages * step], tree.page_tokens)
         request.sought = Sought(anchor.end, keys, failed=request.sought.failed)
         components = prefixes.components

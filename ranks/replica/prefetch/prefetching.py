@@ -229,7 +229,7 @@ class Prefetching:
             self._end_query(operation, Outcome.ABORTED, Why.ABANDONED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
-        """Vote again on lengths up to `bound`: no longer length is common to all ranks."""
+        """Vote again on lengths up to `bound`, because the ranks share no longer one."""
         operation.votes += 1
         if operation.votes >= VOTES_MAX:
             self._end_query(operation, Outcome.MISS, Why.ONE_RANK_LACKS_IT)
@@ -247,7 +247,7 @@ class Prefetching:
             self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
-            # The length that fits may not be restorable, so vote again.
+            # The length that fits in host memory may not be restorable, so vote again.
             self._vote_again(operation, fits)
             return
         positions = self._lookups.positions(operation, fits)
@@ -259,7 +259,7 @@ class Prefetching:
             return
         transfers = self._assign(operation, positions, taken)
         if not transfers:
-            # All pages have reached host memory in the meantime.
+            # All pages of the prefetch have reached host memory in the meantime.
             self._settle(operation, None)
             return
         if operation.goal < operation.end:
@@ -380,7 +380,6 @@ class Prefetching:
             self._store.note_read(node, index)
 
     def _counts(self, operation: Prefetch, positions: Sequence[Sequence[int]]) -> list[int]:
-        """Return, by component, how many pages to read."""
         counts = [0] * len(self._prefixes.components)
         for component, at in zip(operation.components, positions, strict=True):
             counts[component.index] = len(at)
@@ -392,7 +391,6 @@ class Prefetching:
         positions: Sequence[Sequence[int]],
         taken: Sequence[PageRun],
     ) -> tuple[ObjectTransfer, ...]:
-        """Assign the objects at `positions` and their destination pages to an operation."""
         wanted: list[Wanted] = []
         transfers: list[ObjectTransfer] = []
         parts = zip(operation.components, operation.needs, positions, strict=True)
@@ -431,7 +429,6 @@ class Prefetching:
         operation.budget = pages
 
     def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
-        """Publish an event about how many pages a prefetch missed, and why."""
         short = (operation.end if end is None else end) - reached
         if short <= 0:
             return

@@ -95,7 +95,7 @@ class EvictionQueue(Generic[NodeT]):
             return
         grade = self._grade(node)
         if isinstance(entry, _Line) and entry.grade == grade and node.last_access >= entry.newest:
-            # The usual case: move the node to the end of its line.
+            # The usual case: move the used node to the end of its line.
             entry.newest = node.last_access
             self._entries_made += 1
             entry.nodes[node] = self._entries_made
@@ -137,7 +137,6 @@ class EvictionQueue(Generic[NodeT]):
         return list(self._entered)
 
     def _leave(self, node: NodeT, entry: _Line[NodeT] | _Late[NodeT]) -> None:
-        """Drop a node's entry; its copy in the heap, if any, becomes stale."""
         del self._entered[node]
         if isinstance(entry, _Line):
             del entry.nodes[node]

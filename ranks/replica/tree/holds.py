@@ -117,7 +117,6 @@ class Holds:
             each, above = above, above.parent
 
     def _hold(self, node: Node, tier: int, component: int) -> bool:
-        """Increment a node's count; return whether it was zero."""
         if not node.hold_count:
             device, host = node.held
             node.held = [*device], [*host]
@@ -132,7 +131,6 @@ class Holds:
         return True
 
     def _let_go(self, node: Node, tier: int, component: int) -> bool:
-        """Decrement a node's count; return whether it became zero."""
         counts = node.held[tier]
         left = counts[component] - 1
         if left < 0:

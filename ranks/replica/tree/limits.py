@@ -228,11 +228,9 @@ class Limits:
         return was_leaving
 
     def _of(self, node: Node) -> _Limited | None:
-        """Return the counts of a node's namespace; None if it has no limit or no pages."""
         return self._known.get(node.place.namespace)
 
     def _made_for(self, node: Node) -> _Limited | None:
-        """Return the counts of the namespace of a node that gets pages; None without a limit."""
         namespace = node.place.namespace
         known = self._known.get(namespace)
         if known is None:

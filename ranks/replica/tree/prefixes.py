@@ -103,7 +103,7 @@ class Prefixes:
         for each in nodes:
             node, parent = each, each.parent
             if parent is None:
-                # The node is a root, has been removed, or has already been merged with its child.
+                # A changed node may be a root, have been removed, or have been merged with its child.
                 continue
             while parent is not None and parent.parent is not None and len(parent.children) == 1:
                 if not merge(parent, node):

@@ -254,7 +254,7 @@ class Residence:
             while (over := self.limits.over_quota(tier)) is not None:
                 victim, surplus = over
                 if surplus < victim.width:
-                    # Keep as much of the run as the quota allows.
+                    # Evict only the part of the run that exceeds the quota.
                     self._split(victim, victim.width - surplus)
                 if tier == DEVICE and self.saves is not None:
                     self.limits.leave(victim, tier)
@@ -332,7 +332,7 @@ class Residence:
     def limit(self, limit: NamespaceLimit) -> None:
         """Set or remove a namespace's limit; see `Limits.changed`."""
         for tier in TIERS:
-            # These nodes may have been divided only because they were leaving.
+            # Leaving nodes may have been divided from others only because they were leaving.
             self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
         self.limits = self.limits.changed(limit, self._tree.nodes())
 
@@ -344,7 +344,8 @@ class Residence:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # Nodes with equal use were divided for another reason, which this use does not change.
+                # Record only nodes with different use: others were divided for a reason that this use
+                # keeps.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms

@@ -134,7 +134,7 @@ class Attaching:
 
     def _objection(self, proposed: Proposed) -> str | None:
         if proposed.differs:
-            return "the ranks were told to attach or detach different stores"
+            return "the ranks were asked to attach or detach different stores"
         if proposed.refused_rank is not None:
             return f"rank {proposed.refused_rank} cannot open it; its log says why"
         if change_of(proposed.proposal) is Change.DETACH:
@@ -145,8 +145,8 @@ class Attaching:
         if kept is None:
             return None
         return (
-            f"stores that were let go of and do not end their calls keep {kept}; restore or restart"
-            " those stores, or start the engine again"
+            f"calls of detached stores that do not return keep {kept}; restore or restart"
+            " those stores, or restart the engine"
         )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
@@ -160,7 +160,7 @@ class Attaching:
     def _tardiness(self, proposed: Proposed) -> str:
         within = f"within {self._open_s:g} s (timeouts.open_s)"
         if proposed.readiness is Readiness.UNSTAGED:
-            return f"not every rank was told of it {within}"
+            return f"it did not reach every rank {within}"
         if proposed.readiness is Readiness.READY:
-            return f"the store before it was still draining {within}"
+            return f"the previous store was still draining {within}"
         return f"it was not ready on every rank {within}"

@@ -65,7 +65,7 @@ def _check_roots(replica: Replica) -> None:
         empty = all(run is None for tier in TIERS for run in root.values[tier])
         _require(empty and not root.width, 1, f"the root of {namespace!r} holds pages")
         used = bool(root.children) or place in replica.prefixes.users
-        _require(used, 2, f"the root of {namespace!r} is there for nothing")
+        _require(used, 2, f"the root of {namespace!r} has no children and no requests")
 
 
 def _check_node(tree: Tree, node: Node) -> None:
@@ -75,7 +75,7 @@ def _check_node(tree: Tree, node: Node) -> None:
     _require(node.width > 0, 1, f"{name} has an empty key")
     _require(len(node.tokens) == node.width * tree.page_bytes, 1, f"{name} is misaligned")
     hangs = node.first == first and parent.children.get(first) is node
-    _require(hangs, 1, f"{name} does not hang under its parent")
+    _require(hangs, 1, f"{name} is not a child of its parent")
     _require(node.start == parent.end, 1, f"{name} does not continue its parent")
     for tier in TIERS:
         _check_values(tree, node, tier)
@@ -84,7 +84,7 @@ def _check_node(tree: Tree, node: Node) -> None:
         if node.values[tier][0] is not None and parent.values[tier][0] is None:
             _violated(4, node, tier, "has pages and its parent has none")
     held = sum(map(sum, node.held))
-    _require(node.hold_count == held, 5, f"{name} miscounts what holds it")
+    _require(node.hold_count == held, 5, f"{name} has a wrong sum of locks and pins")
     _require(node.has(0) or bool(held), 2, f"{name} is dead")
 
 
@@ -105,23 +105,23 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
         index = component.index
         if run is None:
             if there >> index & 1:
-                _violated(6, node, tier, f"misremembers its {component.pool} pages")
+                _violated(6, node, tier, f"has a wrong presence bit for its {component.pool} pages")
         else:
             if not there >> index & 1:
-                _violated(6, node, tier, f"misremembers its {component.pool} pages")
+                _violated(6, node, tier, f"has a wrong presence bit for its {component.pool} pages")
             if len(run) != component.pages_of(width):
                 _violated(7, node, tier, f"has {component.pool} pages of another length")
             if base is None:
                 _violated(3, node, tier, f"has {component.pool} pages without full attention")
         if count < 0:
-            _violated(5, node, tier, "has a negative count of holds")
+            _violated(5, node, tier, "has a negative count of locks or pins")
         if count and not held[0]:
             _violated(5, node, tier, f"is held for {component.pool} and not for full attention")
     on_tier = 0
     for child in node.children.values():
         on_tier += child.values[tier][0] is not None
     if node.occupied_children[tier] != on_tier:
-        _violated(6, node, tier, "miscounts its children")
+        _violated(6, node, tier, "has a wrong count of children with pages")
 
 
 def _check_locked(node: Node) -> None:
@@ -130,7 +130,7 @@ def _check_locked(node: Node) -> None:
     Callers skip nodes under a named pin, which may lock pages not on the device yet.
     """
     if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not node.is_to_have(DEVICE, 0):
-        _violated(5, node, DEVICE, "is locked there without pages, and nothing fills it")
+        _violated(5, node, DEVICE, "is locked without pages, and no copy in flight fills it")
 
 
 def _violated(number: int, node: Node, tier: int, what: str) -> NoReturn:
@@ -145,10 +145,10 @@ def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
             kept = sum(len(run) for node, run in runs if node.held[tier][index])
             name = residence.pools[tier][index].name
             counted = residence.tree_pages[tier][index]
-            _require(counted == total, 6, f"{name} pages of the tree are miscounted")
+            _require(counted == total, 6, f"the tree has {total} {name} pages and counts {counted}")
             counted = residence.holds.kept_pages[tier][index]
-            _require(counted == kept, 6, f"kept {name} pages are miscounted")
-    _require(tree.node_count == len(nodes), 6, "the nodes are miscounted")
+            _require(counted == kept, 6, f"{kept} {name} pages are held and {counted} counted")
+    _require(tree.node_count == len(nodes), 6, "the tree has a wrong count of its nodes")
 
 
 def _check_holds(replica: Replica, nodes: list[Node]) -> None:
@@ -174,16 +174,14 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
                 # it.
                 owed[id(node.parent), tier, 0] += 1
     for node in nodes:
-        _require(node.ends == ends[id(node)], 5, f"node {node.id} miscounts what ends with it")
-        _require(
-            node.begins == begins[id(node)], 5, f"node {node.id} miscounts what begins with it"
-        )
+        _require(node.ends == ends[id(node)], 5, f"node {node.id} has a wrong count `ends`")
+        _require(node.begins == begins[id(node)], 5, f"node {node.id} has a wrong count `begins`")
         for tier in TIERS:
             for component, count in enumerate(node.held[tier]):
                 receipts = owed.get((id(node), tier, component), 0)
                 if count != receipts:
                     _violated(
-                        5, node, tier, f"is held {count} times, and {receipts} receipts say so"
+                        5, node, tier, f"is held {count} times, and by {receipts} lock handles"
                     )
 
 
@@ -203,7 +201,7 @@ def _check_eviction(
     for tier in TIERS:
         for node in residence.limits.leaving(tier):
             if node.values[tier][0] is None or residence.evictable(tier, 0, node):
-                _violated(6, node, tier, "counts as leaving, and nothing keeps it from that")
+                _violated(6, node, tier, "counts as leaving, and is gone or evictable")
         for index in range(len(components)):
             entries = residence.queues[tier][index].entries()
             queued = set(map(id, entries))
@@ -211,9 +209,11 @@ def _check_eviction(
             for node in nodes:
                 if residence.evictable(tier, index, node) and id(node) not in queued:
                     name = residence.pools[tier][index].name
-                    _require(False, 6, f"{name} pages of node {node.id} could leave and cannot")
+                    _require(
+                        False, 6, f"{name} pages of node {node.id} are not queued for eviction"
+                    )
                 if not index and node.occupied_children[tier] and id(node) in queued:
-                    _violated(6, node, tier, "is no leaf and waits to be evicted")
+                    _violated(6, node, tier, "is not a leaf and is queued for eviction")
 
 
 def _owners(
@@ -239,7 +239,7 @@ def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
             if len(every) != len(set(every)):
                 _name_the_owners(replica, nodes, tier, index)
             missing = pool.capacity - len(every)
-            _require(not missing, 7, f"{missing} {pool.name} pages belong to nobody")
+            _require(not missing, 7, f"{missing} {pool.name} pages have no owner")
 
 
 def _name_the_owners(replica: Replica, nodes: list[Node], tier: int, index: int) -> None:
@@ -259,17 +259,17 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
     expected: set[tuple[int, int]] = set()
     for operation in in_flight.values():
         name = f"{operation.kind.name} {operation.id}"
-        _require(operation.phase is not Phase.DONE, 8, f"{name} is done and still there")
+        _require(operation.phase is not Phase.DONE, 8, f"{name} is done and still in flight")
         for node in operation.nodes():
             _require(id(node) in reachable, 8, f"{name} refers to node {node.id}, which is gone")
         if isinstance(operation, Moving):
             expected |= {(id(node), operation.id) for node, _ in operation.segments}
             _check_segments(tree, operation, name)
     marked = {(id(node), mark.id) for node in nodes for mark in node.marks}
-    _require(marked == expected, 8, "the nodes' marks are not those of the operations")
+    _require(marked == expected, 8, "the marks of nodes and operations differ")
     for queue, line in replica.agenda.queues().items():
         for _, number in line:
-            _require(number in in_flight, 8, f"operation {number} stands in {queue.name}, gone")
+            _require(number in in_flight, 8, f"operation {number} in {queue.name} is not in flight")
 
 
 def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
@@ -294,22 +294,22 @@ def _check_bounds(replica: Replica) -> None:
     agenda, prefetching = replica.agenda, replica.prefetching
     in_flight = agenda.in_flight.values()
     budget = sum(each.budget for each in in_flight if isinstance(each, Prefetch))
-    _require(prefetching.budget_used == budget, 9, "the prefetch budget is not what is in flight")
+    _require(prefetching.budget_used == budget, 9, "prefetches in flight use another budget")
     most = replica.config.bounds.prefetches
-    _require(len(prefetching.active) <= most, 9, "too many prefetches at a time")
+    _require(len(prefetching.active) <= most, 9, f"more than {most} prefetches are active")
     active = prefetching.active
     seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
-    _require(agenda.seats().taken() == seated, 9, "the seats are not the active prefetches'")
+    _require(agenda.seats().taken() == seated, 9, "the prefetch slots and active prefetches differ")
     rest = (Phase.QUARANTINED, Phase.SERVING)
     working = Counter(each.kind for each in in_flight if each.phase not in rest)
     for_store = sum(each.is_for_store for each in in_flight if each.phase not in rest)
     counted = agenda.working == working and agenda.working_for_store == for_store
-    _require(counted, 9, "the operations that work are miscounted")
+    _require(counted, 9, "the counts of working operations are wrong")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
-    _require(replica.persisting.issued == issued, 9, "the persists in flight are miscounted")
+    _require(replica.persisting.issued == issued, 9, "the count of persists in flight is wrong")
     quarantined = len(agenda.queues()[Queue.QUARANTINE])
     there = sum(each.phase is Phase.QUARANTINED for each in in_flight)
-    _require(quarantined == there, 9, "the quarantined operations are miscounted")
+    _require(quarantined == there, 9, "the count of quarantined operations is wrong")
     for request in replica.requests:
         waits = request.waits_for is not None
         copies = request.stage in _COPYING

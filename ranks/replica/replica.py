@@ -35,8 +35,8 @@ from .parts import SOUND, Parts
 from .tree.backlog import Undone
 from .tree.matching import Match, match
 
-_LENT = "the engine owns the device's pages, and names those it lends"
-_OWNED = "the cache owns the device's pages; an engine lends none"
+_LENT = "this call is for device pages of the cache; here the engine owns them"
+_OWNED = "this call is for device pages lent by the engine; here the cache owns them"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

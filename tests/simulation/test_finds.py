@@ -104,7 +104,7 @@ def test_a_change_that_no_digest_tells_of_is_found() -> None:
     violation = schedule.run().violation
 
     assert violation is not None
-    assert violation.finding == "rank 0: invariant 7: 1 host pages belong to nobody"
+    assert violation.finding == "rank 0: invariant 7: 1 host pages have no owner"
     assert violation.step == 7
 
 
@@ -296,7 +296,7 @@ def test_a_split_that_forgets_the_operations_of_a_node_is_found() -> None:
 
 
 def test_a_leaked_page_is_found() -> None:
-    assert_found(violations(Build(parts=Parts(owned=_LosesAPage))), "belong to nobody")
+    assert_found(violations(Build(parts=Parts(owned=_LosesAPage))), "have no owner")
 
 
 def test_a_cache_that_never_hits_is_found() -> None:

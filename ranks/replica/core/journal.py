@@ -42,7 +42,7 @@ class Journal(Recorder):
             packed = self._pack(entry)
         except (TypeError, ValueError, OverflowError, BufferError) as error:
             raise UsageError(
-                f"{entry[0]}: {_culprit(entry)} has no bytes that are the same on every rank; give"
+                f"{entry[0]}: {_culprit(entry)} has no bytes that are equal on every rank; pass"
                 " text, bytes, integers of 64 bits, numbers, booleans, None, lists or tuples of these"
             ) from error
         self._update(packed)

@@ -51,7 +51,9 @@ class PagePool:
     def take(self, count: int) -> PageRun:
         """Allocate `count` pages; raise `InternalError` if fewer are free."""
         if count > len(self._free):
-            raise InternalError(f"{count} {self.name} pages were taken of {len(self._free)} free")
+            raise InternalError(
+                f"{count} {self.name} pages were allocated of {len(self._free)} free"
+            )
         if not count:
             return page_run()
         pages = self._free[: -count - 1 : -1]
@@ -66,4 +68,4 @@ class PagePool:
         self._free.extend(pages[::-1])
         self._journal.record("give back", self.name, len(pages), pages[0], fingerprint(pages))
         if len(self._free) > self.capacity:
-            raise InternalError(f"more {self.name} pages were given back than there are")
+            raise InternalError(f"more {self.name} pages were freed than the pool has")

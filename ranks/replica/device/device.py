@@ -14,7 +14,7 @@ from ..operations.requests import LoadState, Request
 
 
 def _never(operation: Operation) -> None:
-    raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")
+    raise InternalError(f"{operation.kind.name} {operation.id} is in a queue of other kinds")
 
 
 class Follows(NamedTuple):

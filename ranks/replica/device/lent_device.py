@@ -135,13 +135,14 @@ class LentDevice:
         first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
         if start_tokens % unit or not 0 <= first < last or last - first != len(runs[0]):
             raise UsageError(
-                f"request {request.id!r} lends {len(runs[0])} device pages for the pages {first} to"
-                f" {last} of {unit} tokens each, from token {start_tokens}"
+                f"request {request.id!r} lends {len(runs[0])} device pages to load the pages {first} to"
+                f" {last}, from token {start_tokens}; start at a multiple of {unit} tokens, and lend"
+                " one page for each"
             )
         found = self._restorable(request, tokens) // unit
         if found < last:
             raise UsageError(
-                f"request {request.id!r} loads {last} pages, and host memory has {found}; ask `hit`"
+                f"request {request.id!r} loads {last} pages, and host memory has {found}; call `hit`"
                 " in the same step"
             )
         starts = self._starts(first, last)

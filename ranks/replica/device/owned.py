@@ -168,7 +168,7 @@ class OwnedDevice:
         self._require_pages(request, pages)
         if pages < prefix:
             raise UsageError(
-                f"request {request.id!r} inserts {pages} pages and shares {prefix} already"
+                f"request {request.id!r} inserts {pages} pages, and already shares {prefix}"
             )
         root = prefixes.root(request.place)
         found = self._tree.follow(root, tokens)
@@ -474,7 +474,7 @@ class OwnedDevice:
     def _require_pages(self, request: OwnedRequest, pages: int) -> None:
         room = request.prefix + len(request.own[0])
         if pages > room:
-            raise UsageError(f"request {request.id!r} has filled {pages} pages and has {room}")
+            raise UsageError(f"request {request.id!r} has filled {pages} pages and reserved {room}")
 
     def _require_room_for(self, name: str, cached: int, reserved: int) -> None:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""

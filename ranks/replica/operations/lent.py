@@ -116,8 +116,8 @@ class Lent:
                 run, count = run[start - self.first : self.last - self.first], self.last - start
             if len(run) != count or NO_PAGE in run:
                 raise UsageError(
-                    f"request {self.request!r} does not lend what pool {component.pool!r} needs for"
-                    f" the pages {start} to {self.last}"
+                    f"request {self.request!r} lacks lent pages of pool {component.pool!r} for the"
+                    f" pages {start} to {self.last}"
                 )
 
 
@@ -133,7 +133,7 @@ def require_all(
         if len(run) != count or NO_PAGE in (run if component.span is None else run[-1:]):
             raise UsageError(
                 f"request {name!r} lends {len(run) - run.count(NO_PAGE)} pages of pool"
-                f" {component.pool!r} for all that it has computed, which takes {count}"
+                f" {component.pool!r}, and its computed tokens need {count}"
             )
 
 
@@ -152,8 +152,8 @@ def lent_for_all(  # noqa: PLR0917 - what is lent, and for what.
     first, last = start_tokens // page_tokens, computed // page_tokens
     if start_tokens % page_tokens or first > last:
         raise UsageError(
-            f"request {name!r} goes on from token {start_tokens}, and shares whole pages of"
-            f" {page_tokens} tokens up to {last * page_tokens}"
+            f"request {name!r} resumes from token {start_tokens}, which must be a multiple of"
+            f" {page_tokens} and at most {last * page_tokens}"
         )
     count = -(-computed // page_tokens) - first
     require_all(name, components, runs, count, state=computed > 0)

@@ -17,7 +17,7 @@ from .agenda import Agenda
 from .kinds import Copy, Operation
 from .store import Store
 
-KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
+KEEPS_TOO_MUCH = "its calls that do not return keep too many host pages"
 """The reason reported when a store is detached without a proposal."""
 
 Kept = tuple[list[int], list[int]]
@@ -107,6 +107,6 @@ class Quarantine:
 
 def _too_much(count: int, pages: int, capacity: int, pool: str, most: int) -> str:
     return (
-        f"{count} operations that do not end keep {pages} of {capacity} {pool} pages, and {most} may be"
+        f"{count} hung operations keep {pages} of {capacity} {pool} pages, and {most} may be"
         " kept (bounds.quarantine_pages)"
     )

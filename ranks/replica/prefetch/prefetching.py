@@ -363,7 +363,7 @@ class Prefetching:
             mine = page_run(pages.pop(each) for each in positions if each in pages)
             self._give(operation, node, component.index, mine)
         if pages:
-            raise InternalError(f"pages of {component.pool} at {sorted(pages)} lie on no node")
+            raise InternalError(f"no node covers the {component.pool} pages at {sorted(pages)}")
 
     def _give(self, operation: Prefetch, node: Node, index: int, pages: PageRun) -> None:
         """Attach pages of a component to a node, or free them if the node has some already."""

@@ -95,7 +95,9 @@ class Holds:
         """Release a lock or pin by the handle that `acquire` returned, exactly once."""
         node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
-            raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
+            raise InternalError(
+                f"node {node.id} ends at {node.end}, its lock handle at {receipt.end}"
+            )
         node.ends -= 1
         if not node.ends and len(node.children) == 1:
             self._changed[node] = None

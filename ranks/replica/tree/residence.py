@@ -484,7 +484,7 @@ class Residence:
         while len(mine) < short:
             victim = queue.next_victim()
             if victim is None:
-                raise InternalError(f"{pool.name} pages that could be evicted are miscounted")
+                raise InternalError(f"fewer {pool.name} pages are evictable than counted")
             surplus = len(mine) + victim.width - short
             if surplus > 0 and not component:
                 self._split(victim, surplus)

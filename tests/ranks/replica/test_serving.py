@@ -251,7 +251,7 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
     ranks.every(lambda cache: cache.abort("unknown"))
     assert ranks.every(lambda cache: cache.inspection.state_digest) == before
     ranks.every(lambda cache: cache.load_back("a", prompt(2), reserve_tokens=8))
-    with pytest.raises(UsageError, match="has filled 3 pages and has 2"):
+    with pytest.raises(UsageError, match="has filled 3 pages and reserved 2"):
         ranks.caches[0].insert("a", prompt(3))
     with pytest.raises(UsageError, match="admitted already"):
         ranks.caches[0].load_back("a", prompt(2))

@@ -217,7 +217,7 @@ def test_a_load_without_a_page_that_the_window_needs_is_refused() -> None:
     ranks.settle()
     ranks.every(lambda cache: cache.hit("r", PROMPT))
 
-    with pytest.raises(UsageError, match="what pool 'window' needs for the pages 4 to 6"):
+    with pytest.raises(UsageError, match="lacks lent pages of pool 'window' for the pages 4 to 6"):
         ranks.caches[0].load("r", PROMPT, lent(6, window=[*GONE * 5, 9]))
 
 

@@ -172,7 +172,7 @@ def test_only_a_retracted_request_can_be_resumed(cache: Cache) -> None:
 
     with pytest.raises(UsageError, match="is not retracted"):
         cache.resume("a")
-    with pytest.raises(UsageError, match="has filled 6 pages and has 5"):
+    with pytest.raises(UsageError, match="has filled 6 pages and reserved 5"):
         cache.retract("a", np.arange(21, dtype=np.int32))
 
 

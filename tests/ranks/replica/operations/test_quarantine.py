@@ -64,7 +64,7 @@ def test_copies_that_keep_more_than_half_of_a_pool_end_the_epoch_in_the_same_wor
 
     words = ended_by(ranks)
     assert words[0] == (
-        "4 operations that do not end keep 16 of 24 host pages, and 12 may be kept"
+        "4 hung operations keep 16 of 24 host pages, and 12 may be kept"
         f" (bounds.quarantine_pages); the last is backup {last}, which hangs on rank 1"
     )
     assert words == words[:1] * 2

@@ -188,5 +188,5 @@ def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
 
     setattr(node, count, getattr(node, count) + 1)
 
-    with pytest.raises(InvariantViolation, match=f"miscounts what {count} with it"):
+    with pytest.raises(InvariantViolation, match=f"has a wrong count `{count}`"):
         ranks.check()

@@ -100,7 +100,7 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
     values, held = node.values[tier], node.held[tier]
     base, width = values[0], node.width
     there = node.there >> (tier * len(values))
-    # Build error sentences only on failure: this check runs for every node after every step.
+    # Build error texts only on failure, because this check runs for every node after every step.
     for component, run, count in zip(tree.components, values, held, strict=True):
         index = component.index
         if run is None:

@@ -298,7 +298,7 @@ class Replica:
     def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self._lent_request(name)
-        # Check before ending the prefetch, because a refused call must change nothing.
+        # Check the load before ending the prefetch, because a refused call must change nothing.
         self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
         self._lent.load(request, tokens, start_tokens, runs)

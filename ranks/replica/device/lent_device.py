@@ -241,7 +241,8 @@ class LentDevice:
         self._began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
-        # Which pages the engine still has must be equal on every rank, so record the result.
+        # The saved positions depend on the engine's pages and must be equal on every rank, so record
+        # them.
         self._journal.record("saved from", request.id, starts)
         return True
 
@@ -329,7 +330,7 @@ class LentDevice:
         assert load is not None
         self._began(request, load)
         request.unfilled = unfilled_after(load, self._components, first, starts, before)
-        # Which pages the engine lends must be equal on every rank, so record the result.
+        # Unfilled positions depend on the lent pages and must be equal on every rank, so record them.
         self._journal.record("unfilled", load, first, starts)
 
     def _restorable(self, request: LentRequest, tokens: bytes) -> int:
@@ -420,7 +421,7 @@ class LentDevice:
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
             first, last = request.loaded
-            # Keep pages copied by earlier loads.
+            # After a failed load, keep the pages copied by earlier loads.
             failed_from = min((node.start for node, _ in operation.segments), default=0)
             request.loaded = first, max(first, min(last, failed_from))
             # The engine computes pages that the failed load lacks.

@@ -136,7 +136,7 @@ class OwnedDevice:
         prefixes.use(best, hits=1, priority=priority)
         self._journal.record("admit", request.id, on_device, end, reserve_tokens, priority)
         if missing:
-            # Eviction may have split nodes: list the missing ones again, in the same order.
+            # Eviction may have split nodes, so list the missing ones again, in the same order.
             missing = lacking(self._components, best, DEVICE)
             self._loading_back.begin(request, best, missing, loading)
         elif self._states:
@@ -231,7 +231,7 @@ class OwnedDevice:
         pins = self._saving.begin(request, tokens, node, tail)
         if pins is None:
             return False
-        # The operation owns the partial last page and the state; `let_go` frees the rest.
+        # The retract operation owns the partial last page and the state; `let_go` frees the rest.
         request.own = [run[len(part) :] for run, part in zip(request.own, tail, strict=True)]
         self._saving.let_go(request)
         request.locks, request.node, request.prefix = pins, node, node.end
@@ -480,7 +480,7 @@ class OwnedDevice:
         """Raise `UsageError` if a request with a cached prefix does not fit an empty device."""
         for component in self._paged:
             pool = self._residence.pools[DEVICE][component.index]
-            # A request holds the cached pages that a match needs, and gets new pages after them.
+            # Full size check: the cached pages that a match needs, and new pages after them.
             needed = max(cached, reserved) - component.needed_from(cached)
             if needed > pool.capacity:
                 raise UsageError(

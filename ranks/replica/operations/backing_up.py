@@ -116,7 +116,7 @@ class BackingUp:
         if evicts_unwritten and self._persisting.pauses.blocks:
             self._postpone([node], lent)
             return ()
-        # Without a store, ends that do not fit together would evict each other forever.
+        # Without a store, match ends that do not fit together would evict each other forever.
         several = lent is None and not too_long and self._persisting.keeps(node)
         ends = self._ends(node, lent, all_lacking=True) if several else [node]
         operations: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ class BackingUp:
             pins += self.pin(end)
         self._prefixes.residence.release(pins)
         if several:
-            # Queue these ends again: later ends may have taken their room.
+            # Queue these match ends again, because later ones may have taken their host pages.
             not_on_host = self._prefixes.residence.not_on_host
             above = self._ends(node, lent, all_lacking=True)[1:]
             self._postpone([each for each in above if each not in not_on_host], lent)
@@ -406,7 +406,7 @@ class BackingUp:
             if each.end > component.needed_from(end.end):
                 continue
             if each.values[HOST][index] is not None or each.is_to_have(HOST, index):
-                # Nodes above one on the host were checked when that one was backed up.
+                # Nodes above a node on the host were checked when that node was backed up.
                 break
             pages = component.pages_of(each.width)
             if pages > room[index] or lent.of(each, component) is None:
@@ -453,7 +453,7 @@ class BackingUp:
         taken = self._take_for_passing(wanted)
         if taken is None:
             return (), False
-        # The allocation may have evicted from this path or split it, so list the values again.
+        # The allocation may have evicted or split nodes of this path, so list the values again.
         wanted = self._to_pass_on(node, lent)
         chosen: list[Missing] = []
         room = [len(run) for run in taken]
@@ -465,8 +465,8 @@ class BackingUp:
                 chosen.append((each, index))
                 continue
             complete = False
-            # Do not split a node that already has pages in this copy: they would move to its lower
-            # part.
+            # Do not split a node chosen for another component: the choice would then mean its lower
+            # part only.
             divisible = self._components[index].per_page and all(each is not at for at, _ in chosen)
             if room[index] and divisible:
                 self._prefixes.split(each, room[index])
@@ -477,7 +477,7 @@ class BackingUp:
             for pool, run in zip(self._prefixes.residence.pools[HOST], taken, strict=True):
                 pool.give_back(run)
             return (), False
-        # If pages are lent, the engine must also wait for the writes.
+        # With lent pages the path is not complete, because the engine must also wait for the writes.
         return (self._begin(node, chosen, lent, taken),), complete and lent is None
 
     def _take_for_passing(self, wanted: Sequence[Missing]) -> list[PageRun] | None:

@@ -96,7 +96,7 @@ class Moving(Operation):
         mark = frozenset((self,))
         for segment in self.segments:
             node = segment.node
-            # Nearly every node has no other mark.
+            # Fast path: nearly every node has no other mark.
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:

@@ -136,7 +136,7 @@ class LoadingBack:
 
     def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
         # A copy may still read the host pages, so the operation takes them over instead of freeing
-        # them.
+        # them. A node that others hold on the host keeps them.
         residence = self._residence
         if node.parent is None or node.values[HOST][component] is None:
             return

@@ -155,7 +155,7 @@ class Persisting:
 
     def _recall(self, node: Node, component: int) -> None:
         self._store.note_written(node, component, 0, self._store.time)
-        # The node may now be mergeable with its neighbours.
+        # A node now known as stored may be mergeable with its neighbours.
         self._prefixes.residence.changed[node] = None
 
     def keeps(self, node: Node) -> bool:

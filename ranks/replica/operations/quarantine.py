@@ -74,7 +74,10 @@ class Quarantine:
         return None
 
     def _most(self, pool: PagePool, share: int) -> int:
-        """Return the bound on quarantined pages of a pool: `quarantine_pages`, or `1 / share` of it."""
+        """Return how many pages of a pool may be kept: `1 / share` of it, or `quarantine_pages`.
+
+        A configured bound is capped at half of the pool.
+        """
         bound = self._config.bounds.quarantine_pages
         return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
 

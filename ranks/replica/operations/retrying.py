@@ -92,8 +92,8 @@ class Retrying:
         # Match ends that have left the device may need window pages further up that it still has.
         last = node if all(each.values[HOST][0] is not None for each in below) else on_device
         if self._copies_again and on_device.parent is not None:
-            # Do not evict the unwritten path to make room for its upper part, unless the path is longer
-            # than host memory.
+            # Pin the path's host pages so that copying its upper part does not evict them. A path
+            # longer than host memory needs their room.
             fits = node.end <= self._host_pages
             pins = self._backing_up.pin(node) if fits else []
             self._backing_up.write_through_again(last)

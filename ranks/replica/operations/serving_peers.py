@@ -61,7 +61,7 @@ class ServingPeers:
         whole = node.end == self._prefixes.tree.whole_pages(tokens)
         wanted, lacking = self._wanted(node, whole=whole)
         if self._bring_to_host(request, node, lacking):
-            # List the values again: the backup may have split nodes.
+            # The backup may have split nodes, so list the values again.
             wanted, lacking = self._wanted(node, whole=whole)
         all_of_it = whole and not lacking
         end = self._end(lacking, node)

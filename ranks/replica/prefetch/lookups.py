@@ -98,7 +98,7 @@ class Lookups:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
             if short <= 0:
                 break
-            # Each page less needs at most one object less, so no length in between fits.
+            # A page less needs at most one object less, so no length in between fits.
             fits = max(0, fits - short)
         return fits
 
@@ -135,7 +135,7 @@ class Lookups:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        # If the need begins after the path, skip the keys before its start.
+        # If the need begins after the path, skip the continuing keys before its start.
         asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
         if heeds:

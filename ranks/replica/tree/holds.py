@@ -82,7 +82,8 @@ class Holds:
             assert each is not None
             is_first = self._hold(each, tier, component)
             if not (component or is_first):
-                # The old end is also counted as a held child of its parent, so remove one count.
+                # The nodes below the old end were held already and count there as a held child, so
+                # remove the old end's own count.
                 self._let_base_go(tier, old)
                 break
             each = each.parent

@@ -145,7 +145,8 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].try_enter(node)
-            # If the node was split before it was saved, no copy may have begun for this part.
+            # If a leaving node was split before its backup began, this part may have no copy: evict it
+            # again.
             self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
@@ -204,7 +205,7 @@ class Limits:
                 victim = limited.queues[tier].next_victim()
             if limited is not None and victim is not None:
                 return victim, limited.surplus(tier)
-            # The namespace is checked again when pages are added or released.
+            # A namespace is checked again when its pages are added or released.
             del self._over[tier][name]
         return None
 

@@ -36,7 +36,7 @@ class StoreTime(NamedTuple):
     """A point in the life of a store, as the group sees it."""
 
     written: int
-    """Pages that the group had written by then."""
+    """Pages that the group had written to the store by this point."""
     agreed_ms: int
 
 

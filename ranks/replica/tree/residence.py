@@ -147,7 +147,7 @@ class Residence:
         queue = self.queues[tier][component]
         if not component:
             parent.occupied_children[tier] += 1
-            # The parent is no longer a leaf of its tier, so `touch` no longer updates its entry.
+            # The parent is no longer a leaf of its tier, so later uses do not update its queue entry.
             queue.discard(parent)
             if limited:
                 self.limits.count(node, tier, count)
@@ -228,7 +228,7 @@ class Residence:
             return list(map(PagePool.take, pools, counts))
         if not self._can_find(tier, counts):
             return None
-        # A backup locks whole nodes even if it copies a part, so count again.
+        # A backup locks whole nodes even if it copies only a part, so count the evictable pages again.
         saves = self.saves if tier == DEVICE else None
         if saves and (self._have_to_wait(counts, saves) or not self._can_find(tier, counts)):
             return None
@@ -344,8 +344,8 @@ class Residence:
         each, above = node, node.parent
         while above is not None:
             if len(above.children) == 1 and not _used_alike(above, each):
-                # Record only nodes with different use: others were divided for a reason that this use
-                # keeps.
+                # Nodes used alike stay divided for another reason; other nodes may have become
+                # mergeable.
                 changed[each] = None
             each.last_access = uses
             each.used_ms = time_ms

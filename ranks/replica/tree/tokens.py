@@ -45,7 +45,7 @@ def as_token_view(tokens: Tokens) -> bytes | memoryview:
         if view.format == "i" and view.ndim == 1 and _LITTLE:
             return view.cast("B")
     except (TypeError, ValueError):
-        # The value is no buffer, is empty, or is not contiguous.
+        # The token value is no buffer, is empty, or is not contiguous.
         pass
     return as_token_bytes(tokens)
 

@@ -77,7 +77,7 @@ class Tree:
                 break
             run = child.tokens
             end = at + len(run)
-            # One comparison in place, of the whole run or of the remaining tokens.
+            # Compare in place: the whole run, or as much of it as the tokens have left.
             if end > stop or not run.startswith(view[at:end]):
                 pages = _common_pages(run, view[at : min(end, stop)], step)
                 return nodes, child, pages
@@ -130,7 +130,7 @@ class Tree:
         upper.store, upper.stored_at = node.store, node.stored_at
         upper.persisted = node.persisted & self._in_pages
         if isinstance(tokens, bytearray):
-            # Cut in place: the node may be a long conversation whose end is being evicted.
+            # Delete in place, because the node may be a long conversation whose end is being evicted.
             del tokens[:cut]
         else:
             node.tokens = tokens[cut:]

@@ -44,7 +44,6 @@ class Parts:
     pinning: type[Pinning] = Pinning
     attaching: type[Attaching] = Attaching
     ballot: Callable[[BallotShape, int], Ballot] = Ballot
-    """Creates the ballot of a rank."""
 
 
 SOUND = Parts()

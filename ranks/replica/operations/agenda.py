@@ -47,7 +47,6 @@ class Agenda:
         self.working_for_store = 0
         """How many of the operations in `working` are for the store."""
         self.ended = 0
-        """How many operations have ended."""
         self.next_id = 1
         """The id of the next operation; ids are never reused."""
 

@@ -288,7 +288,7 @@ class Prefetch(Operation):
     source: str = ""
     """The group that the pages come from; empty for the store."""
     waits_since_ms: int
-    """The agreed time at which the prefetch began to wait; 0 if none was agreed on."""
+    """Agreed time (ms) at which the prefetch began to wait; 0 if none was agreed on."""
     seat: int | None = None
     """The prefetch slot in the ballot, held from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
@@ -303,7 +303,6 @@ class Prefetch(Operation):
     wanted: tuple[Wanted, ...] = ()
     """The objects to read, in landing order: full attention first."""
     wanted_count: int = 0
-    """The number of objects to read."""
     landed: int = 0
     """How many objects have landed on every rank, by the last verdict."""
     budget: int = 0
@@ -311,7 +310,7 @@ class Prefetch(Operation):
     keys: tuple[bytes, ...] = field(init=False)
     """The keys of the requested full-attention pages."""
     end: int = field(init=False)
-    """The position at which the requested pages end."""
+    """The position after the last requested page."""
 
     def __post_init__(self) -> None:
         super(Prefetch, self).__post_init__()

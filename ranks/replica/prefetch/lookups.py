@@ -23,7 +23,7 @@ from ..tree.tokens import page_keys
 
 
 class Lookups:
-    """Plans lookups and the reads that follow them."""
+    """Plans the lookups of prefetches and the reads that follow them."""
 
     def __init__(self, basis: Basis, prefixes: Prefixes, store: Store) -> None:
         self._config = basis.config

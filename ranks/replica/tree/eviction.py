@@ -54,7 +54,6 @@ class EvictionQueue(Generic[NodeT]):
         """Where each node is: its line, or its own entry in the heap."""
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
-        """The lines, sorted by grade."""
         self._late: list[_Late[NodeT]] = []
         """The late nodes, as a heap. An entry is stale unless `_entered` refers to it."""
         self._late_count = 0

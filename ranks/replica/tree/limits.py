@@ -83,7 +83,6 @@ class Limits:
         self._look_ms = [0, 0]
         """By tier: the agreed time of the next check of times to live."""
         self.are_set = bool(limits)
-        """Whether any namespace has a limit."""
 
     def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
         """Return a copy with one namespace's limit replaced, or removed if `limit` bounds nothing.

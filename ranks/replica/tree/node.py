@@ -11,7 +11,7 @@ DEVICE, HOST = 0, 1
 """Indices of the tiers in the tree."""
 
 PASSING = "\0"
-"""Prefix of namespaces that are never persisted for later runs of the cache."""
+"""Prefix of namespaces whose pages never go to storage, because no later run can use them."""
 
 
 class Place(NamedTuple):

@@ -36,7 +36,7 @@ class Leaving:
 
     cause: Cause
     runs: tuple[list[PageRun], list[PageRun]]
-    """The pages, by tier and component."""
+    """Pages that have left the tree, by tier and component."""
     keys: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
     """The keys of the full-attention pages by tier, if the configuration asks for page names."""
     victims: list[int] = field(default_factory=list[int])
@@ -77,7 +77,6 @@ class Residence:
             )
             for tier in TIERS
         )
-        """The pools, by tier and component."""
         self.tree_pages = tuple([0] * len(self.components) for _ in TIERS)
         """By tier and component: pages that tree nodes own."""
         self.changed: dict[Node, None] = {}

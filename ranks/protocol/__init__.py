@@ -1,1 +1,1 @@
-"""Values that cross layers: settings, orders, effects, notices, answers, the wire format. Pure."""
+"""Values that cross layers: settings, orders, effects, events, answers, the wire format. Pure."""

@@ -1,4 +1,4 @@
-"""The pools of one rank: those of a configuration, in the sizes that all ranks have agreed on."""
+"""The page pools of one rank: configured layouts, in the sizes that all ranks agreed on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from .orders import KV_POOL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedPool:
-    """One pool: this rank's part of its pages, and how many of them every rank has."""
+    """One page pool: this rank's shard of each page, and numbers of pages (equal on all ranks)."""
 
     layout: ShardLayout
     device_pages: int
-    """0 where the engine owns them."""
+    """0 if the engine owns the device pages."""
     host_pages: int
 
 
 def pool_layouts(config: RankCacheConfig) -> dict[str, PageLayout]:
-    """Return the layout of each pool by the pool's name, full attention's first.
+    """Return the page layout of each pool by pool name, full attention first.
 
-    It is that of the model, whichever optional columns are kept here.
+    Each layout is the model's full layout. It includes optional columns that this engine does not keep.
     """
     return {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
 
 
 def namespace_of(config: RankCacheConfig) -> Namespace:
-    """Return what must agree before caches may share pages; every key begins with its digest."""
+    """Return the namespace. Caches share pages only if it is equal; its digest seeds every key."""
     return Namespace(
         model=config.model,
         weights_version=config.weights_version,
@@ -37,10 +37,10 @@ def namespace_of(config: RankCacheConfig) -> Namespace:
 
 
 def shard_layouts(config: RankCacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:
-    """Return what `rank` keeps of a page of each pool, without the columns that are absent here.
+    """Return the shard of each pool's page layout that `rank` stores, without the absent columns.
 
-    By the pool's name, full attention's first. Raises `ConfigError` if `world_size` ranks cannot
-    divide a layout.
+    Keyed by pool name, full attention first. Raises `ConfigError` if a layout cannot be divided over
+    `world_size` ranks.
     """
     return {
         pool: layout.shard(
@@ -53,10 +53,10 @@ def shard_layouts(config: RankCacheConfig, rank: int, world_size: int) -> dict[s
 def agreed_pools(
     config: RankCacheConfig, sizes: Mapping[str, tuple[int, int]], rank: int, world_size: int
 ) -> dict[str, AgreedPool]:
-    """Return the pools of `rank` by name, full attention's first.
+    """Return the pools of `rank` by name, full attention first.
 
-    `sizes` has the pages on the device and on the host that were agreed on. Raises `ConfigError` if
-    `world_size` ranks cannot divide a layout.
+    `sizes` has, for each pool, the numbers of device and host pages that all ranks agreed on. Raises
+    `ConfigError` if a layout cannot be divided over `world_size` ranks.
     """
     return {
         pool: AgreedPool(layout=layout, device_pages=sizes[pool][0], host_pages=sizes[pool][1])

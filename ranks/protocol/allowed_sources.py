@@ -1,4 +1,4 @@
-"""Which groups may be read from, as an operator has said: networks and names of hosts. Pure."""
+"""Allowlist of groups that this rank may read pages from: networks, addresses and host names. Pure."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from .host_port import ip_of, is_ip, split_host
 
 
 class AllowedSources:
-    """The sources that `allow_sources` of `Peers` allows; all of them if it is empty."""
+    """The hosts that `allow_sources` of `Peers` allows; an empty list allows every host."""
 
     def __init__(self, entries: Sequence[str] = ()) -> None:
-        """Raises `ConfigError` for what is neither a network, an address nor the name of a host."""
+        """Raise `ConfigError` if an entry is not a network, an address or a host name."""
         self._entries: Final = tuple(entries)
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
         self._names: set[str] = set()
@@ -28,13 +28,13 @@ class AllowedSources:
                 self._names.add(_folded(name))
 
     def excludes(self, host: str) -> bool:
-        """Say whether `host` is not allowed, as far as that shows before its name is resolved."""
+        """Return whether `host` is certainly not allowed, without resolving its name."""
         if not self._entries or _folded(host) in self._names:
             return False
         return self._is_outside(host) if is_ip(host) else not self._networks
 
     def require(self, host: str, place: str) -> None:
-        """Raise `ConfigError` unless `host` may be read from, which is at the address `place`."""
+        """Raise `ConfigError` unless `host`, whose name resolved to `place`, may be read from."""
         if self._entries and _folded(host) not in self._names and self._is_outside(place):
             raise ConfigError(
                 f"{host} ({place}) is none of the sources that are allowed: {', '.join(self._entries)}"

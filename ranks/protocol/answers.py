@@ -1,45 +1,47 @@
-"""The answers of the replica to an engine that wants to use the cache."""
+"""Return values of the replica's admission and drop commands."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Wait(StrEnum):
-    """The reason why a request was not admitted. It holds nothing; ask again at a later step."""
+    """The reason why a request was not admitted. The request holds no pages; retry at a later step."""
 
     NO_ROOM = "no_room"
-    """Too few device pages are free or can be evicted. There are enough once others let go."""
+    """Too few device pages are free or evictable. Retry after other requests have released theirs."""
     LOADING = "loading"
-    """Another request is loading back pages that this one needs too."""
+    """Another request is already loading back pages that this request needs."""
     LOST = "lost"
-    """What was retracted is gone: `load_back` the request again, and compute what is missing."""
+    """The retracted pages are lost: call `load_back` again and recompute the missing tokens."""
 
 
 class Dropped(NamedTuple):
-    """What has left by `drop`, and what could not. Full-attention pages of both tiers together."""
+    """Result of `drop`: full-attention pages removed or still held, on device and host together."""
 
     pages: int
-    """How many have left."""
+    """Number of pages removed."""
     held: int
-    """How many stay for those who hold them: drop again once they have ended."""
+    """Number of pages that requests or operations still hold. Call `drop` again after those have
+    finished."""
 
 
 class Admission(NamedTuple):
-    """Where the cached prefix of an admitted request comes from. Lengths in tokens."""
+    """The tier from which each part of an admitted request's cached prefix comes. Lengths in tokens."""
 
     device_tokens: int
-    """Tokens that were on the device already."""
+    """Tokens that were already on the device."""
     host_tokens: int
-    """Tokens that come from host memory, where they were before this request's prefetch."""
+    """Tokens that come from host memory and were there before this request's prefetch."""
     storage_tokens: int
-    """Tokens that come from host memory, where this request's prefetch brought them from storage."""
+    """Tokens that come from host memory, where this request's prefetch loaded them from storage."""
     operation: int | None
-    """The load back in flight, or None if nothing has to be loaded."""
+    """The id of the load back in flight, or None if nothing has to be loaded."""
     checkpoints: tuple[int, ...] = ()
-    """Where the engine should end a chunk and `insert`, so that a recurrent state is kept there:
-    at the regular distance, where the prompt leaves what is cached, and at its last whole page."""
+    """Lengths at which the engine should end a chunk and call `insert`, so that the recurrent state is
+    kept there: every `checkpoint_tokens`, the end of the cached prefix, and the prompt's last whole
+    page."""
 
     @property
     def cached_tokens(self) -> int:
-        """The length of the whole cached prefix; the engine computes what follows it."""
+        """The length of the whole cached prefix; the engine computes the tokens after this length."""
         return self.device_tokens + self.host_tokens + self.storage_tokens

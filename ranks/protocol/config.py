@@ -1,4 +1,4 @@
-"""The settings of one rank's cache, validated once, when they are made."""
+"""Settings of one rank's cache, validated once at construction."""
 
 import re
 from collections.abc import Sequence
@@ -30,113 +30,114 @@ from .outside import Control, Peers
 PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
 RANKS_MAX = 1024
-"""The most ranks of a group."""
+"""Maximum number of ranks in a group."""
 
 PREFETCHES_MAX = 1 << 16
-"""Each has lanes in every ballot."""
+"""Upper bound of `Bounds.prefetches`, because each prefetch has lanes in every ballot."""
 
 PoolPages = Annotated[int, Meta(ge=0, le=PAGES_MAX)]
 
 TTL_S_MIN = 0.001
-"""Agreed time is counted in milliseconds."""
+"""Agreed time has a resolution of one millisecond."""
 
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""Names that stand in place of a pool's for objects that describe others: the manifests of models, and
-the marks of groups that have written."""
+"""Reserved names that take the pool's place in the names of metadata objects: model manifests, and
+marks of groups that have written to the store."""
 
 
 class WritePolicy(StrEnum):
     """When a computed page is copied to host memory and to storage."""
 
     WRITE_THROUGH = "write_through"
-    """As soon as it is inserted."""
+    """As soon as the page is inserted."""
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    """Once it has been hit often enough to be worth a copy."""
+    """Once the page has been hit `selective_hits` times."""
     WRITE_BACK = "write_back"
-    """When it is to leave the device; its device pages are free once the copy has settled."""
+    """When the page is evicted from the device. Its device page is freed once the copy has settled."""
 
 
 class Eviction(StrEnum):
-    """Which page leaves a full pool first."""
+    """Which page is evicted first from a full pool."""
 
     LRU = "lru"
-    """The one that was not used for the longest time, in the replica's logical clock."""
+    """The least recently used page, by the replica's logical clock."""
     LFU = "lfu"
-    """The one that was hit least often."""
+    """The page with the fewest hits."""
     SLRU = "slru"
-    """One that was used once, before any that was hit again."""
+    """Pages that were used once, before any page that was hit again."""
     PRIORITY = "priority"
-    """One that only requests of the lowest priority used."""
+    """Pages used only by requests of the lowest priority."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds(Settings):
-    """How much may be in flight at a time. What exceeds a bound waits in order, then is refused."""
+    """Limits on work in flight. Excess work waits in a bounded queue, then is refused."""
 
     prefetches: Annotated[int, Meta(ge=1, le=PREFETCHES_MAX)] = 32
-    """Prefetches that the ballot has room for; each costs three lanes in every round."""
+    """Concurrent prefetches; each costs three lanes in every round."""
     prefetches_waiting: Count = 4096
-    """Prefetches that wait for their turn; one more is refused."""
+    """Length of the prefetch queue; a prefetch beyond the limit is refused."""
     prefetch_pages: Count | None = None
-    """Host pages that all prefetches together may ask for; None stands for half the host pool."""
+    """Host pages that all prefetches together may request; None means half the host pool."""
     persists: AtLeastOne = 64
-    """Writes to storage at a time."""
+    """Concurrent writes to storage."""
     persists_waiting: Count = 4096
-    """Writes that wait, holding their host pages; one more is dropped and counted."""
+    """Queued writes, which keep their host pages pinned; a write beyond the limit is dropped and
+    counted."""
     pinned_pages: Count | None = None
-    """Pages of full attention that `pin` may keep in host memory in all; None stands for half the
-    pool. Pages that are on the device only may be at most half of each of its pools."""
+    """Full-attention pages that `pin` may keep in host memory in total; None means half the pool. Pins
+    of device-only pages are limited to half of each device pool."""
     quarantine_pages: Count | None = None
-    """Pages that operations may keep which were stopped and do not fall quiet. A store whose operations
-    keep more host pages is detached; None stands for a quarter of the host pool. Copies that keep more
-    of any pool end the epoch; None stands for half of each pool."""
+    """Pages that stopped operations with I/O still running may keep in quarantine. If a store's
+    operations exceed the limit in host pages, the store is detached; None means a quarter of the host
+    pool. If copies exceed the limit in any pool, the epoch ends; None means half of each pool."""
     remembered_misses: Count = 65536
-    """Keys that were promised and could not be read, and as many that are not stored; the oldest are
-    forgotten first."""
+    """Keys remembered as unreadable, and as many remembered as not stored; the oldest are dropped
+    first."""
     inflight_bytes: AtLeastOne = 256 << 20
-    """Bytes that this rank's storage loop reads and writes at a time."""
+    """Bytes that this rank's storage loop reads and writes concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts(Settings):
-    """How long each kind of wait may take, in seconds."""
+    """Timeout of each kind of wait, in seconds."""
 
     round_s: Seconds = 60.0
-    """A round. Longer than the engine's compile stalls, shorter than its watchdog."""
+    """One round. Should exceed the engine's compile stalls and stay below its watchdog timeout."""
     lookup_s: Seconds = 5.0
-    """A lookup in the store."""
+    """One lookup in the store."""
     persist_s: Seconds = 60.0
     """One write operation."""
     copy_s: Seconds = 60.0
     """One copy between device and host."""
     fence_s: Seconds = 1.0
-    """How long an engine that wants to overwrite pages waits for backups that read them."""
+    """How long `fence` waits for backups that read pages which the engine wants to overwrite."""
     quiesce_s: Seconds = 10.0
-    """How long I/O that was stopped may still touch its pages before they are quarantined."""
+    """How long stopped I/O may still touch its pages before those pages are quarantined."""
     miss_memory_s: Seconds = 60.0
-    """How long a failed read is remembered, in agreed time."""
+    """How long a failed read is remembered as a miss, in agreed time."""
     absence_memory_s: Seconds = 1.0
-    """How long it is remembered, in agreed time, that not every rank's store has a page: none asks for
-    it again meanwhile, also if another group writes it."""
+    """How long a page that some rank's store lacks is remembered as absent, in agreed time. No rank
+    looks the page up again during this period, even if another group has written it."""
     open_s: Seconds = 180.0
-    """How long it may last until every rank has its memory and its store, when a cache is opened; and,
-    in agreed time, until every rank has a store that is attached later."""
+    """How long all ranks together may take to get memory and open the store when a cache is opened.
+    Also, in agreed time, how long they may take to open a store that is attached later."""
     flush_s: Seconds = 120.0
-    """How long `flush` and `close` wait for what is in flight, in agreed time."""
+    """How long `flush` and `close` wait for work in flight, in agreed time."""
 
 
 class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
-    """A pool beside full attention's."""
+    """A page pool in addition to full attention's."""
 
     kind: ClassVar[str]
 
     pool: str
-    """The pool's name; part of the name of every object in storage."""
+    """The pool's name; part of every object name in storage."""
     layout: PageLayout
     device_pages: PoolPages = 0
-    """Pages on the device that are the cache's own; none under an engine that lends its pages."""
+    """Number of cache-owned device pages; 0 if the engine lends its device pages."""
     host_pages: PoolPages
 
     def _whose(self) -> str:
@@ -153,9 +154,9 @@ class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
 
 
 class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window"):
-    """The KV of layers that attend to the last `window_tokens` tokens only: a pool of its own.
+    """The KV of layers that attend only to the last `window_tokens` tokens, in a pool of its own.
 
-    The layout's pages have as many tokens as those of full attention.
+    The layout must have the same `page_tokens` as full attention's layout.
     """
 
     kind: ClassVar[str] = "sliding_window"
@@ -164,26 +165,25 @@ class SlidingWindow(PoolSettings, frozen=True, kw_only=True, tag="sliding_window
 
     @property
     def reach_tokens(self) -> int:
-        """The tokens of the window."""
+        """The window's length in tokens."""
         return self.window_tokens
 
 
 class Recurrent(PoolSettings, frozen=True, kw_only=True, tag="recurrent"):
-    """A recurrent state (Mamba, linear attention): one page of its own pool for each checkpoint.
+    """A recurrent state (Mamba, linear attention): one page of a separate pool per checkpoint.
 
-    A state stands for everything before it, whatever its length, so its layout is that of a page of
-    one token. `device_pages` are slots for checkpoints and for the states that requests work on, one
-    for each.
+    A state covers its whole prefix at any length, so its layout has pages of one token. `device_pages`
+    counts slots for checkpoints and one working slot per running request.
     """
 
     kind: ClassVar[str] = "recurrent"
     pool: str = "state"
     checkpoint_tokens: AtLeastOne
-    """A checkpoint is kept at every multiple of this, which is a multiple of the page's tokens."""
+    """The distance of checkpoints in tokens; must be a multiple of full attention's `page_tokens`."""
 
     @property
     def reach_tokens(self) -> int:
-        """The tokens from one checkpoint to the next."""
+        """The distance of checkpoints in tokens."""
         return self.checkpoint_tokens
 
     def __post_init__(self) -> None:
@@ -199,34 +199,34 @@ ComponentConfig = SlidingWindow | Recurrent
 
 
 ANY_NAMESPACE = "*"
-"""Stands for every namespace that has no limit of its own."""
+"""Wildcard for every namespace without a limit entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceLimit(Settings):
-    """How much one namespace may keep in the cache, and for how long."""
+    """Quota and time to live of one namespace's pages in the cache."""
 
     namespace: str
-    """`*` stands for each namespace that is not named."""
+    """The namespace, or `*` for each namespace without an entry."""
     device_pages: Count | None = None
-    """Full-attention pages on the device beyond which its least recently used leave."""
+    """Quota of full-attention device pages; above the quota the least recently used are evicted."""
     host_pages: Count | None = None
-    """Full-attention pages in host memory beyond which its least recently used leave."""
+    """Quota of full-attention host pages; above the quota the least recently used are evicted."""
     ttl_s: TtlSeconds | None = None
-    """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
+    """How long unused pages stay on device and host, in agreed time. Storage has limits of its own."""
 
     def _whose(self) -> str:
         return f"limit of namespace {self.namespace!r}: "
 
     @property
     def bounds_something(self) -> bool:
-        """Whether the namespace may not keep what it likes."""
+        """Whether at least one limit is set."""
         return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationSettings(Settings):
-    """How long operations may take, and how many there may be: what every layer is told."""
+    """Timeouts and limits of operations, shared by every layer."""
 
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     bounds: Bounds = field(default_factory=Bounds)
@@ -235,27 +235,27 @@ class OperationSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings(OperationSettings):
-    """What the user of every engine may say of a group."""
+    """Settings of a group that users of every engine may set."""
 
     store: Text | None = field(default=None, repr=False)
-    """The store's URI (L3), which may have a password in it; None for host memory alone. `{rank}` in it
-    stands for the rank, where each has its own."""
+    """The store's URI (L3), which may contain a password; None for no store. `{rank}` in the URI is
+    replaced by the rank, for stores that each rank has separately."""
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 1
-    """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
+    """1: a step applies the verdicts of the previous step's round. 0: a step waits for its own
+    round."""
     transport: Transport = Transport.AUTO
-    """The transport of the rounds. `auto` chooses one by the hosts of the ranks, and says which and why
-    (`CacheStats.transport`)."""
+    """The transport of the rounds. `auto` chooses by the ranks' hosts; `CacheStats.transport` reports
+    the choice and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionSettings(OperationSettings):
-    """What leaves first, and how much each namespace may keep."""
+    """Eviction policy, and limits of each namespace."""
 
     eviction: str = Eviction.LRU
-    """One of `Eviction`, or the name of a policy that was registered
-    (`register_eviction_policy`)."""
+    """A value of `Eviction`, or the name of a policy registered by `register_eviction_policy`."""
     limits: tuple[NamespaceLimit, ...] = ()
-    """Quotas and times to live of namespaces."""
+    """Quotas and times to live by namespace."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,44 +269,47 @@ class WriteSettings(Settings):
 
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: AtLeastOne = 2
-    """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
+    """Under `write_through_selective`: number of hits before a prefix is backed up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankCacheConfig(GroupSettings, EvictionSettings):
-    """What every cache of a rank needs to know, whoever owns the device pages.
+    """Settings of one rank's cache that do not depend on who owns the device pages.
 
-    All but the pool sizes must be equal on every rank; of those the smallest is used.
+    Everything except pool sizes must be equal on every rank. The smallest pool size of all ranks is
+    used.
     """
 
     model: Text
     """The model's name; part of every key."""
     weights_version: str = "0"
-    """Changes whenever the weights do; part of every key."""
+    """Version of the weights, part of every key; must change whenever the weights change."""
     weights: str = ""
-    """The part of `weights_version` that is of the weights alone, if more is in it: a warning says if a
-    store has the pages of these weights in another layout."""
+    """The part of `weights_version` that identifies the weights alone, if the version covers more. Used
+    to warn when a store holds pages of the same weights in another layout."""
     layout: PageLayout
-    """The layout of full attention's pages, which every model has."""
+    """The page layout of full attention, which every model has."""
     components: tuple[ComponentConfig, ...] = ()
-    """The kinds of state that the model keeps beside full attention, each in a pool of its own."""
+    """The model's kinds of state in addition to full attention, each in a separate pool."""
     absent_columns: tuple[str, ...] = ()
-    """The optional columns of the layouts that this engine does not keep. It shares its store all the
-    same with engines of the same layouts that do."""
+    """Optional columns of the layouts that this engine does not keep. The engine can still share a
+    store with engines of the same layouts that keep these columns."""
     description: ModelDescription | None = None
-    """The engine's description of all that the model keeps; what has no pool is refused by name."""
+    """The engine's description of all state that the model keeps. State without a pool raises
+    `ConfigError`."""
     host_pages: PoolPages
-    """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
+    """Pages in host memory (L2); 0 disables L2 and L3."""
     populate_host: bool = False
-    """Take the host's pages from the system in the background, while no store moves bytes, and not at
-    their first use, which can take longer than the copy into them."""
+    """Populate host pages in the background while no store transfer runs, instead of at first use. A
+    page fault at first use can take longer than the copy into the page."""
     peers: Peers | None = None
-    """Set where pages are served to other groups, or read from them, directly out of host memory."""
+    """If set, this rank serves host pages to other groups or reads theirs, directly from host
+    memory."""
     control: Control | None = None
-    """Set where an operator may ask the group for something while it serves."""
+    """If set, operators can send control requests to the running group."""
     pipeline_stages: AtLeastOne = 1
-    """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
-    and each keeps the layers of its stage."""
+    """Number of pipeline-parallel stages of the group. Ranks of one stage are consecutive, and each
+    rank keeps the layers of its stage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -319,7 +322,7 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
         self._check_columns()
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
-        """Return the pages on the device and on the host of each pool, by its name."""
+        """Return the numbers of device and host pages of each pool, by pool name."""
         sizes = {KV_POOL: (0, self.host_pages)}
         sizes |= {each.pool: (each.device_pages, each.host_pages) for each in self.components}
         return sizes
@@ -363,10 +366,10 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(RankCacheConfig, WriteSettings):
-    """The settings of a `Cache`, which has device pages of its own."""
+    """The settings of a `Cache`, which owns its device pages."""
 
     device_pages: Annotated[int, Meta(ge=1, le=PAGES_MAX)]
-    """Pages on the device (L1)."""
+    """Full-attention pages on the device (L1)."""
 
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
         return super().pool_sizes() | {KV_POOL: (self.device_pages, self.host_pages)}
@@ -386,7 +389,7 @@ class CacheConfig(RankCacheConfig, WriteSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCacheConfig(RankCacheConfig):
-    """The settings of a `HostCache`, whose engine lends device pages and says when each is copied."""
+    """The settings of a `HostCache`, whose engine owns the device pages and starts each copy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -402,6 +405,6 @@ class HostCacheConfig(RankCacheConfig):
 
 
 def require_distinct(what: str, names: Sequence[str]) -> None:
-    """Raise `ConfigError`, which begins with `what`, if a name occurs twice."""
+    """Raise `ConfigError` with the prefix `what` if a name occurs twice."""
     if len(set(names)) != len(names):
         raise ConfigError(f"{what}: {', '.join(names)}")

@@ -1,8 +1,8 @@
-"""What a decider tells the workers that hold the ranks' pages. Plain data.
+"""Messages from the scheduler's process to the workers in one-scheduler mode. Plain data.
 
-One dispatch in each step of the engine, the same for every worker: what the replica's effects say to
-ballot and executor, in their order, and last the round to vote in. It leaves the process as bytes
-(rule R11), whatever channel an engine brings it by.
+The scheduler sends one dispatch per engine step, equal for every worker. A dispatch carries the
+replica's effects for ballot and executor, in their order, followed by the round to vote in. The message
+is encoded as bytes (rule R11) and may travel over any channel of the engine.
 """
 
 from typing import Final, TypeAlias
@@ -16,42 +16,42 @@ from .replica_config import ReplicaConfig
 
 
 class Expect(Record, frozen=True):
-    """For the ballot: what it is to expect from now on."""
+    """For the ballot: facts to expect from now on."""
 
     expectations: tuple[Expectation, ...]
 
 
 class CarryOut(Record, frozen=True):
-    """For the executor: what it is to do."""
+    """For the executor: orders to execute."""
 
     orders: tuple[Order, ...]
 
 
 class Prepare(Record, frozen=True):
-    """For the executor: a proposal is staged, and prepared in the background."""
+    """For the executor: stage a proposal and prepare it in the background."""
 
     change: Change
     store: str
 
 
 class GiveUp(Record, frozen=True):
-    """For the executor: nothing comes of the proposal that is staged."""
+    """For the executor: discard the staged proposal."""
 
 
 class Rest(Record, frozen=True):
-    """The engine computes nothing in this step: wait so long, at most, for progress to vote for."""
+    """No forward pass in this step: wait up to `at_most_s` seconds for progress before voting."""
 
     at_most_s: float
 
 
 class Log(Record, frozen=True):
-    """For the worker's process: log from this level on."""
+    """For the worker's process: set the log level."""
 
     level: str
 
 
 class Vote(Record, frozen=True):
-    """Vote in this round: the header that the ballots of all ranks have alike."""
+    """Vote in this round. The fields are the header that the ballots of all ranks share."""
 
     epoch: int
     round: int
@@ -63,15 +63,15 @@ Told: TypeAlias = Expect | CarryOut | Prepare | GiveUp | Log | Rest | Vote
 
 
 class Dispatch(Record, frozen=True):
-    """All that the workers are told in one step."""
+    """All messages to the workers in one step."""
 
     number: int
-    """Which one it is, from 1 on: a worker that misses one knows it."""
+    """Sequence number from 1 on, so that a worker detects a lost dispatch."""
     told: tuple[Told, ...]
 
 
 class Opened(Record, frozen=True):
-    """What a worker tells the decider once, when its memory and its store are ready."""
+    """Sent once by each worker to the scheduler, when its memory and its store are ready."""
 
     rank: int
     world_size: int
@@ -79,7 +79,8 @@ class Opened(Record, frozen=True):
     """The settings that all ranks have agreed on."""
     replica: ReplicaConfig
     serving_address: str
-    """Where readers of other groups find this rank's pages; empty if they cannot."""
+    """The address at which other groups read this rank's pages; empty if the rank does not serve
+    pages."""
 
 
 DISPATCHES: Final[Codec[Dispatch]] = Codec(Dispatch)

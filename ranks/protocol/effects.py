@@ -1,10 +1,10 @@
-"""Effects: all that leaves the replica, as one value for each command and each verdict.
+"""Effects: everything a command or a verdict makes the replica emit, as one value.
 
     answer, effects = replica.load_back(...)
     effects = replica.apply(verdict)
 
-`Effects` are plain data. Whoever drives a replica follows its fields in the order in which they stand;
-nothing else of it ever has to be asked for, and nothing is left behind in the replica.
+`Effects` is plain data. A driver processes the fields in the order of their definition. The replica
+keeps no other output, so a driver never has to query it.
 """
 
 from dataclasses import dataclass
@@ -17,49 +17,49 @@ from .orders import Order
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a proposal has ended, on every rank."""
+    """The outcome of a proposal, equal on every rank."""
 
     proposal: int | None
-    """Its digest; None stands for whatever a rank has staged."""
+    """The proposal's digest; None means whichever proposal a rank has staged."""
     withdrawn: str | None = None
-    """Why nothing came of it; None if it was done."""
+    """Why the proposal was rejected; None if it was applied."""
     refused_rank: int | None = None
-    """The rank that `withdrawn` speaks of, which knows more of it; None if it is not of one rank."""
+    """The rank that caused `withdrawn` and has the details; None if no single rank did."""
 
 
 class Effects(NamedTuple):
-    """The effects of a command or a verdict, in the order in which a driver must follow them."""
+    """Effects of one command or verdict, in the order in which a driver must process them."""
 
     lost: str | None = None
-    """Why no rank can go on, in the same words on all of them. The epoch is over, and nothing of what
-    follows here matters any more."""
+    """Why the epoch is over, with equal text on all ranks; None while it goes on. If set, the driver
+    ignores the fields after this one."""
     expectations: tuple[Expectation, ...] = ()
-    """For this rank's ballot. They come before the orders, since reports about operations that are not
-    expected are ignored."""
+    """For this rank's ballot. Processed before the orders, because the ballot ignores reports about
+    operations that it does not expect."""
     orders: tuple[Order, ...] = ()
-    """For this rank's executor. They come before the decisions, since a store that is attached must not
-    seem to be one that was staged in vain."""
+    """For this rank's executor. Processed before the decisions, so that an attached store is not
+    mistaken for a staged store that was rejected."""
     decisions: tuple[Decision, ...] = ()
-    """How proposals have ended."""
+    """Outcomes of proposals."""
     freed: tuple[str, ...] = ()
-    """Requests that have left, and whose lent device pages are free from now on."""
+    """Finished requests whose engine-owned device pages (lent) are free from now on."""
     notices: tuple[Notice, ...] = ()
-    """What has happened, for whoever wants to know."""
+    """Events for statistics and subscribers."""
     notices_before: int = 0
-    """How many notices had left before these: the number of the first of them."""
+    """The number of events emitted before these, so also the number of the first event here."""
     requests: int = 0
-    """Every rank has the requests up to this number, and the driver reads each that it has not given
-    back yet as a command (`Replica.hear`). 0 where there is nothing new."""
+    """Every rank has received the requests up to this number. The driver issues each one not yet issued
+    as a command (`Replica.hear`). 0 if there are no new requests."""
 
 
 NOTHING = Effects()
 
 
 class Outbox:
-    """Holds what the parts of a replica put out, until it is collected as effects.
+    """Buffers the output of the replica's parts until `collect` returns it as effects.
 
-    What a command has caused before it was refused is collected with the effects of the next one: it
-    has happened, on every rank alike.
+    Output of a command that was refused halfway is collected with the next command's effects, because
+    the same happened on every rank.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Outbox:
         self._noticed = 0
 
     def collect(self) -> Effects:
-        """Return all that was put in since the last time."""
+        """Return the effects buffered since the last call."""
         notices, expectations, orders = self.notices, self.expectations, self.orders
         rare = self.decisions or self.freed or self.lost or self.requests
         if not (notices or expectations or orders or rare):

@@ -1,4 +1,4 @@
-"""What may move pages from group to group, and which transfer engine does. Pure."""
+"""Settings for moving pages between groups: TCP connection or transfer engine. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -8,7 +8,7 @@ from ...errors import ConfigError
 from .host_port import split_address
 
 Transfer = Literal["tcp", "mooncake"]
-"""What moves pages from group to group: the connection by which they are asked for, or an engine."""
+"""How pages move between groups: over the connection that requests them, or by a transfer engine."""
 TCP: Final = "tcp"
 MOONCAKE: Final = "mooncake"
 Protocol = Literal["tcp", "rdma"]
@@ -16,26 +16,26 @@ Protocol = Literal["tcp", "rdma"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Settings):
-    """Which engine is to move pages."""
+    """Settings of the transfer engine that moves pages."""
 
     protocol: Protocol = "tcp"
-    """How the transfer engine moves them."""
+    """The transfer engine's network protocol."""
     device: str = ""
-    """The RDMA devices that it uses, by name and with commas between; empty for all. It may differ
-    between ranks."""
+    """Names of the RDMA devices to use, separated by commas; empty for all. May differ between
+    ranks."""
     insists: bool = False
-    """Whether a missing transfer engine, here or there, is an error; otherwise a line in the log says
-    so, and pages come over the connection."""
+    """If true, a transfer engine missing on either side is an error. Otherwise a warning is logged and
+    pages move over the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferSettings(EngineSettings):
-    """What is to move pages, the connection or an engine, and which engine."""
+    """How pages move between groups, and the settings of the transfer engine if one is used."""
 
     transfer: Transfer = TCP
-    """`tcp`, the connection; or `mooncake`, Mooncake's transfer engine, between groups that both have
-    it. It gives host memory to whoever reaches the ports at which it listens on every interface, to
-    read and to write, without a secret."""
+    """`tcp` for the connection, or `mooncake` for Mooncake's transfer engine if both groups have it.
+    The transfer engine listens on every interface and needs no secret: any process that reaches its
+    ports can read and write host memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,14 +44,14 @@ class TransferSettings(EngineSettings):
 
     @property
     def engine(self) -> EngineSettings | None:
-        """Which transfer engine moves pages; None for the connection."""
+        """The settings of the transfer engine that moves pages; None if the connection moves them."""
         if self.transfer == TCP:
             return None
         return EngineSettings(**part_of(self, EngineSettings))
 
 
 def require_engine_address(address: str) -> None:
-    """Raise `ConfigError` for what is neither empty nor the address of an engine."""
+    """Raise `ConfigError` if `address` is neither empty nor the address of a transfer engine."""
     if not address:
         return
     protocol, _, place = address.partition("://")

@@ -1,7 +1,7 @@
-"""Eviction policies: what makes one node leave before another, beyond how recently it was used.
+"""Eviction policies: the order in which nodes are evicted, beyond recency.
 
-A policy gives a node a grade. The nodes of the smallest grade leave first, and within a grade the one
-that was used longest ago. Policies are found by name, and another package adds one with
+A policy gives each node a grade. Nodes of the smallest grade are evicted first, the least recently used
+first within a grade. Policies are found by name; other packages add theirs with
 `register_eviction_policy`.
 """
 
@@ -12,41 +12,42 @@ from typing import Protocol
 from ...errors import ConfigError
 
 HITS_GRADED_MAX = 64
-"""Beyond so many hits, more of them do not keep a node longer: what was once hot leaves at last."""
+"""Hits above this number do not raise a node's grade, so formerly hot nodes can be evicted
+eventually."""
 
 
 class Graded(Protocol):
-    """The part of a node that policies and eviction queues see. Nodes hash by identity."""
+    """The fields of a tree node that policies and eviction queues read. Nodes hash by identity."""
 
     id: int
     last_access: int
-    """The logical clock when the node was last used; never decreases."""
+    """The logical clock at the node's last use; never decreases."""
     hits: int
-    """How often the node was used again after it was made."""
+    """How often the node was used again after its creation."""
     priority: int
     """The highest priority of a request that used the node."""
 
 
 class EvictionPolicy(Protocol):
-    """One order of eviction, to be registered by the same name on every rank.
+    """An eviction order, registered under the same name on every rank.
 
-    What it answers must follow from the node alone, so that all ranks evict the same. Within a grade
-    the node leaves first that was used longest ago.
+    A grade must depend on the node alone, so that all ranks evict the same nodes. Within a grade the
+    least recently used node is evicted first.
     """
 
     @property
     def name(self) -> str:
-        """The name by which the policy is chosen."""
+        """The name by which settings select the policy."""
         ...
 
     def grade(self, node: Graded) -> int:
-        """Return the node's grade; smaller leaves first. The number of grades should be bounded."""
+        """Return the node's grade; the smallest is evicted first. Grades should be few."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    """A policy of this package."""
+    """An eviction policy that this package provides."""
 
     name: str
     graded: Callable[[Graded], int]
@@ -57,25 +58,25 @@ class _BuiltIn:
 
 
 LEAST_RECENT = _BuiltIn("lru", lambda _: 0)
-"""What was used longest ago leaves first."""
+"""Evict the least recently used node first."""
 
 _POLICIES: dict[str, EvictionPolicy] = {
     each.name: each
     for each in (
         LEAST_RECENT,
-        # What was hit least often leaves first.
+        # Fewest hits first.
         _BuiltIn("lfu", lambda node: min(node.hits, HITS_GRADED_MAX)),
-        # What was used once leaves before anything that was hit again (segmented LRU), so that one long
-        # scan of new prompts cannot drive out what several requests share.
+        # Segmented LRU: nodes used once go before nodes that were hit again, so one long scan of new
+        # prompts cannot evict prefixes that several requests share.
         _BuiltIn("slru", lambda node: 1 if node.hits else 0),
-        # What only requests of low priority used leaves first.
+        # Nodes used only by requests of low priority go first.
         _BuiltIn("priority", lambda node: node.priority),
     )
 }
 
 
 def register_eviction_policy(policy: EvictionPolicy) -> None:
-    """Add a policy under its name, on every rank alike and before a cache is opened that uses it."""
+    """Register a policy under its name. Call on every rank, before a cache that uses it opens."""
     if policy.name in _POLICIES:
         raise ConfigError(
             f"there is an eviction policy {policy.name!r} already; choose another name"
@@ -84,12 +85,12 @@ def register_eviction_policy(policy: EvictionPolicy) -> None:
 
 
 def known_policies() -> list[str]:
-    """Return the names of the policies that can be used, sorted."""
+    """Return the sorted names of all registered policies."""
     return sorted(_POLICIES)
 
 
 def find_policy(name: str) -> EvictionPolicy:
-    """Return the policy, or raise `ConfigError` that lists the known ones."""
+    """Return the policy called `name`, or raise `ConfigError` that lists the known ones."""
     if name not in _POLICIES:
         raise ConfigError(f"unknown eviction policy {name!r}; known: {', '.join(known_policies())}")
     return _POLICIES[name]

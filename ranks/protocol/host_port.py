@@ -1,4 +1,4 @@
-"""Where a process is reached by others, host:port or [host]:port for IPv6, and when by secret only."""
+"""Parsing and comparing addresses host:port, [host]:port for IPv6, and checking of secrets."""
 
 import ipaddress
 import re
@@ -7,13 +7,13 @@ from typing import Final
 from ...errors import ConfigError
 
 SECRET_BYTES_MIN: Final = 16
-"""A shorter secret can be guessed by whoever has heard one handshake."""
+"""A shorter secret can be guessed by an attacker who recorded one handshake."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port; raises `ConfigError` for what is no address."""
+    """Return host and port of `address`; raise `ConfigError` if it is not an address."""
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (":" in bare) != (bare != host) or not port.isascii():
@@ -24,9 +24,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_host(text: str) -> tuple[str, int | None]:
-    """Return the host of `text`, which may be a host or an address, and the port that it names.
+    """Return the host of `text`, and the port or None; `text` is a host or an address host:port.
 
-    Raises `ConfigError` for what is neither.
+    Raises `ConfigError` if `text` is neither.
     """
     bare, port = text, None
     if ":" in text and not is_ip(text):
@@ -40,7 +40,7 @@ def split_host(text: str) -> tuple[str, int | None]:
 
 
 def is_ip(text: str) -> bool:
-    """Say whether a text is an IP address."""
+    """Return whether `text` is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -49,24 +49,24 @@ def is_ip(text: str) -> bool:
 
 
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an IP address without its zone, as IPv4 if IPv6 has only mapped it."""
+    """Parse an IP address, dropping its zone; return an IPv4-mapped IPv6 address as IPv4."""
     found = ipaddress.ip_address(text.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return mapped or found
 
 
 def joined_address(host: str, port: int) -> str:
-    """Return host and port as an address."""
+    """Format host and port as an address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def canonical_address(host: str, port: int) -> str:
-    """Return an address as it is written to be compared: one text for each host and port."""
+    """Return the canonical text of an address, which is equal for equal hosts and ports."""
     return joined_address(str(ip_of(host)) if is_ip(host) else host.rstrip(".").lower(), port)
 
 
 def require_long_enough(what: str, secret: str) -> None:
-    """Raise `ConfigError` for a secret that is too short, or no UTF-8; none is neither."""
+    """Raise `ConfigError` if `secret` is too short or not valid UTF-8. An empty secret is accepted."""
     try:
         nbytes = len(secret.encode())
     except UnicodeEncodeError:
@@ -78,6 +78,6 @@ def require_long_enough(what: str, secret: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can be meant by a host. A name other than `localhost` is not."""
+    """Return whether `host` is a loopback address or `localhost`. Other names are not resolved."""
     bare = host.strip("[]")
     return ipaddress.ip_address(bare).is_loopback if is_ip(bare) else host == "localhost"

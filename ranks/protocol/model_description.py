@@ -1,8 +1,8 @@
-"""The description of a model: all that it keeps for a prefix, so that a cache forgets nothing.
+"""Description of all state that a model keeps for a prefix, to check that the cache stores all of it.
 
-A cache that restores the KV of a prefix and not its recurrent state, or its keys without the sparse
-attention's index, gives the engine a prefix that looks whole and is not. So an engine describes its
-model, and a configuration that does not cover all of it is refused when it is made.
+If a cache restored a prefix's KV without its recurrent state, or without the sparse-attention index,
+the engine would compute from an incomplete prefix. So an engine describes its model, and a
+configuration that does not cover the whole description raises `ConfigError` at construction.
 """
 
 from collections.abc import Sequence
@@ -17,39 +17,40 @@ FULL_ATTENTION = "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptState(Settings):
-    """One kind of state, of some layers: what exists for each token, or at some positions."""
+    """One kind of state in some layers, kept for each token or at some positions."""
 
     kind: str
     """`full_attention`, `sliding_window` or `recurrent`."""
     layers: int
-    """How many layers have it; said where it is missing, and compared with nothing."""
+    """How many layers have this state. Used in error messages only."""
     columns: tuple[str, ...]
-    """The tensors that make it up: `k` and `v`, `latent`, `index_k`, `conv`, ..."""
+    """Names of the tensors of this state: `k` and `v`, `latent`, `index_k`, `conv`, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription(Settings):
-    """Everything that a model keeps for a prefix.
+    """All the state that a model keeps for a prefix.
 
-    Given to `CacheConfig`, which refuses by name what no pool and column of its own holds.
+    `CacheConfig` raises `ConfigError` for the first kind or column that no pool stores.
     """
 
     model: str
-    """Named in the errors."""
+    """The model's name, used in error messages."""
     keeps: tuple[KeptState, ...]
 
     def require_covered(self, pools: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """Raise `ConfigError` for the first kind or column that no pool holds.
+        """Raise `ConfigError` for the first kind or column of state that no pool stores.
 
-        `pools` has the kind of state and the column names of each pool. A pool holds one of the
-        states that the model keeps, and of several of a kind each has a pool of its own.
+        `pools` has each pool's kind of state and column names. A pool stores one state, so several
+        states of one kind need one pool each.
         """
         free = list(pools)
         for kept in sorted(self.keeps, key=lambda each: -len(each.columns)):
             of_kind = [pool for pool in free if pool[0] == kept.kind]
             fits = [pool for pool in of_kind if set(kept.columns) <= set(pool[1])]
             if fits:
-                # The one with the least to spare, so that a larger one is left for who needs it.
+                # Choose the pool with the fewest columns, so that larger pools remain for states that
+                # need them.
                 free.remove(min(fits, key=lambda pool: len(pool[1])))
                 continue
             columns = of_kind[0][1] if of_kind else None

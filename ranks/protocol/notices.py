@@ -1,7 +1,7 @@
-"""Notices of what has happened: one stream, in order, the same on every rank.
+"""Events of the replica: one ordered stream, the same on every rank.
 
-Statistics, events and reports are folded from these and from nothing else. A notice changes nothing,
-and whoever reads none of them loses nothing but what they tell.
+Statistics, published events and reports are derived from this stream alone. Emitting an event never
+changes the replica's state, so a driver may ignore all of them.
 """
 
 from enum import StrEnum
@@ -19,123 +19,124 @@ class Tier(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why pages came to a tier, or left it."""
+    """Why pages were added to a tier or removed from it."""
 
     COMPUTED = "computed"
-    """A request has computed them."""
+    """A request computed the pages."""
     BACKED_UP = "backed_up"
     FETCHED = "fetched"
-    """A prefetch has brought them from storage."""
+    """A prefetch read the pages from storage."""
     LOADED = "loaded"
     PERSISTED = "persisted"
     ROOM = "room"
-    """Others needed the room."""
+    """The pages were evicted to make room."""
     LIMIT = "limit"
-    """Their namespace keeps no more, or not for so long."""
+    """The namespace exceeded its quota or time to live."""
     RESET = "reset"
     DROPPED = "dropped"
-    """Somebody has said so (`drop`)."""
+    """An operator or the engine removed the pages with `drop`."""
     FAILED = "failed"
-    """A copy of them has failed, so no request shall find them again."""
+    """A copy of the pages failed, so the pages must not be matched again."""
 
 
 class Why(StrEnum):
-    """Why a prefetch brought nothing, or less than it asked for."""
+    """Why a prefetch brought nothing, or fewer pages than requested."""
 
     NOT_STORED = "not_stored"
-    """No rank's store has it."""
+    """The page is in no rank's store."""
     ONE_RANK_LACKS_IT = "one_rank_lacks_it"
     UNREADABLE = "unreadable"
-    """It was lost, damaged or could not be read."""
+    """The page was lost, corrupt or unreadable."""
     LATE = "late"
-    """A deadline passed, in the queue, at the lookup or at the read."""
+    """A deadline passed: in the queue, during lookup or during the read."""
     NO_ROOM = "no_room"
-    """Host memory had no page for it."""
+    """No host page was free for the page."""
     ABANDONED = "abandoned"
-    """Nobody waits for it any more."""
+    """No request waits for the prefetch any more."""
 
 
 class Stored(NamedTuple):
-    """Pages came to a tier, on every rank, and can be found there."""
+    """Pages were added to a tier on every rank and can be matched there."""
 
     tier: Tier
     pool: str
     pages: int
     cause: Cause
     after: bytes = b""
-    """The key before the first of `keys`."""
+    """The key of the page before the first of `keys`."""
     keys: tuple[bytes, ...] = ()
-    """The keys of the pages, in prefix order, where the cache was told to name pages."""
+    """The pages' keys in prefix order; empty unless the cache was opened with a listener."""
     tokens: bytes = b""
-    """The tokens of those pages, where they came to the device or to host memory."""
+    """The pages' tokens, for pages that were added to the device or to host memory."""
 
 
 class Removed(NamedTuple):
-    """Pages left a tier on every rank."""
+    """Pages were removed from a tier on every rank."""
 
     tier: Tier
     pool: str
     pages: int
     cause: Cause
     keys: tuple[bytes, ...] = ()
-    """The keys of the pages, where the cache was told to name pages."""
+    """The pages' keys; empty unless the cache was opened with a listener."""
 
 
 class MissedTokens(NamedTuple):
-    """Tokens that a request asked for and that no tier has, by cause; see `replica.core.misses`."""
+    """Requested tokens that no tier has, by cause (see `replica.core.misses`)."""
 
     lost: int = 0
-    """Storage has or had them, and did not bring them."""
+    """Tokens that storage has or had and did not deliver."""
     evicted: int = 0
-    """They have left, or found no room in, host memory."""
+    """Tokens evicted from host memory, or that never fitted in it."""
     other_key: int = 0
-    """They were seen under another key: of a tenant, an adapter, or former weights."""
+    """Tokens seen under another key: of another tenant, adapter or version of the weights."""
     never_seen: int = 0
 
 
 class Hit(NamedTuple):
-    """A request was admitted: how much of its tokens every rank has, where, and why not the rest."""
+    """A request was admitted: number of cached tokens on each tier, and causes of the missing ones."""
 
     request: str
     tokens: int
-    """How many it could have used."""
+    """How many tokens the request could have used."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int
-    """Tokens that its prefetch has brought to host memory before; not among `host_tokens`."""
+    """Tokens that the request's own prefetch loaded to host memory; not counted in `host_tokens`."""
     missed: MissedTokens = MissedTokens()
-    """The rest of `tokens`."""
+    """The uncached rest of `tokens`, by cause."""
     source: str = ""
-    """The group that it brought them from; empty for the store."""
+    """The group that `storage_tokens` were read from; empty for the store."""
 
 
 class Missed(NamedTuple):
-    """A prefetch brought less than it asked for."""
+    """A prefetch brought fewer pages than requested."""
 
     request: str
     pages: int
-    """How many pages of full attention it lacked."""
+    """Number of full-attention pages missing."""
     why: Why
 
 
 OTHERS_HAVE_IT: Final = "other ranks' stores have it"
-"""Why a rank lacks what others do not. For other reasons it only is the first to say so."""
+"""Reason for a page missing on this rank only. With any other reason the rank is merely the first to
+report."""
 
 
 class Lacking(NamedTuple):
-    """A prefetch ended at what a rank could not bring."""
+    """A prefetch was cut short at the first page that a rank could not provide."""
 
     operation: int
     request: str
     rank: int | None
     page: int
-    """The first page of the operation's that was not to be had."""
+    """The first unavailable page, as an index into the operation's pages."""
     key: bytes
     reason: str
 
 
 class Finished(NamedTuple):
-    """An operation has ended on every rank, and keeps nothing any more."""
+    """An operation finished on every rank and holds no pages any more."""
 
     operation: int
     kind: Kind
@@ -143,32 +144,32 @@ class Finished(NamedTuple):
 
 
 class NotBegun(NamedTuple):
-    """There was something to do, and no room to begin it."""
+    """An operation was not started because there was no room for it."""
 
     kind: Kind
 
 
 class Quarantined(NamedTuple):
-    """An operation that was stopped did not fall quiet in time: what it keeps is out of use."""
+    """I/O of a stopped operation outlasted its deadline, so its pages are quarantined."""
 
     operation: int
     kind: Kind
     rank: int | None
-    """The rank on which it hangs, as far as is known."""
+    """The rank on which the I/O hangs, if known."""
 
 
 class StoreChanged(NamedTuple):
-    """A store was attached, is being let go of, or was."""
+    """A store was attached, is being detached, or was detached."""
 
     number: int
-    """How many stores there have been."""
+    """Number of stores attached so far."""
     state: str
     reason: str = ""
-    """Why, if nobody has asked for it."""
+    """Why the store was detached, unless an operator requested the detach."""
 
 
 class Reset(NamedTuple):
-    """Nothing that was stored on any tier before is found any more; what requests hold leaves later."""
+    """All pages stored before can no longer be matched; pages held by requests are freed later."""
 
     generation: int
     weights_version: str | None

@@ -1,9 +1,8 @@
-"""Orders: what the replica asks this rank's executor to do.
+"""Orders: requests from the replica to this rank's executor.
 
-Orders are immutable and refer to pages by slot number in a named pool. The pages that an order names
-belong to its operation until a verdict says that every rank is done with them, so the executor may
-touch them at any time in between and needs no lock. The executor answers with `Progress`
-(`coordinator.ballot`), in any order and at its own pace.
+Orders are immutable and refer to pages by slot number in a named pool. Pages named in an order belong
+to its operation until a verdict says that every rank is done with them. So the executor may access them
+at any time without a lock. The executor reports `Progress` (`coordinator.ballot`) in any order.
 """
 
 from collections.abc import Sequence
@@ -17,14 +16,14 @@ KV_POOL = "kv"
 
 
 class Direction(StrEnum):
-    """Which way pages are copied between the tiers of a rank."""
+    """Direction of a copy between device and host."""
 
     TO_HOST = "to host"
     TO_DEVICE = "to device"
 
 
 class ObjectTransfer(Record, frozen=True):
-    """Objects of one pool and the host pages that they fill or come from, index by index.
+    """Objects of one pool, and the host pages that each is read into or written from, index by index.
 
     `keys` are page keys (`replica.page_keys`), in prefix order.
     """
@@ -33,49 +32,48 @@ class ObjectTransfer(Record, frozen=True):
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
     stored: bool = False
-    """The store had the objects a while ago: only those that it has no more are to be written."""
+    """If true, the store had the objects recently, so only those that it has evicted are written."""
 
 
 class CopyTransfer(Record, frozen=True):
-    """Pages of one pool to copy between the tiers of this rank, index by index."""
+    """Pages of one pool to copy between device and host, index by index."""
 
     pool: str
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
     sealed: bool = False
-    """To the host: remember a checksum of each page. To the device: the copy fails unless each page
-    still has it. For bytes that nothing else checks, those of one request that is retracted."""
+    """To host: record a checksum of each page. To device: fail the copy unless each page matches its
+    checksum. Used for pages of a retracted request, which no key verifies."""
 
 
 class Need(Record, frozen=True):
-    """The objects that one pool must have so that a prefix can be restored up to some length.
+    """The objects of one pool that may be needed to restore a prefix up to some length.
 
-    Positions count pages from the start of the prefix. `keys` are those of the pages `first`,
-    `first + 1` and so on; an object of a pool of states lies under the key of the page that ends
-    where the state does. A key that is empty stands for an object that is not to be asked for: it
-    could not be read before.
+    Positions count pages from the start of the prefix. `keys` are the keys of the pages `first`, `first
+    + 1` and so on. A state's object has the key of the page that ends at the state's position. An empty
+    key means that the object must not be looked up because an earlier read failed.
     """
 
     pool: str
     first: int
     keys: tuple[bytes, ...]
     span: int | None = None
-    """How many positions before its end a length needs; None stands for all from `first` on."""
+    """How many positions before its end a length needs; None means all positions from `first` on."""
     on_host: frozenset[int] = frozenset()
-    """Positions that are in host memory already."""
+    """Positions whose pages are already in host memory."""
 
     def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:
-        """Return the keys of the pages at these positions, in their order."""
+        """Return the page keys at these positions, in the same order."""
         if isinstance(positions, range) and positions.step == 1:
             return self.keys[positions.start - self.first : positions.stop - self.first]
         return tuple([self.keys[position - self.first] for position in positions])
 
 
 class LookUp(Record, frozen=True):
-    """Say which lengths the store can restore (`Answered`), or that time is up (`Expired`).
+    """Look up which lengths the store can restore. Reports `Answered`, or `Expired` after `timeout_s`.
 
-    Lengths are counted from the position `floor`, and go up to the end of the first need, which is
-    that of full attention. `executor.restorable` says which they are.
+    Lengths count from the position `floor` and reach at most to the end of the first need, which is
+    full attention's. `executor.restorable` defines which lengths are restorable.
     """
 
     operation: int
@@ -83,32 +81,34 @@ class LookUp(Record, frozen=True):
     needs: tuple[Need, ...]
     timeout_s: float
     source: str = ""
-    """The URI of another group, which is asked and not the store; see `Fetch`."""
+    """The URI of another group to query instead of the store (see `Fetch`)."""
 
 
 class Fetch(Record, frozen=True):
     """Read objects into host pages.
 
-    The pages of all transfers, one transfer after the other, are one sequence. Reports `Landed` with
-    the number of its leading pages that hold verified bytes, as it grows; `Capped` once some page
-    cannot land here (missing, corrupt, failed); `Expired` once `timeout_s` has passed. So a count
-    that is complete is complete in every pool. The operation is over when every page has landed or
-    when a `Cancel` for it arrives.
+    The pages of all transfers, in order of the transfers, form one sequence. Reports:
+    - `Landed` with the number of leading pages that hold verified bytes, as it grows.
+      A complete count is complete in every pool.
+    - `Capped` once a page cannot be read on this rank (missing, corrupt, failed).
+    - `Expired` once `timeout_s` has passed.
+
+    The order is finished when every page has landed or its operation is cancelled by `Cancel`.
     """
 
     operation: int
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     source: str = ""
-    """The URI of another group that serves the objects out of its host memory (`Serve`); empty for the
+    """The URI of another group that serves the objects from its host memory (`Serve`); empty for the
     store."""
 
 
 class Serve(Record, frozen=True):
-    """Let ranks of other groups read these host pages, from now on and until a `Cancel`.
+    """Let ranks of other groups read these host pages until the operation is cancelled by `Cancel`.
 
-    Orders of one operation add up: each brings pages that were not served by it before. The pages do
-    not change. Reports nothing until it is cancelled.
+    Several orders of one operation add pages to those already served. The pages' content does not
+    change. Reports no progress until `Cancel`.
     """
 
     operation: int
@@ -116,26 +116,26 @@ class Serve(Record, frozen=True):
 
 
 class Put(Record, frozen=True):
-    """Write host pages to the store, which counts as their use. Reports `Ended`.
+    """Write host pages to the store, which also counts as a use of the objects. Reports `Ended`.
 
-    Not ok once `timeout_s` has passed.
+    `Ended` is not ok if `timeout_s` has passed.
     """
 
     operation: int
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
     after: bytes = b""
-    """The key of the page of full attention that all of them continue, if a prefix does not begin with
-    them: the store is to keep that for as long as them."""
+    """The key of the full-attention page that the first object continues; empty at the start of a
+    prefix. The store should keep that page as long as these objects."""
     distance: int = 0
-    """How many pages after that the first object comes; 0 where a prefix begins."""
+    """Distance in pages from `after` to the first object; 0 at the start of a prefix."""
 
 
 class CopyToHost(Record, frozen=True):
     """Copy device pages to host pages (backup). Reports `Ended`.
 
-    Where the device pages are an engine's, it waits until the executor is told that copies in this
-    `direction` begin, and its time runs from then on.
+    With engine-owned device pages, the copy starts when the executor is told to begin copies in this
+    `direction`, and `timeout_s` counts from then.
     """
 
     direction: ClassVar = Direction.TO_HOST
@@ -145,7 +145,7 @@ class CopyToHost(Record, frozen=True):
 
 
 class CopyToDevice(Record, frozen=True):
-    """Copy host pages to device pages (load back). Reports `Ended`; begins as `CopyToHost` does."""
+    """Copy host pages to device pages (load back). Reports `Ended`; starts as `CopyToHost` does."""
 
     direction: ClassVar = Direction.TO_DEVICE
     operation: int
@@ -154,11 +154,11 @@ class CopyToDevice(Record, frozen=True):
 
 
 class Fork(Record, frozen=True):
-    """Copy one device page to another, before whatever the engine does after this command.
+    """Copy one device page to another, before any later work of the engine.
 
-    In the order of the engine's own work (on a CUDA device: on its current stream), after which
-    every later order sees it. Belongs to no operation and reports nothing: it cannot fail but with
-    the device itself.
+    The copy is ordered with the engine's own work (on CUDA: on the current stream), and every later
+    order sees its result. Belongs to no operation and reports nothing, because the copy fails only if
+    the device does.
     """
 
     pool: str
@@ -167,23 +167,23 @@ class Fork(Record, frozen=True):
 
 
 class Fence(Record, frozen=True):
-    """Wait until these copies read no device page any more; the engine overwrites pages after it.
+    """Wait until these copies no longer touch device pages, so that the engine may overwrite the pages.
 
-    What has not ended after `timeout_s` reports `Ended`, not ok, whatever becomes of it; a copy that
-    has not begun does so at once, and never begins.
+    A copy still running after `timeout_s` reports `Ended`, not ok, whatever its real outcome. A copy
+    that has not started reports the same at once and never starts.
     """
 
     operations: tuple[int, ...] | None
-    """None for all copies of this rank."""
+    """The operations to wait for; None for all copies of this rank."""
     timeout_s: float
 
 
 class Cancel(Record, frozen=True):
-    """Stop the operation's I/O. Reports `Quiesced` once nothing touches its pages any more.
+    """Stop the operation's I/O. Reports `Quiesced` once no I/O touches the operation's pages any more.
 
-    After `timeout_s` without quiet it reports `QuiesceExpired`, and `Quiesced` still follows if
-    quiet ever comes. An operation whose I/O has already ended is quiesced at once; so is a copy that
-    has not begun, which ends, not ok.
+    If I/O is still running after `timeout_s`, reports `QuiesceExpired`, and `Quiesced` later if the I/O
+    finishes. An operation without I/O in flight is quiesced at once. A copy that has not started is
+    dropped, reports `Ended`, not ok, and is quiesced at once.
     """
 
     operation: int
@@ -191,9 +191,9 @@ class Cancel(Record, frozen=True):
 
 
 class AttachStore(Record, frozen=True):
-    """Carry out from now on what concerns storage against the store that was staged for a proposal.
+    """Use the store that was staged for a proposal for all storage orders from now on.
 
-    It is open on every rank. There is no other store: one that was there before is detached.
+    The store is open on every rank. Any previous store was detached before.
     """
 
     proposal: int
@@ -201,10 +201,10 @@ class AttachStore(Record, frozen=True):
 
 
 class DetachStore(Record, frozen=True):
-    """Let go of the store, and close it in the background.
+    """Detach the store and close it in the background.
 
-    Nothing is in flight for it but what is quarantined, which still reports `Quiesced` if quiet ever
-    comes. What is ordered of storage after this is refused.
+    Only quarantined operations still have I/O in flight, and report `Quiesced` if that I/O finishes.
+    Later storage orders are refused.
     """
 
 

@@ -1,4 +1,4 @@
-"""Settings for who reaches a group from outside: other groups read its pages, and an operator asks."""
+"""Network settings of a group: page sharing with other groups, and the operator's control socket."""
 
 from dataclasses import dataclass, field
 
@@ -11,21 +11,21 @@ from .host_port import ip_of, is_ip, require_long_enough, split_address, split_h
 
 @dataclass(frozen=True, kw_only=True)
 class Peers(TransferSettings):
-    """How this rank and those of other groups read each other's host memory (`peer://`)."""
+    """How this rank and ranks of other groups read each other's host memory (`peer://`)."""
 
     address: str = "127.0.0.1:0"
-    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
+    """The address host:port at which this rank serves its pages; port 0 selects a free one. May differ
     between ranks."""
     reached_at: str = ""
-    """The host by which readers reach it, if that is another one, with :port if the port is another one
-    as well; it may differ between ranks. With a secret, a reader is admitted only if it means this
-    address, or the one that its connection has reached."""
+    """The host, or host:port, by which readers reach this rank, if it differs from `address`. May
+    differ between ranks. With a secret, a reader is admitted only if it authenticates for this address
+    or for the one that its connection reached."""
     secret: str = field(default="", repr=False)
-    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
-    the address."""
+    """Secret shared by all groups that read from each other, 16 bytes or more. Required if other hosts
+    can reach the address."""
     allow_sources: tuple[str, ...] = ()
-    """The networks (`10.0.0.0/8`), addresses and names of hosts that requests and other groups may name
-    for this rank to read from; empty for any that proves the secret."""
+    """Networks (`10.0.0.0/8`), addresses and host names that requests and other groups may name as
+    sources for this rank to read from; empty allows any source that proves the secret."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +41,7 @@ class Peers(TransferSettings):
         require_long_enough("peers", self.secret)
 
     def excludes(self, source: str) -> bool:
-        """Say whether `allow_sources` excludes a `peer://` URI, as far as that shows without DNS."""
+        """Return whether `allow_sources` certainly excludes a `peer://` URI, without a DNS lookup."""
         address = source.removeprefix("peer://").partition("?")[0].partition("/")[0]
         host, _ = split_address(address)
         return AllowedSources(self.allow_sources).excludes(host)
@@ -49,13 +49,13 @@ class Peers(TransferSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Settings):
-    """Where an operator asks a group for something while it serves (`lockstep ctl`)."""
+    """The socket through which an operator controls a running group (`lockstep ctl`)."""
 
     path: Text
-    """The Unix socket that rank 0 makes, for its own user alone. A folder that is missing is made, for
-    that user alone as well."""
+    """Path of the Unix socket that rank 0 creates. The socket, and its folder if missing, are
+    accessible to rank 0's user only."""
     refused: tuple[str, ...] = ()
-    """The requests that this engine does not take, since it decides on that itself."""
+    """Control requests that are refused because the engine decides on them itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

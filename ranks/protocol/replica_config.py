@@ -16,7 +16,7 @@ from .orders import KV_POOL
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSettings(Settings):
-    """One component beside full attention."""
+    """Settings of one component in addition to full attention."""
 
     kind: str
     """`sliding_window` or `recurrent`."""
@@ -24,13 +24,13 @@ class ComponentSettings(Settings):
     device_pages: int
     host_pages: int
     every_pages: int
-    """Its window, or the distance of its checkpoints, in pages of tokens."""
+    """The window, or the distance of checkpoints, in pages of full attention."""
 
     @classmethod
     def of(
         cls, component: ComponentConfig, page_tokens: int, *, device_pages: int, host_pages: int
     ) -> "ComponentSettings":
-        """Return the settings of a component in the sizes that were agreed on."""
+        """Return the settings of a component with the pool sizes that all ranks agreed on."""
         return cls(
             kind=component.kind,
             pool=component.pool,
@@ -46,21 +46,21 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
 
     page_tokens: int
     device_pages: int
-    """Device pages of full attention; 0 where the engine owns the device's pages."""
+    """Full-attention device pages; 0 if the engine owns the device pages."""
     engine_pages: int = 0
-    """How many device pages the engine has, where it owns them; 0 where nobody has said so."""
+    """Number of device pages of an engine that owns them; 0 if unknown or if the cache owns them."""
     host_pages: int
     """Host pages of full attention."""
     components: tuple[ComponentSettings, ...] = ()
     has_store: bool
     model_digest: bytes
-    """The digest of all that must agree before pages may be shared; every key begins with it."""
+    """The digest of everything that must agree before pages may be shared; it seeds every page key."""
     life: bytes = b""
-    """Drawn when the cache was opened; keys after a `reset` are this life's alone, and so is the epoch
-    that its rounds have in their headers."""
+    """Random bytes drawn when the cache is opened. Page keys after a `reset` and the epoch in the
+    headers of rounds derive from them."""
     names_pages: bool = False
-    """Whether notices name pages by their keys, which costs a hash for each page of tokens. It changes
-    nothing else, so it may differ between ranks."""
+    """Whether events carry page keys, which costs one hash per page of tokens. Nothing else depends on
+    it, so ranks may differ."""
 
     @classmethod
     def of(
@@ -75,7 +75,7 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
     ) -> "ReplicaConfig":
         """Return the replica's part of a cache's settings.
 
-        `pools` has, by name of pool, the pages on the device and on the host that were agreed on.
+        `pools` has, by pool name, the numbers of device and host pages that all ranks agreed on.
         """
         page_tokens, shared = config.layout.page_tokens, part_of(config, EvictionSettings)
         if isinstance(config, CacheConfig):
@@ -105,22 +105,22 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the rounds: the life as a number of 63 bits."""
+        """The epoch of the rounds: the first 63 bits of `life` as an integer."""
         return int.from_bytes(self.life[:8]) >> 1
 
     @property
     def prefetch_pages_max(self) -> int:
-        """Host pages that all prefetches together may ask for."""
+        """Host pages that all prefetches together may request."""
         bound = self.bounds.prefetch_pages
         return max(1, self.host_pages // 2) if bound is None else bound
 
     @property
     def pinned_pages_max(self) -> int:
-        """Pages of full attention that pins may keep."""
+        """Full-attention pages that pins may keep."""
         bound = self.bounds.pinned_pages
         return (self.host_pages or self.device_pages) // 2 if bound is None else bound
 
     def pool_pages(self, tier: int) -> tuple[int, ...]:
-        """Return the capacities of the pools of one tier, by component."""
+        """Return the pool capacities of one tier, in order of components."""
         full = (self.device_pages, self.host_pages)[tier]
         return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))

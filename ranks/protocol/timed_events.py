@@ -1,8 +1,8 @@
-"""Timed events: what takes time on one rank, for whoever draws it or measures it.
+"""Timed events of one rank, for traces and latency metrics.
 
-All times are seconds of `time.monotonic`, which the processes of one host share. What has two ends is
-one event, told at its second end; an operation, which may outlive whoever looks, is told at each of its
-ends. None of this is made unless a cache is opened with somebody who wants it.
+Times are seconds of `time.monotonic`, which all processes of one host share. Work with a start and an
+end is one event, emitted at the end. An operation emits events at its start, at each phase and at its
+end, because it may outlive the subscriber. Without a subscriber no event is created.
 """
 
 from collections.abc import Callable
@@ -15,43 +15,43 @@ WAYS: Final = {
     Direction.TO_HOST: ("device", "host"),
     Direction.TO_DEVICE: ("host", "device"),
 }
-"""From which tier to which each copy goes."""
+"""Source and destination tier of each copy direction."""
 
 
 class StepHalf(Record, frozen=True):
-    """The cache kept the engine's thread, for one half of a step."""
+    """Half of one cache step, in which the cache occupied the engine's thread."""
 
     step: int
     launches: bool
-    """Whether it is the half that launches the step's round. The other one applies a verdict."""
+    """True for the half that launches the step's round; false for the half that applies a verdict."""
     began_s: float
     ended_s: float
 
 
 class RoundHeld(Record, frozen=True):
-    """A round is over on this rank: it has the verdict, or the epoch has ended."""
+    """A round is over on this rank: a verdict arrived, or the epoch ended."""
 
     number: int
     voted_s: float
-    """When this rank was about to vote."""
+    """Time just before this rank voted."""
     awaited_s: float
-    """When it began to wait for the others."""
+    """Time at which this rank began to wait for the others."""
     ended_s: float
 
 
 class OperationBegan(Record, frozen=True):
-    """An operation began on every rank, in a command or by a verdict."""
+    """An operation began on every rank, by a command or a verdict."""
 
     operation: int
     kind: str
     request: str
-    """Whose it is; empty where it is nobody's."""
+    """The request that the operation belongs to; empty if none."""
     phase: str
     at_s: float
 
 
 class OperationMoved(Record, frozen=True):
-    """An operation is in a phase, which it may have been in before."""
+    """An operation entered a phase, possibly one that it was in before."""
 
     operation: int
     phase: str
@@ -59,7 +59,7 @@ class OperationMoved(Record, frozen=True):
 
 
 class OperationEnded(Record, frozen=True):
-    """An operation has ended on every rank."""
+    """An operation finished on every rank."""
 
     operation: int
     kind: str
@@ -68,11 +68,11 @@ class OperationEnded(Record, frozen=True):
 
 
 class RequestAdmitted(Record, frozen=True):
-    """A request was admitted with what was cached of its tokens, by the tier on which that was."""
+    """A request was admitted, with the number of cached tokens by tier."""
 
     request: str
     tokens: int
-    """How many it could have used."""
+    """How many tokens the request could have used."""
     device_tokens: int
     host_tokens: int
     storage_tokens: int
@@ -80,40 +80,40 @@ class RequestAdmitted(Record, frozen=True):
 
 
 class RequestReleased(Record, frozen=True):
-    """The engine has let go of a request."""
+    """The engine released a request."""
 
     request: str
     at_s: float
 
 
 class PagesCopied(Record, frozen=True):
-    """This rank has copied pages between its tiers, or tried to."""
+    """This rank finished a copy between its tiers, successfully or not."""
 
     operation: int
     direction: Direction
     pages: int
     nbytes: int
-    """Bytes that were copied; 0 unless it went well."""
+    """Bytes copied; 0 if the copy failed."""
     ok: bool
     began_s: float
-    """When the copying itself began, which may be long after it was ordered."""
+    """Start of the copy itself, which may be long after its order."""
     ended_s: float
 
 
 class StoreCalled(Record, frozen=True):
-    """A call of this rank's to a store has returned."""
+    """A call of this rank to a store returned."""
 
     store: str
-    """The kind of store: its URI's scheme with the wrappers before it."""
+    """The kind of store: the URI's scheme, preceded by its wrappers."""
     call: str
     operation: int
-    """For which operation."""
+    """The operation that the call belongs to."""
     pool: str
-    """Of which pool its keys are."""
+    """The pool of the keys in the call."""
     outcomes: dict[str, int]
-    """Keys by what became of them, as `CallMetrics.outcomes`; `interrupted` where nobody knows."""
+    """Number of keys by outcome, as `CallMetrics.outcomes`; `interrupted` if the outcome is unknown."""
     nbytes: int
-    """Bytes of the keys that were OK."""
+    """Bytes of the keys with outcome OK."""
     began_s: float
     ended_s: float
 
@@ -131,4 +131,4 @@ TimedEvent = (
 )
 
 Timeline = Callable[[TimedEvent], None]
-"""Told each event of one rank when it is over, from any thread; must neither wait nor raise."""
+"""Callback that receives each timed event of a rank, from any thread. Must neither block nor raise."""

@@ -1,1 +1,1 @@
-"""A group of ranks as an engine has it: the caches, how they open, and what an operator asks."""
+"""A group of ranks as an engine uses it: caches, opening, one-scheduler mode and operator requests."""

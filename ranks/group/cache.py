@@ -1,17 +1,17 @@
-"""The engine's side: one cache for an engine that runs the same scheduler on every rank.
+"""Cache for an engine that runs the same scheduler on every rank, with cache-owned device pages.
 
-Every rank makes the same calls in the same order with the same arguments, and gets the same answers.
-Once per engine step, whatever is in flight, it calls `step`, which is the only place where ranks
-communicate. Local facts (how fast a disk is, what a store has lost) never show in an answer before
-all ranks have agreed on them.
+Every rank makes the same calls in the same order with the same arguments and gets the same answers.
+Once per engine step the engine calls `step`, even if nothing is in flight. Ranks communicate only in
+`step`. Local facts (disk speed, objects lost by a store) change no answer until all ranks agree on
+them.
 
     admission:  match -> prefetch -> step ... until prefetch_done -> load_back -> step ... until READY
     compute:    write into the pages of each pool's page_table; insert(final=False) after each chunk,
                 and end a chunk at each of the admission's checkpoints
     finish:     insert(final=True), release
 
-The last token of a prompt has to be computed in any case, so an engine gives `tokens[:-1]` to match,
-prefetch and load_back.
+The last token of a prompt must always be computed, so an engine passes `tokens[:-1]` to match, prefetch
+and load_back.
 """
 
 from collections.abc import Mapping
@@ -40,15 +40,16 @@ if TYPE_CHECKING:
 
 
 class Cache(RankCache):
-    """One rank's cache, with device pages of its own.
+    """One rank's cache, with cache-owned device pages.
 
-    What it answers is the same on every rank, as long as every rank makes the same calls in the same
-    order, all from one thread (`attach_store`, `detach_store` and `store_state` apart). Answers change
-    by these calls and in `step`, and nowhere else. Lengths are in tokens, and tokens are int32 ids in
-    any sequence or one-dimensional array. A request's name is free again once it was released.
+    Answers are the same on every rank if every rank makes the same calls in the same order from one
+    thread. Only `attach_store`, `detach_store` and `store_state` may be called from any thread. Answers
+    change only by these calls and in `step`. Lengths are in tokens. Tokens are int32 ids in any
+    sequence or one-dimensional array. A request's name can be used again after `release`.
 
-    Calls out of order or with impossible arguments raise `UsageError` and change nothing. Once the
-    group's epoch is over, all commands but `release` and `abort` raise the `GroupError` that ended it.
+    Calls out of order or with impossible arguments raise `UsageError` and change nothing. After the
+    group's epoch has ended, all commands except `release` and `abort` raise the `GroupError` that ended
+    it.
     """
 
     config: CacheConfig
@@ -63,13 +64,13 @@ class Cache(RankCache):
         listener: Listener | None = None,
         timeline: Timeline | None = None,
     ) -> "Cache":
-        """Make this rank's cache: compare settings over the ranks, get memory, open the store.
+        """Open this rank's cache: compare settings with all ranks, allocate memory, open the store.
 
-        Every rank calls it at the same point. `collective` is the transport for rounds,
-        the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
-        which must be initialised. `listener`, which a rank may have or not, is told what happens, with
-        pages by their keys; `timeline`, likewise, what takes time here. Raises the same `ConfigError`
-        on every rank if settings differ or one rank cannot start.
+        Collective: every rank calls it at the same point. `collective` is the transport for rounds and
+        belongs to the cache afterwards. By default it is a new gloo group of all ranks of
+        `torch.distributed`, which must be initialised. The optional `listener` receives events with
+        page keys, and `timeline` receives timed events; ranks may differ in both. Raises the same
+        `ConfigError` on every rank if settings differ or one rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
@@ -89,14 +90,15 @@ class Cache(RankCache):
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":
-        """The device pages of each pool, by its name.
+        """The device pages of each pool, by pool name.
 
-        `.column(name)` of each is a tensor [layers, pages, heads, tokens, elements] of this rank's
-        layers and heads, zero at first; `.pages` is how many there are. The memory is the cache's. The
-        engine writes only into pages that are a request's own by its `page_table`, from READY until
-        they are inserted, and reads those of the table's prefix, too.
+        `.column(name)` of a pool is a tensor [layers, pages, heads, tokens, elements] of this rank's
+        layers and heads, initially zero; `.pages` is the number of pages. The cache owns the memory.
+        From READY on, the engine may read all pages in a request's `page_table`. The engine may write
+        only the request's unshared pages, until they are inserted.
         """
-        # Only the simulated executor has none, and whoever imports this class need not have torch.
+        # Only the simulated executor has none. No isinstance check, because simulation must not import
+        # torch.
         pools: Mapping[str, DevicePool] | None = getattr(self._executor, "device_pools", None)
         if pools is None:
             raise UsageError("this cache has no device pages of its own")
@@ -116,14 +118,14 @@ class Cache(RankCache):
         reserve_tokens: int = 0,
         priority: int = 0,
     ) -> Admission | Wait:
-        """Admit a request: lock its device prefix, load back what the host has, reserve the rest.
+        """Admit a request: lock its device prefix, load back its host prefix, reserve the other pages.
 
-        `tokens` are those that may be taken from the cache; `reserve_tokens` is the number of tokens
-        in total that the request needs device pages for. All of it happens, or nothing does and a
-        `Wait` says why. A prefetch of the request ends with what has landed by the last verdict.
-        The pages may be used once `load_state` is READY. Under eviction by priority, what only
-        requests of a lower `priority` use leaves first. Raises `UsageError` for a request that even an
-        empty device has no room for: to wait would be in vain.
+        `tokens` are the tokens that may come from the cache. `reserve_tokens` is the total number of
+        tokens to allocate device pages for. Either everything succeeds, or nothing changes and a `Wait`
+        gives the reason. The request's prefetch stops, and pages that have landed by the last verdict
+        are used. The pages may be used once `load_state` is READY. With the eviction policy `priority`,
+        pages used only by requests of a lower `priority` are evicted first. Raises `UsageError` if the
+        request does not fit even an empty device.
         """
         self._require_group()
         require_text(namespace)
@@ -136,31 +138,30 @@ class Cache(RankCache):
         return self._follow(self._replica.load_back(request, namespace, data, reserve, rank))
 
     def load_state(self, request: str) -> LoadState:
-        """Say whether an admitted request's prefix is on the device on every rank.
+        """Return whether an admitted request's prefix is on the device on every rank.
 
-        Raises `UsageError` for a request that was never admitted.
+        Raises `UsageError` if the request was never admitted.
         """
         return self._replica.load_state(request)
 
     def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
-        """Return the device pages of a READY request in token order: shared prefix, then its own.
+        """Return a copy of a READY request's device page table, in token order, shared prefix first.
 
-        Token t is in slot t % `page_tokens` of the page at t // `page_tokens`. Of a sliding window's
-        pool: over the same positions, with -1 where the request has no page any more, left of its
-        trailing window. Of a recurrent state's pool: one element, the slot of the state that the
-        request works on, which holds the state after its cached tokens once it is READY (unless there
-        are none), and which the engine changes in place. A copy. `insert` may change the table, since
-        a page that the tree has already replaces the request's own; so read it anew after each. Raises
-        `UsageError` unless the request is READY.
+        Token t is in slot t % `page_tokens` of the page at index t // `page_tokens`. In a sliding
+        window's pool the table covers the same positions, with -1 for pages already freed left of the
+        window. In a recurrent state's pool the table has one element, the slot of the request's working
+        state. When the request becomes READY the slot holds the state after its cached tokens, if any;
+        the engine updates it in place. Call again after each `insert`, which may replace a page of the
+        request by an equal page of the tree. Raises `UsageError` unless the request is READY.
         """
         require_text(pool, "a pool")
         return np.array(self._replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
-        """Reserve device pages for `total_tokens` tokens in total; False if there is no room.
+        """Allocate device pages for `total_tokens` tokens in total; return False if there is no room.
 
-        Nothing has changed then. There never is room for more than the device has, where the engine
-        has to end the request; for less there is once others have released, or left by `retract`.
+        If False, nothing has changed. A request larger than the whole device never gets room, and the
+        engine must abort it. Otherwise room appears when other requests are released or retracted.
         """
         self._require_group()
         return self._follow(self._replica.extend(request, as_count(total_tokens)))
@@ -168,26 +169,26 @@ class Cache(RankCache):
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
         """Publish the whole pages of `tokens`, whose content is in the request's pages of every pool.
 
-        Call it only when that has been written, or is ordered before every later use on the engine's
-        stream. `final=False` says that the prompt goes on (chunked prefill). The published pages are
-        shared, backed up under the write policy, and stay locked for the request, but for those that
-        its windows have left. A recurrent state is kept where `tokens` end with a whole page at one of
-        the admission's checkpoints, or at a regular one. Returns the number of tokens that the tree
-        now shares with the request; their pages are written no more. Raises `UsageError` for more
-        tokens than it has pages for, or others than it shares already.
+        Call only after the content is written, or ordered on the engine's stream before any later use.
+        `final=False` means that the prompt continues (chunked prefill). Published pages are shared and
+        backed up under the write policy. They stay locked for the request, except pages left of its
+        sliding windows. A recurrent state is kept if `tokens` end at a whole page that is one of the
+        admission's checkpoints or a regular checkpoint. Returns the number of tokens now shared with
+        the tree; the engine must not write their pages any more. Raises `UsageError` if the request has
+        no pages for the tokens, or if the tokens differ from those already shared.
         """
         self._require_group()
         data, ends = as_token_bytes(tokens), as_flag(final, "final")
         return self._follow(self._replica.insert(request, data, final=ends))
 
     def retract(self, request: str, tokens: Tokens) -> bool:
-        """Move a request that is READY off the device, with everything that it holds in every pool.
+        """Move a READY request and all its state in every pool from the device to host memory.
 
-        `tokens` are all that it has computed; their whole pages are published. Its device pages,
-        also one that is not full yet, and the state it works on are copied to host memory, and free
-        once that has settled: `load_state` says SAVING until then, and SAVED after it. FAILED, as
-        after a load back, means that a copy went wrong: `load_back` it again. Returns False, and the
-        request goes on, if host memory has no room.
+        `tokens` are all tokens computed so far; their whole pages are published. The request's device
+        pages, including a partial last page, and its working state are copied to host memory, then
+        freed. `load_state` is SAVING during the copies and SAVED afterwards. FAILED, as after a load
+        back, means that a copy failed: call `load_back` again. Returns False, and the request
+        continues, if host memory has no room.
         """
         self._require_group()
         return self._follow(self._replica.retract(request, as_token_bytes(tokens)))
@@ -195,27 +196,27 @@ class Cache(RankCache):
     def resume(self, request: str, *, reserve_tokens: int = 0) -> Admission | Wait:
         """Bring a SAVED request back, with device pages for `reserve_tokens` tokens in total.
 
-        It is LOADING, and once it is READY its tables have what they had, in other pages. Its bytes
-        are checked on the way: if they are not what was saved it is FAILED. `Wait.LOST` says that
-        what it shared with others is gone; it is as one that was never admitted then. Raises
-        `UsageError` as `load_back` does.
+        The request is LOADING, then READY with the same page contents in other pages. Checksums are
+        verified; on a mismatch the request is FAILED. `Wait.LOST` means that pages shared with other
+        requests were lost, and the request counts as never admitted. Raises `UsageError` as `load_back`
+        does.
         """
         self._require_group()
         return self._follow(self._replica.resume(request, as_count(reserve_tokens)))
 
     def release(self, request: str) -> None:
-        """Forget a request: unlock what it shares and give back what is its own.
+        """Forget a request: unlock its shared pages and free the others.
 
-        What was inserted stays cached; the rest is gone. Its pages may be another's from now on, so
-        the engine's stream must not be given anything more for them.
+        Inserted pages stay cached. Freed pages may be reallocated at once, so the engine must not
+        enqueue further work on them.
         """
         self._follow(self._replica.release(request))
         self._observer.released(request)
 
     def abort(self, request: str) -> None:
-        """Forget a request wherever it stands, also one that is not known.
+        """Forget a request in any state, including an unknown request.
 
-        What its prefetch has landed stays cached; what is still moving settles by itself.
+        Pages landed by its prefetch stay cached; I/O in flight settles in the background.
         """
         if self._replica.knows(request):
             self.release(request)

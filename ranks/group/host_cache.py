@@ -1,16 +1,16 @@
-"""The engine's side where the engine owns the device pages: host memory and storage beside them.
+"""Cache in host memory and storage for an engine that owns the device pages.
 
-For engines with a page allocator and a prefix cache of their own, as vLLM has. The engine lends its
-pages for copies: each call names them, on each rank its own, and they stay as they are until the
-copies that touch them have ended on every rank. That is so for every pool that the model has.
+For engines with their own page allocator and prefix cache, such as vLLM. Each call names the
+engine-owned device pages (lent) to copy, in every pool of the model; page numbers may differ between
+ranks. The engine must not reuse these pages until the copies have finished on every rank.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
     compute:    admit, and back_up after each chunk whose pages are whole
     preemption: fence, before anything overwrites the request's pages
     finish:     release; if that says False, the pages are free once `collect_freed` names the request
 
-Once per engine step, also when nothing is in flight: `begin_step`, decisions and commands, `end_step`;
-then, where the engine launches its forward pass, `begin_loads` before it and `begin_backups` after it.
+Once per engine step, even if nothing is in flight: `begin_step`, decisions and commands, `end_step`.
+Then `begin_loads` before the engine launches its forward pass, and `begin_backups` after the launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,18 +42,19 @@ if TYPE_CHECKING:
 
 Pages: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
 PagesByPool: TypeAlias = "Pages | Mapping[str, Pages]"
-"""Device pages that are lent: of the pool of full attention alone, or of each pool by its name.
+"""Engine-owned device pages: of the full-attention pool alone, or of each pool by name.
 
-Of a pool with a page for each page of tokens in token order, with -1 where the engine has none any more
-(left of a sliding window); of a pool of states the one slot that holds the state after the tokens.
+For pools with one page per page of tokens: page numbers in token order, with -1 for pages that the
+engine has freed (left of a sliding window). For pools of states: the slot with the state after the
+tokens.
 """
 
 
 class HostCache(RankCache):
-    """One rank's cache in host memory and storage, under an engine's own device pages.
+    """One rank's cache in host memory and storage, below the engine's own device pages.
 
-    Copies wait for `begin_loads` and `begin_backups`, since only the engine knows where its device's
-    stream has come to.
+    Copies start in `begin_loads` and `begin_backups`, because only the engine knows the position of its
+    device stream.
     """
 
     config: HostCacheConfig
@@ -68,9 +69,9 @@ class HostCache(RankCache):
         listener: Listener | None = None,
         timeline: Timeline | None = None,
     ) -> "HostCache":
-        """Make this rank's cache under the engine's `pages`, those of each pool by its name.
+        """Open this rank's cache for the engine's `pages`, given by pool name.
 
-        Full attention's may be given alone. Everything else is as for `Cache.open`.
+        Full attention's pages may be given without a mapping. Otherwise as `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
         from .control.opening import controlled  # noqa: PLC0415
@@ -89,10 +90,10 @@ class HostCache(RankCache):
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
     ) -> int:
-        """Return how many tokens `load` can bring beyond the `device_tokens` that the engine has.
+        """Return how many tokens `load` can load beyond the engine's own `device_tokens`.
 
-        Whole pages. 0 for a request whose load has failed, which computes instead. Valid until the next
-        call that may take host pages: `back_up`, or `begin_step`.
+        A multiple of the page size; 0 for a request whose load failed, which must be computed. Valid
+        until the next call that may allocate host pages: `back_up` or `begin_step`.
         """
         self._require_group()
         require_text(namespace)
@@ -102,12 +103,12 @@ class HostCache(RankCache):
     def load(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> None:
-        """Bring `tokens`, which `hit` has just promised, from `device_tokens` on.
+        """Load the `tokens` matched by the preceding `hit`, starting at `device_tokens`.
 
-        `device_pages` are the pages for what is brought, in order. They belong to the load until
-        `load_state` says READY or FAILED. Of a window only the pages from `needed_from` on are filled:
-        those before it stay as they are, and `back_up` and `retract` never copy them for this request,
-        until a `fence`. A prefetch of the request ends with what has landed.
+        `device_pages` are the destination pages, in order. They belong to the load until `load_state`
+        is READY or FAILED. For a sliding window only pages from `needed_from` on are filled. Earlier
+        window pages keep their content, and `back_up` and `retract` skip them for this request until a
+        `fence`. The request's prefetch stops, and pages already landed are used.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -116,10 +117,10 @@ class HostCache(RankCache):
     def admit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
     ) -> None:
-        """Count a request that computes from here on, once for each time that it begins to.
+        """Record in the statistics that a request starts to compute, once for each start.
 
-        `tokens` are those that it could have had from the cache; the engine has the first
-        `device_tokens` of them on the device, with what was loaded. Nothing but statistics follows.
+        `tokens` are the tokens that could have come from the cache. The first `device_tokens` of them
+        are on the device, including loaded ones. Has no effect except on statistics.
         """
         self._require_group()
         require_text(namespace)
@@ -127,48 +128,48 @@ class HostCache(RankCache):
         self._follow(self._replica.admit(request, namespace, data, count))
 
     def needed_from(self, tokens: int) -> dict[str, int]:
-        """Return from which token on a match of whole pages that ends at `tokens` needs each pool's."""
+        """Return, by pool, the first token whose page a match of `tokens` tokens needs."""
         unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
         whole = as_count(tokens) // unit
         return {each.pool: each.needed_from(whole) * unit for each in components}
 
     def free_host_pages(self) -> int:
-        """Return how many of full attention's host pages hold nothing; the same on every rank."""
+        """Return the number of free full-attention host pages; the same on every rank."""
         return self._replica.prefixes.residence.pools[HOST][0].free
 
     def fetched(self, request: str) -> tuple[int, int]:
-        """Return from which token to which one the request's prefetch has brought pages from storage.
+        """Return the range of tokens (first, end) that the request's prefetch read from storage.
 
-        Some may have left host memory since. (0, 0) for a request that is admitted, or not known.
+        Some of these pages may have been evicted since. (0, 0) if the request is admitted or unknown.
         """
         unit, known = self.config.layout.page_tokens, self._replica.requests.get(request)
         first, last = (0, 0) if known is None else known.fetched
         return first * unit, last * unit
 
     def refused(self, request: str) -> bool:
-        """Say whether a rank could not connect to the group that the last prefetch was to read from."""
+        """Return whether some rank could not connect to the source group of the last prefetch."""
         known = self._replica.requests.get(request)
         return known is not None and known.refused
 
     def load_state(self, request: str) -> LoadState:
-        """Say how far the request's load is, on every rank.
+        """Return the state of the request's load, agreed by all ranks.
 
-        FAILED is final: the device pages that were to be loaded hold nothing, and `hit` finds nothing
-        for the request any more. Either way no copy touches the pages. `retract` says what the states
-        mean after it.
+        FAILED is final: the destination pages have no valid content, and `hit` returns 0 for the
+        request. In states READY and FAILED no copy touches the pages. For states after a retraction see
+        `retract`.
         """
         return self._replica.load_state(request)
 
     def back_up(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, namespace: str = ""
     ) -> int:
-        """Copy to host memory what of `tokens` is not there, and then to storage.
+        """Copy the pages of `tokens` that are not in host memory yet to host memory, then to storage.
 
-        `device_pages` are the pages of the whole prefix in token order; their KV is written, or is
-        ordered before `begin_backups`. They must not be overwritten before `collect_freed` names the
-        request, after its `release`, or before a `fence`. Nothing goes to storage of a namespace that
-        begins with NUL: its pages are worth nothing after this life of the engine. Returns the number
-        of tokens that are on the host or on their way; it is smaller where there is no room.
+        `device_pages` are the pages of the whole prefix in token order. Their KV must be written, or
+        ordered before `begin_backups`. The engine must not overwrite them until `collect_freed` names
+        the request after its `release`, or until a `fence`. Pages of a namespace that begins with NUL
+        are never persisted, because they are valid only in this run of the engine. Returns the number
+        of tokens in host memory or being copied; less than `tokens` if host memory has no room.
         """
         self._require_group()
         require_text(namespace)
@@ -176,13 +177,13 @@ class HostCache(RankCache):
         return self._follow(self._replica.back_up(request, namespace, data, runs))
 
     def retract(self, request: str, tokens: Tokens, device_pages: PagesByPool) -> bool:
-        """Copy all that a request has to host memory, so that its device pages can be given away.
+        """Copy all state of a request to host memory, so that its device pages can be reused.
 
-        `tokens` are all that it has computed, `device_pages` what holds them: also a page that is not
-        full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
-        then SAVED; FAILED says that the request goes on as it is. Either way no copy touches the pages
-        any more, but for one that hangs: where the request still `lends`, `keep_off` comes before
-        anything overwrites them. Returns False, and it goes on, if host memory has no room.
+        `tokens` are all tokens computed so far. `device_pages` hold their KV, including a partial last
+        page and the working state. `load_state` is SAVING until every rank has copied everything, then
+        SAVED. FAILED means that the request continues on its device pages. In both cases the copies are
+        finished, except a copy that hangs. While the request still `lends` pages, call `keep_off`
+        before overwriting them. Returns False, and the request continues, if host memory has no room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -191,25 +192,25 @@ class HostCache(RankCache):
     def resume(
         self, request: str, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> Wait | None:
-        """Bring a SAVED request back to device pages: what it goes on with from `device_tokens` on.
+        """Load a SAVED request back to device pages, starting at `device_tokens`.
 
-        Of a window that is what `needed_from` names for its whole pages, as far as it was lent when
-        the request was retracted, and the page that is not full. -1 may stand for all else, and for
-        what was given up since; pages that are lent for all else are not filled, as by `load`.
-        The pages belong to the load until `load_state` says READY; bytes are checked on the way, and
-        FAILED says that it has to be computed anew. `Wait.LOST` says that what it shared with others
-        is gone: it is as one that was never admitted then.
+        For a sliding window the load fills the pages that `needed_from` names, if they were passed to
+        `retract`, and the partial last page. -1 may replace all other pages, and pages freed since;
+        pages given there are not filled, as in `load`. The pages belong to the load until `load_state`
+        is READY. Checksums are verified; FAILED means that the request must be recomputed. `Wait.LOST`
+        means that pages shared with other requests were lost, and the request counts as never admitted.
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)
         return self._follow(self._replica.resume_lent(request, runs, start))
 
     def fence(self, request: str) -> None:
-        """Return when the request's device pages may be overwritten: it is preempted.
+        """Block until a preempted request's device pages may be overwritten.
 
-        Backups that read them are waited for, up to `timeouts.fence_s`, and fail after that. The
-        request is known on; it may prefetch and load again. Of one that was released and still lends
-        pages only this rank's copies are waited for; one that is not known lends none.
+        Waits up to `timeouts.fence_s` for backups that read the pages; backups still running then fail.
+        The request stays known and may prefetch and load again. If the request was released and copies
+        are still in flight, only this rank's copies are waited for. Returns at once for an unknown
+        request.
         """
         self._require_group()
         if self._replica.knows(request):
@@ -218,21 +219,20 @@ class HostCache(RankCache):
             self.keep_off(request)
 
     def keep_off(self, request: str | None = None) -> None:
-        """Return when no copy of this rank's touches the request's device pages, or any device page.
+        """Block until no copy of this rank touches the request's device pages (None: any device page).
 
-        For an engine that gives pages away, or unmaps them, before its next step. This is no command:
-        each rank calls it whenever its engine does so, and the replica does not hear of it. Copies are
-        waited for, up to `timeouts.fence_s`, and fail after that.
+        For an engine that frees or unmaps pages before its next step. Not a command: each rank may call
+        it at any time, and the replica does not change. Copies that outlast `timeouts.fence_s` fail.
         """
         copies = self._replica.touching(request)
         if copies:
             self._executor.carry_out([Fence(copies, self.config.timeouts.fence_s)])
 
     def release(self, request: str) -> bool:
-        """Forget a request; say whether its device pages are free on every rank.
+        """Forget a request; return whether its device pages are free on every rank.
 
-        If not, they are free once `collect_freed` returns the request's name, which may not be used
-        again before. Those of a request that is not known are free.
+        If False, the pages are free once `collect_freed` returns the request's name. The name must not
+        be used again before that. The pages of an unknown request are free.
         """
         if not self._replica.knows(request):
             return not self.lends(request)
@@ -241,30 +241,30 @@ class HostCache(RankCache):
         return freed
 
     def lends(self, request: str) -> bool:
-        """Say whether copies on some rank may still touch the request's device pages."""
+        """Return whether copies on some rank may still touch the request's device pages."""
         return bool(self._replica.touching(request))
 
     def awaits_room(self, request: str) -> bool:
-        """Say whether host memory had no room for all of the request's last `back_up`.
+        """Return whether the request's last `back_up` was incomplete.
 
-        Or a copy has failed. `back_up` again when `backup_is_due`, with the same tokens and the pages
-        that hold them then. A prompt that is longer than host memory takes several such calls. A
-        request that is released or fenced meanwhile gives it up, which the metrics count.
+        The cause is no room in host memory or a failed copy. When `backup_is_due`, call `back_up` again
+        with the same tokens and the pages that hold them then. A prompt longer than host memory takes
+        several calls. `release` and `fence` cancel the rest of the backup, and the metrics count it.
         """
         return self._replica.awaits_room(request)
 
     def backup_is_due(self, request: str) -> bool:
-        """Say whether a backup that awaits room may find some: an operation has ended since."""
+        """Return whether to retry an incomplete backup, because an operation finished since."""
         return self._replica.backup_is_due(request)
 
     def awaits_copies(self, request: str) -> bool:
-        """Say whether copies of the request's device pages are waited for; one that hangs is not."""
+        """Return whether copies of the request's device pages are in flight and do not hang."""
         return bool(self._replica.touching(request, awaited=True))
 
     def copies(self, request: str) -> tuple[int, ...]:
-        """Return the copies that may touch the request's device pages on some rank, the newest last.
+        """Return the ids of copies that may touch the request's device pages on some rank, newest last.
 
-        Each has a number that no other one ever has. Those that a `fence` has ended are not among them.
+        Ids are never reused. Copies ended by a `fence` are not included.
         """
         return self._replica.touching(request)
 
@@ -274,10 +274,10 @@ class HostCache(RankCache):
         return bool(self._freed) or self._replica.waits_for_frees
 
     def finish_copies(self) -> bool:
-        """Run rounds until the device pages of released requests are free; for an idle engine.
+        """Run rounds until the device pages of all released requests are free; for an idle engine.
 
-        Every rank calls it at the same point. Returns False where some are not free after as long as
-        copies may take at all, in agreed time: pages of a copy that never ends stay with it.
+        Every rank calls it at the same point. Returns False if some pages are not free after `copy_s` +
+        `quiesce_s` of agreed time. Pages of a copy that never finishes are never freed.
         """
         times = self.config.timeouts
         replica = self._replica
@@ -290,10 +290,10 @@ class HostCache(RankCache):
         return freed
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:
-        """Compare with the other ranks what was done so far; for an engine that has failed itself.
+        """Compare this rank's history of commands with the other ranks'; for an engine that has failed.
 
-        Returns the error that ends the group: ranks that differ are named in it, and one that does not
-        come within `timeout_s` ends it too. None where the ranks have done the same.
+        Runs one round, which ends the group if ranks differ or if a rank does not answer within
+        `timeout_s`. Returns that error, which names the ranks, or None if all ranks agree.
         """
         timeout_s = as_seconds(timeout_s, "timeout_s")
         try:
@@ -304,29 +304,29 @@ class HostCache(RankCache):
         return None
 
     def run_until_decided(self, proposal: "Future[None]") -> bool:
-        """Run rounds until a store is attached, detached or refused, for an engine that stands still.
+        """Run rounds until a staged attach or detach of a store is decided; for an idle engine.
 
-        Every rank calls it at the same point, after it has been told. Returns False where that took
-        longer than `timeouts.open_s` in agreed time, twice.
+        Every rank calls it at the same point, after the proposal was staged there. Returns False after
+        twice `timeouts.open_s` in agreed time.
         """
         return self.step_until(proposal.done, 2 * self.config.timeouts.open_s)
 
     def begin_loads(self) -> None:
-        """Begin the copies to the device: before the forward pass of this step is launched."""
+        """Start the copies to the device. Call before launching this step's forward pass."""
         self._executor.begin_copies(Direction.TO_DEVICE)
 
     def begin_backups(self) -> None:
-        """Begin the copies to the host: after the forward pass of this step was launched."""
+        """Start the copies to the host. Call after launching this step's forward pass."""
         self._executor.begin_copies(Direction.TO_HOST)
 
     def flush(self) -> Flushed:
-        """See `RankCache.flush`; copies that still wait for the engine are begun."""
+        """Flush as `RankCache.flush`, after starting the copies that wait for the engine."""
         self.begin_loads()
         self.begin_backups()
         return super().flush()
 
     def _runs(self, pages: PagesByPool) -> list[PageRun]:
-        """Return the pages that are lent by component."""
+        """Return the engine's device pages as one list per component."""
         if not isinstance(pages, Mapping):
             pages = {KV_POOL: pages}
         pools = [each.pool for each in self._replica.prefixes.components]
@@ -337,7 +337,7 @@ class HostCache(RankCache):
 
 
 def _run(pages: Pages) -> PageRun:
-    """Return pages as the replica has them; cheap for buffers of int32, slower for Python lists."""
+    """Convert page numbers to the replica's form. Fast for int32 buffers, slower for Python lists."""
     try:
         view = None if isinstance(pages, list | tuple | range) else memoryview(pages)  # type: ignore[arg-type]
         run = page_run()
@@ -353,7 +353,7 @@ def _run(pages: Pages) -> PageRun:
 
 
 def _start(device_tokens: int) -> int:
-    """Return how many tokens the engine has itself."""
+    """Check and return the number of tokens that the engine already has on the device."""
     start = as_count(device_tokens, "device_tokens")
     if start < 0:
         raise UsageError(f"device_tokens is {start}, must be 0 or more")

@@ -1,4 +1,4 @@
-"""Opening a cache: settings are compared, and memory and store made ready, on every rank or on none."""
+"""Opening a rank's cache: compare settings, allocate memory, open the store, on all ranks or none."""
 
 import logging
 import platform
@@ -48,32 +48,32 @@ from ..protocol.replica_config import ReplicaConfig
 from ..protocol.timed_events import Timeline
 
 Lent = EnginePages | Mapping[str, EnginePages]
-"""An engine's device pages by the name of their pool; alone they are full attention's."""
+"""The engine's device pages by pool name; without a mapping, full attention's."""
 
 _log = logging.getLogger(__name__)
 
 _ENGINE_PAGES = "engine pages"
 _PER_RANK = ("peers.address", "peers.reached_at", "peers.device")
-"""Settings that are each rank's own."""
+"""Settings that may differ freely between ranks."""
 _POOL_SIZE = re.compile(r"(components\[\d+\]\.)?(device|host)_pages")
 
 
 def new_group(config: RankCacheConfig) -> Collective:
-    """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
+    """Connect all ranks of `torch.distributed` by the configured transport. Collective."""
     return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
 
 
 def connected(config: RankCacheConfig, group: TorchCollective) -> Collective:
-    """Connect the ranks of a group by the transport that is configured.
+    """Connect the ranks of a group by the configured transport.
 
-    Collective over the group, which belongs to the transport from now on (`connecting.connect`).
+    Collective over `group`, which belongs to the transport afterwards (`connecting.connect`).
     """
     shape = BallotShape(world_size=group.world_size, seats=config.bounds.prefetches)
     return connect(group, config.transport, lanes=shape.length, timeout_s=_longest_s(config))
 
 
 def _longest_s(config: RankCacheConfig) -> float:
-    # Gloo's own bound must end neither what the start is still allowed to wait for, nor a round.
+    # Gloo's timeout must be longer than both the start and a round.
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
@@ -85,12 +85,11 @@ def open_rank(
     names_pages: bool = False,
     timeline: Timeline | None = None,
 ) -> tuple[RankExecutor, ReplicaConfig]:
-    """Return the executor and the replica's settings of one rank.
+    """Create the executor and the replica's settings of one rank.
 
-    Collective: every rank calls it at the same point. `device` is where pages of the cache's own are,
-    or the pages that an engine lends. Raises the same
-    `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
-    cache's from now on, and is closed if there is no cache to give it to.
+    Collective: every rank calls it at the same point. `device` is the device for cache-owned pages, or
+    the engine's pages. Raises the same `ConfigError` on every rank if settings differ or one rank
+    cannot start. The caller's cache owns the collective on success; on an error it is closed here.
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
@@ -126,7 +125,7 @@ def _agree_and_open(
     sizes, engine_pages = _agree(config, collective, mine, timeout_s)
     pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     hosts = collective.gather(platform.node().encode(), timeout_s)
-    # Memory is checked on every rank before any rank takes its share, which would count twice.
+    # All ranks of a host must check free memory before any allocates, or the check counts memory twice.
     with _problems_told(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
@@ -168,9 +167,9 @@ def _agree(
     engine_pages: int,
     timeout_s: float,
 ) -> tuple[dict[str, tuple[int, int]], int]:
-    """Compare the settings of all ranks; return the sizes of the pools, by name, that all can have.
+    """Compare the settings of all ranks; return the smallest sizes of each pool, by name.
 
-    And the smallest number of device pages that an engine has, where engines own them.
+    Also returns the smallest number of engine-owned device pages.
     """
     fields: dict[str, Scalar] = {
         name: value
@@ -180,7 +179,7 @@ def _agree(
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
     fields["owner of device pages"] = "cache" if isinstance(config, CacheConfig) else "engine"
-    # The settings that may differ between ranks; the smallest is used.
+    # Pool sizes may differ between ranks; the smallest is used.
     mine = config.pool_sizes()
     smallest = {
         f"{pool} {tier}": size for pool, pair in mine.items() for tier, size in enumerate(pair)
@@ -200,7 +199,7 @@ def _shown(secret: str, text: str) -> str:
 def _host_bytes(
     pools: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
 ) -> int:
-    """Return the host memory of all pools; device pages count where they are host memory of ours."""
+    """Return the host memory of all pools in bytes, including cache-owned device pages on the CPU."""
     counted = isinstance(device, torch.device) and device.type == "cpu"
     return sum(
         (pool.host_pages + (pool.device_pages if counted else 0)) * pool.layout.page_bytes
@@ -210,7 +209,7 @@ def _host_bytes(
 
 @contextmanager
 def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
-    """Tell the other ranks whether the block went well here; raise on all if it did not on one."""
+    """Exchange whether the block succeeded on each rank; raise on all ranks if it failed on one."""
     problem: str | None = None
     try:
         yield
@@ -222,10 +221,10 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
 
 
 def store_access(config: RankCacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
-    """Say how a rank uses a store, whether it is there from the start or attached later.
+    """Return how a rank accesses a store, at the start or for a later attach.
 
-    `store` is the URI that all ranks are given. Raises `ConfigError` for one that makes no sense, by
-    its scheme, a wrapper or an option. Asks no store, and imports no client.
+    `store` is the URI that all ranks were given. Raises `ConfigError` for an unknown scheme, wrapper or
+    option. Does not contact the store, nor import its client.
     """
     uri = store.replace(RANK, str(rank))
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
@@ -240,9 +239,9 @@ def store_access(config: RankCacheConfig, rank: int, world_size: int, store: str
 
 
 def source_access(config: RankCacheConfig, rank: int, world_size: int, source: str) -> StoreAccess:
-    """Say how a rank reads from another group that serves its pages at the URI `source`.
+    """Return how a rank reads from another group that serves its pages at the URI `source`.
 
-    Raises `ConfigError` for a URI that makes no sense, or where `peers` is not set.
+    Raises `ConfigError` for an invalid URI, a source that is not allowed, or if `peers` is not set.
     """
     if config.peers is None or parse_uri(source).scheme != "peer":
         raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
@@ -264,7 +263,7 @@ def source_access(config: RankCacheConfig, rank: int, world_size: int, source: s
 
 
 def _reading_options(peers: Peers) -> str:
-    """Return the options of a source's URI that say how this rank reads."""
+    """Return the options to append to a source's URI: secret, allowlist and transfer engine."""
     options = {"secret": peers.secret} if peers.secret else {}
     if peers.allow_sources:
         options["allow_sources"] = ",".join(peers.allow_sources)
@@ -281,7 +280,7 @@ def _reading_options(peers: Peers) -> str:
 def _page_server(
     config: RankCacheConfig, collective: Collective, executor: RankExecutor
 ) -> PageServer | None:
-    """Return the server of this rank's pages, which the executor has from now on; None without one."""
+    """Create the server of this rank's pages for the executor; return None without `peers`."""
     if config.peers is None:
         return None
     place = ShardPlace.of(collective.rank, collective.world_size, config.pipeline_stages)
@@ -292,7 +291,7 @@ def _page_server(
         writer=EVERYTHING,
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
-    # A reader that stalls must not keep pages until they count as pages that nobody ever lets go of.
+    # A stalled reader must be dropped before `quiesce_s`, or its pages are quarantined.
     bounds = ServerBounds()
     quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
     server = PageServer(
@@ -308,9 +307,9 @@ def _page_server(
 
 
 def _serving_engine(settings: EngineSettings | None, host: str) -> TransferEngine | None:
-    """Return the engine by which readers may read this rank's pages; None without one.
+    """Return the transfer engine through which readers access this rank's pages; None without one.
 
-    Raises `ConfigError` where there must be one.
+    Raises `ConfigError` if the transfer engine fails and the settings require one.
     """
     if settings is None:
         return None
@@ -335,10 +334,10 @@ def _kind(uri: str) -> str:
 
 
 def _maker(config: RankCacheConfig, uri: str) -> Callable[[], StorageBackend]:
-    """Return a function that returns a store's backend.
+    """Return a factory for a store's backend.
 
-    A backend of ours is made at once, so that a wrong URI is refused here. That of another package is
-    made when the function is called, since nobody knows what the package imports or does for it.
+    A built-in backend is created now, so that an invalid URI is refused at once. A backend of another
+    package is created when the factory is called, because its import and constructor may be slow.
     """
     scheme = parse_uri(uri).scheme
     if not is_built_in(scheme) and scheme in known_schemes():
@@ -359,11 +358,11 @@ def _backend(config: RankCacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return this rank's share of writing the pages that are the same on every rank."""
+    """Return this rank's share of writing pages that are equal on all ranks."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)
     if uri.scheme == "memory" and not uri.host:
-        # Private, so it is a store of its own for each rank, too.
+        # A private memory store exists once per rank, so each rank writes everything.
         return EVERYTHING
     return WriterShare(rank=place.tp_rank, world_size=place.tp_size)

@@ -1,5 +1,5 @@
-"""What an operator asks of a running group: requests reach rank 0, and every rank carries them out.
+"""Operator requests to a running group: received by rank 0, executed by every rank.
 
-A request becomes a command by a verdict, like everything that reaches one rank (rule R14): rank 0
-numbers it, every rank reads it, and all carry it out in the same step.
+A request becomes a command by a verdict (rule R14): rank 0 numbers the request, every rank reads it,
+and all ranks execute it in the same step.
 """

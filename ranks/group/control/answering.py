@@ -1,4 +1,4 @@
-"""Answers to what was asked by way of rank 0: what every rank has done, or why not."""
+"""Answers to operator requests, on rank 0: the result agreed by every rank, or an error."""
 
 import time
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from .group_control import GroupControl
 from .requests import Answer, AnyRequest, Attach, Detach, Flush, request_of
 
 AGREED_S: Final = 10.0
-"""How long an answer is waited for. What the engine's steps bring comes much sooner."""
+"""Default timeout of an answer. An engine that steps answers much sooner."""
 IDLE_S: Final = 1.0
-"""An engine that has taken no step for so long has nothing to compute."""
+"""An engine without a step for this long is considered idle."""
 POLL_S: Final = 0.01
 _STATS: Final = {"ask": "stats"}
 
 Submit = Callable[[bytes], int]
-"""Gives the ranks a request, and returns its number (`StoredRequests.submit`)."""
+"""Submits an encoded request to the ranks and returns its number (`StoredRequests.submit`)."""
 
 
 class Answering:
-    """Has a group do what is asked. For rank 0, and for any thread but the engine's."""
+    """Submits requests and waits for their results. For rank 0, on any thread except the engine's."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Answering:
         agreed_s: float = AGREED_S,
         idle_s: float = IDLE_S,
     ) -> None:
-        """`refused` are the requests that the group does not take."""
+        """`refused` names the kinds of requests that this group rejects."""
         self._control = control
         self._submit = submit
         self._agreed_s = agreed_s
@@ -42,9 +42,9 @@ class Answering:
         self._refused = refused
 
     def answer(self, asked: object) -> Answer:
-        """Return what became of a request, given as JSON has it.
+        """Execute a request, given as parsed JSON, and return its result.
 
-        Raises `LockstepError`, by its type and with the words for whoever asked.
+        Raises a `LockstepError` of a type and with a text for the client.
         """
         if asked == _STATS:
             return asdict(self._control.cache.stats(rounds=0))
@@ -58,7 +58,7 @@ class Answering:
         return self._agreed(request)
 
     def _agreed(self, request: AnyRequest) -> Answer:
-        """Return what became of a request on every rank."""
+        """Submit a request and return its result on all ranks."""
         content, answer = self._control.waited_for(request)
         opens = isinstance(request, Attach | Detach)
         longer_s = self._control.cache.config.timeouts.open_s if opens else 0.0
@@ -82,14 +82,15 @@ class Answering:
                 " one of them hangs, or cannot read it and says why in its log"
             )
         finally:
-            # Where nobody has begun it, nobody is told any more.
+            # If no rank has started the request, its result is not reported.
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
-        """Wait until what is on its way to host memory and to the store is there.
+        """Wait until pages being backed up or persisted are written.
 
-        Twice: what is copied to host memory is written to the store by operations that begin then. And
-        until the store has what was cached before it was attached, of which few are written at a time.
+        Waits twice, because a finished backup starts an operation that writes to the store. Then
+        continues while pages cached before the store was attached are still being written, a few at a
+        time.
         """
         ends = time.monotonic() + self._control.cache.config.timeouts.flush_s
         operations: set[int] = set()
@@ -102,7 +103,7 @@ class Answering:
         return {"operations": len(operations), "unwritten": told["unwritten"]}
 
     def _wait_for(self, operations: list[int], ends: float) -> None:
-        """Wait until operations have ended, whose ids are never used again."""
+        """Wait until the operations have finished; operation ids are never reused."""
         works = self._control.cache.inspection.works
         while left := [each for each in operations if works(each)]:
             if time.monotonic() > ends:
@@ -114,5 +115,5 @@ class Answering:
 
 
 def _writes_older(told: Answer) -> bool:
-    """Say whether pages from before the store was attached are still on their way."""
+    """Return whether pages cached before the store was attached are still being written."""
     return bool(told["in_flight"]) and Undone.NEW_STORE in cast("dict[str, int]", told["unwritten"])

@@ -1,4 +1,4 @@
-"""What an operator's process says to a group, and hears from it."""
+"""Client of a group's control socket, for an operator's process."""
 
 import json
 import os
@@ -14,25 +14,25 @@ from ....coordinator.settings import Seconds
 from ....errors import ConfigError, LockstepError, UsageError
 
 ANSWERED_S: Final = 30.0
-"""Longer than most requests take that the group has not given up itself."""
+"""Default timeout of an answer; longer than the group's own timeout for most requests."""
 WAITED_S: Final = 900.0
-"""The same for those that wait for a store."""
+"""Default timeout of an answer to a request that waits for a store."""
 _WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
-"""Bytes of one request; a prompt of a million tokens has seven million."""
+"""Maximum size of a request; a prompt of a million tokens takes 7 MB."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Bytes of one answer, which names each namespace."""
+"""Maximum size of an answer, which lists every namespace."""
 
 
 def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
-    """Ask the group that listens at `path` for something; return what became of it.
+    """Send a request to the group that listens at `path`; return the result.
 
-    `what` is a request of docs/control.md and `asked` its fields. Any process of the group's user
-    may ask, but not the engine's thread of rank 0, which would wait for itself.
+    `what` is a request of docs/control.md and `asked` has its fields. Any process of the group's user
+    may call this, but not the engine's thread of rank 0, which would deadlock.
 
-    Raises what the group has raised, with its words: a `UsageError` where the request is refused, a
-    `StorageError` where a store could not be opened, a `LockstepError` where the ranks have not agreed
-    on it within their time; and a `ConfigError` where no group of this user listens.
+    Raises the group's error with its text: `UsageError` if the request is refused, `StorageError` if a
+    store could not be opened, `LockstepError` if the ranks did not agree in time. Raises `ConfigError`
+    if no group of this user listens at `path`.
     """
     line = _line_of({**asked, "ask": what})
     if timeout_s is None:
@@ -72,9 +72,9 @@ def _line_of(asked: dict[str, object]) -> bytes:
 
 
 def _answered(connection: socket.socket, until_s: float) -> bytes:
-    """Return a line, or its beginning where it does not end; raises `TimeoutError`.
+    """Return one line, or less if the peer closes early; raise `TimeoutError` at `until_s`.
 
-    Root may ask at a stranger's socket, who must neither hold it for longer nor fill its memory.
+    Both time and size are bounded, because root may connect to the socket of an untrusted user.
     """
     told = bytearray()
     while not told.endswith(b"\n") and len(told) <= ANSWER_BYTES_MAX:
@@ -90,7 +90,7 @@ def _answered(connection: socket.socket, until_s: float) -> bytes:
 
 
 def connected(path: Path, timeout_s: float) -> socket.socket:
-    """Return a connection to a socket; raises `OSError`."""
+    """Connect to a Unix socket; raise `OSError` on failure."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
     try:
@@ -102,7 +102,7 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 
 
 def unreached(path: Path, error: OSError) -> str:
-    """Say why a group cannot be reached."""
+    """Return an error text that says why a group cannot be reached."""
     if isinstance(error, ConnectionRefusedError):
         return f"nobody listens at {path} any more: its group has ended"
     return f"{path} cannot be reached: {error.strerror or error}"
@@ -125,7 +125,7 @@ def _require_reachable(path: Path) -> None:
 
 
 class _Told(msgspec.Struct):
-    """What became of a request, or why nothing did: the words of an error, and its type."""
+    """The reply to a request: a result, or an error with text and type."""
 
     answer: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     error: str | None = None

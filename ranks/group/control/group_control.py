@@ -1,4 +1,4 @@
-"""One rank's part in what is asked: to carry it out, and on rank 0 to tell what became of it."""
+"""One rank's execution of operator requests; rank 0 also passes on the results."""
 
 import logging
 import secrets
@@ -16,21 +16,21 @@ log = logging.getLogger("lockstep")
 
 
 class GroupControl:
-    """Carries out requests on one rank. To be made on every rank before the cache's first step.
+    """Executes requests on one rank. Create on every rank before the cache's first step.
 
-    It belongs to the engine's thread, but for `waited_for`.
+    Owned by the engine's thread; only `waited_for` may be called from any thread.
     """
 
     def __init__(self, cache: RankCache) -> None:
-        """`cache` must take requests, as those of all ranks do."""
+        """Register as the handler of `cache`, which must take requests."""
         self.cache = cache
         self._lock = threading.Lock()
         self._waiting: dict[bytes, Future[Answer]] = {}
-        """Where the answers to requests are waited for that came by way of this rank."""
+        """Futures of the clients waiting on this rank, by ticket."""
         cache.obey(self._carry_out)
 
     def waited_for(self, request: AnyRequest) -> "tuple[bytes, Future[Answer]]":
-        """Return a request as bytes, and where its answer will be. For any thread."""
+        """Return an encoded request and the future of its result. For any thread."""
         ticket, answer = secrets.token_bytes(8), Future[Answer]()
         with self._lock:
             self._waiting[ticket] = answer
@@ -38,11 +38,11 @@ class GroupControl:
         return REQUESTS.encode((ticket, request)), answer
 
     def close(self) -> None:
-        """Tell whoever still waits that no answer will come."""
+        """Fail the requests still waiting with `LockstepError`."""
         with self._lock:
             left = list(self._waiting.values())
         for answer in left:
-            # One that has begun by then is told by the cache itself.
+            # A request already being executed gets its result from the cache.
             if not answer.running() and answer.set_running_or_notify_cancel():
                 answer.set_exception(LockstepError("the group has ended before it was done"))
 
@@ -57,7 +57,7 @@ class GroupControl:
         try:
             became = request.carry_out(self.cache)
         except (UsageError, ConfigError) as error:
-            # The client of a queued request has gone, so only the log can show the refusal.
+            # The client of a queued request may have gone, so the refusal is logged as well.
             log.warning("%s is refused: %s", request.ask, error)
             waiting.set_exception(error)
             return
@@ -71,10 +71,11 @@ class GroupControl:
             waiting.set_result(became)
 
     def _begun(self, ticket: bytes) -> "Future[Answer]":
-        """Return where a request's answer is to be told; where nobody waits for it, nowhere."""
+        """Return the future of a request's client, or an unused future if no client waits."""
         with self._lock:
             waiting = self._waiting.get(ticket)
-        # Whoever asked may have gone; the others do it all the same, and so does this rank.
+        # The client may have disconnected. The request is executed anyway, because other ranks do so
+        # too.
         begun = waiting is not None and waiting.set_running_or_notify_cancel()
         return waiting if waiting is not None and begun else Future()
 
@@ -88,7 +89,7 @@ def _pass_on(ended: "Future[None]", waiting: "Future[Answer]") -> None:
 
 
 def _shown(request: AnyRequest) -> str:
-    """Return a request for the log: no passwords, not all tokens of a prompt, nothing long."""
+    """Format a request for the log: no passwords, no token lists, long values cut."""
     shown = msgspec.structs.asdict(request)
     if "tokens" in shown:
         shown["tokens"] = f"{len(shown['tokens'])} tokens"

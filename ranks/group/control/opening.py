@@ -1,4 +1,4 @@
-"""How a group comes to take requests: by a log that all ranks read, and a socket of rank 0."""
+"""Enabling operator requests: a request log that all ranks read, and a socket on rank 0."""
 
 import secrets
 from pathlib import Path
@@ -19,10 +19,10 @@ CacheT = TypeVar("CacheT", bound=RankCache)
 
 
 def controlled(cache: CacheT, collective: Collective) -> CacheT:
-    """Return the cache, which has a log and obeys an operator from now on where that is set.
+    """Enable operator requests on the cache if the settings say so; return the cache.
 
-    Collective: every rank calls it at the same point. Raises the same `ConfigError` on every rank if
-    rank 0 cannot listen; the cache is abandoned then.
+    Collective: every rank calls it at the same point. If rank 0 cannot listen, the cache is abandoned
+    and the same `ConfigError` is raised on every rank.
     """
     control = cache.config.control
     if control is not None:
@@ -36,7 +36,7 @@ def controlled(cache: CacheT, collective: Collective) -> CacheT:
 
 
 def controlled_alone(cache: CacheT) -> CacheT:
-    """Return the cache of a process that decides for all ranks; see `controlled`."""
+    """Enable operator requests in one-scheduler mode, without other ranks; see `controlled`."""
     control = cache.config.control
     if control is not None:
         try:
@@ -51,13 +51,13 @@ def controlled_alone(cache: CacheT) -> CacheT:
 def _begin(
     cache: RankCache, log: StoredRequests, port: ControlPort | None, refused: tuple[str, ...]
 ) -> None:
-    """Let a cache carry out what is asked, and on rank 0 answer it, until it closes."""
+    """Connect cache, request log and, on rank 0, the control socket, until the cache closes."""
     cache.take_requests(log)
     control = GroupControl(cache)
     if port is not None:
         port.serve(Answering(control, log.submit, refused=refused).answer)
         cache.at_close(port.close)
-    # After the port, by which no more can be asked; what has come in by then is told of last.
+    # Closed after the port, so that no request comes in later; remaining clients get an error last.
     cache.at_close(log.close)
     cache.at_close(control.close)
 
@@ -65,8 +65,8 @@ def _begin(
 def _opened(
     settings: Control, collective: Collective, timeout_s: float
 ) -> tuple[StoredRequests, ControlPort | None]:
-    """Return the log of requests, and on rank 0 the socket at which they come in."""
-    # Not by way of the store: the ranks' own connections bring it to them alone.
+    """Open the request log, and on rank 0 the control socket."""
+    # The key must not pass through the store, so it is sent over the ranks' own connections.
     drawn = collective.gather(secrets.token_bytes(8 + KEY_BYTES), timeout_s)[0]
     log = StoredRequests(collective.common_store(f"requests/{drawn[:8].hex()}"), drawn[8:])
     port: ControlPort | None = None

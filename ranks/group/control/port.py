@@ -1,7 +1,7 @@
-"""Where an operator of this machine reaches a group: a Unix socket of rank 0, for its own user alone.
+"""The control socket: a Unix socket of rank 0, accessible to its user only.
 
-A connection brings one request, a line of JSON, and gets one line back: a map with `answer`, or with
-`error` and the `type` of it.
+A connection carries one request, a line of JSON, and one line in reply: a map with `answer`, or with
+`error` and its `type`.
 """
 
 import json
@@ -20,26 +20,26 @@ from ....storage_backends.file.turns import Lock, try_to_lock
 from .client import LINE_BYTES_MAX, connected, unreached
 
 PATH_BYTES_MAX: Final = 107
-"""What the system takes for the path of a socket."""
+"""Maximum length of a socket's path in the kernel."""
 _LINE_S: Final = 10.0
-"""How long whoever has connected may take to say what it wants."""
+"""How long a client may take to send its request after connecting."""
 _ALONE_S: Final = 5.0
-"""Longer than another group takes to make its socket."""
+"""Longer than another group needs to create its socket."""
 _ENDS_S: Final = 0.1
-"""How often the thread that listens looks whether it is to end."""
+"""How often the listening thread checks whether to stop."""
 
 Answered = Callable[[object], Mapping[str, object]]
-"""Returns what became of a request; raises `LockstepError`."""
+"""Executes a request and returns its result; raises `LockstepError`."""
 
 
 class ControlPort:
-    """Takes requests once it serves, until it is closed, on threads of its own. For rank 0."""
+    """Accepts requests on separate threads, from `serve` until `close`. For rank 0."""
 
     def __init__(self, path: Path) -> None:
-        """Whoever connects waits until `serve`.
+        """Bind and listen; clients that connect wait until `serve`.
 
-        Raises `ConfigError` where `path` cannot be listened at, somebody else listens there, or others
-        could put a socket of theirs in its place.
+        Raises `ConfigError` if the socket cannot be created at `path`, another group listens there, or
+        other users could replace the socket.
         """
         self.path = path
         self._server = _listening(path)
@@ -47,7 +47,7 @@ class ControlPort:
         self._thread: threading.Thread | None = None
 
     def serve(self, answered: Answered) -> None:
-        """Begin to answer."""
+        """Start to answer requests."""
         self._server.answered = answered
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_ENDS_S,), name="lockstep-control", daemon=True
@@ -55,7 +55,7 @@ class ControlPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, and remove the socket, unless another group's is there now. Idempotent."""
+        """Stop listening. Remove the socket unless another group has replaced it. Idempotent."""
         if self._thread is not None:
             self._server.shutdown()
             self._thread.join()
@@ -89,7 +89,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return what a socket has for itself, as long as it is there."""
+    """Return device and inode of a socket, which identify it as long as it exists."""
     seen = path.lstat()
     return seen.st_dev, seen.st_ino
 
@@ -111,13 +111,14 @@ def _listening(path: Path) -> _Server:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _require_private(path.parent)
-        # A socket at which nobody listens yet looks like one at which nobody listens any more.
+        # A socket that is bound but not listening yet looks abandoned, so another group must not check
+        # it then.
         with _alone_in(path.parent):
             _require_free(path)
             server = _Server(str(path), _Handler, bind_and_activate=False)
             try:
                 server.server_bind()
-                # No client can connect before it listens, and afterwards only its own user can.
+                # Clients cannot connect before listening starts, so the mode is set in time.
                 path.chmod(0o600)
                 server.server_activate()
             except OSError:
@@ -132,9 +133,9 @@ def _listening(path: Path) -> _Server:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
-    """Let no other group make a socket in a folder meanwhile.
+    """Lock a folder so that no other group creates a socket in it meanwhile.
 
-    Others may be able to lock the folder, so that is not waited for without end.
+    Waits at most `_ALONE_S`, because other users may be able to hold the lock.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -147,9 +148,9 @@ def _alone_in(folder: Path) -> Generator[None]:
 
 
 def _require_private(folder: Path) -> None:
-    """Raise `ConfigError` where other users could put a socket of theirs in the place of ours.
+    """Raise `ConfigError` if other users could replace the socket in this folder.
 
-    The owner of a folder with the sticky bit could, too; root may.
+    With the sticky bit, the folder's owner could still do so; root is trusted.
     """
     seen = folder.stat()
     others_write = seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not seen.st_mode & stat.S_ISVTX
@@ -161,7 +162,7 @@ def _require_private(folder: Path) -> None:
 
 
 def _require_free(path: Path) -> None:
-    """Remove a socket that nobody listens at any more; raise `ConfigError` for anything else."""
+    """Remove an abandoned socket; raise `ConfigError` if anything else exists at `path`."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_socket():

@@ -1,6 +1,6 @@
-"""The requests of an operator: what they are, as JSON and as bytes, and what a rank does for each.
+"""Operator requests: their schema as JSON and bytes, and their execution on a rank.
 
-A request is a map with `ask`, its kind, and the fields of that kind.
+A request is a map with its kind in `ask` and the fields of that kind.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from ...replica.tree.tokens import as_token_bytes
 from ..member.rank_cache import RankCache
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-"""A name that an operator gives."""
+"""A name chosen by an operator."""
 
 _NAMED_MAX: Final = 8
-"""How many namespaces are named to whoever has asked for one that is not there."""
+"""Maximum number of existing namespaces listed in the error about an unknown one."""
 
 Answer = Mapping[str, object]
-"""What became of a request, as JSON has it."""
+"""Result of a request, as JSON values."""
 
 
 class ControlRequest(
@@ -34,20 +34,21 @@ class ControlRequest(
     tag_field="ask",
     tag=lambda name: name.lower(),
 ):
-    """What every rank carries out in the same step.
+    """A request that every rank executes in the same step.
 
-    Each kind has `carry_out`, which does it on this rank, and returns what became of it, or a future
-    that tells. It raises `UsageError` or `ConfigError`, on every rank alike, for what cannot be done.
+    Each kind has `carry_out`, which executes the request on this rank and returns the result or a
+    future of it. If the request is impossible, `carry_out` raises `UsageError` or `ConfigError` on
+    every rank.
     """
 
     @property
     def ask(self) -> str:
-        """The name of its kind."""
+        """The name of the request's kind."""
         return str(self.__struct_config__.tag)
 
 
 class Pin(ControlRequest, frozen=True):
-    """Keep what is cached of a prompt; see `RankCache.pin`."""
+    """Pin the cached pages of a prompt; see `RankCache.pin`."""
 
     name: Name
     tokens: list[int]
@@ -63,7 +64,7 @@ class Pin(ControlRequest, frozen=True):
 
 
 class Unpin(ControlRequest, frozen=True):
-    """Let go of what a pin keeps."""
+    """Remove a pin."""
 
     name: Name
 
@@ -72,7 +73,7 @@ class Unpin(ControlRequest, frozen=True):
 
 
 class Drop(ControlRequest, frozen=True):
-    """Evict what nobody holds of a namespace, or of all where it is null; see `RankCache.drop`."""
+    """Evict unused pages of a namespace, or of all namespaces if null; see `RankCache.drop`."""
 
     namespace: str | None
 
@@ -88,7 +89,7 @@ class Drop(ControlRequest, frozen=True):
 
 
 class Limit(ControlRequest, frozen=True):
-    """Give a namespace another limit; without any bound it has none. See `RankCache.limit`."""
+    """Replace a namespace's limit; without any bound the limit is removed. See `RankCache.limit`."""
 
     namespace: str
     device_pages: int | None = None
@@ -102,7 +103,7 @@ class Limit(ControlRequest, frozen=True):
 
 
 class Attach(ControlRequest, frozen=True):
-    """Use a store from now on; see `RankCache.attach_store`."""
+    """Attach a store; see `RankCache.attach_store`."""
 
     store: str
 
@@ -111,14 +112,14 @@ class Attach(ControlRequest, frozen=True):
 
 
 class Detach(ControlRequest, frozen=True):
-    """Use the store no more; see `RankCache.detach_store`."""
+    """Detach the store; see `RankCache.detach_store`."""
 
     def carry_out(self, cache: RankCache) -> "Future[None]":
         return cache.detach_store()
 
 
 class Weights(ControlRequest, frozen=True):
-    """Serve nothing of other weights any more; see `RankCache.reset`."""
+    """Stop serving pages of other weights; see `RankCache.reset`."""
 
     version: Name
 
@@ -128,7 +129,7 @@ class Weights(ControlRequest, frozen=True):
 
 
 class Flush(ControlRequest, frozen=True):
-    """Write what is not written, and tell what is in flight by then, for whoever waits for that."""
+    """Retry unwritten pages and return the operations in flight, for a client that waits for them."""
 
     def carry_out(self, cache: RankCache) -> Answer:
         cache.write_out()
@@ -140,7 +141,7 @@ class Flush(ControlRequest, frozen=True):
 
 
 class List(ControlRequest, frozen=True):
-    """Tell what each namespace keeps, which limits and pins there are, and how the store is."""
+    """Return each namespace's pages, the limits, the pins and the store's state."""
 
     def carry_out(self, cache: RankCache) -> Answer:
         seen, page_tokens = cache.inspection, cache.config.layout.page_tokens
@@ -159,7 +160,7 @@ class List(ControlRequest, frozen=True):
 
 
 class LogLevel(ControlRequest, frozen=True, tag="log-level"):
-    """Log from this level on, in every process of the group."""
+    """Set the log level in every process of the group."""
 
     level: Literal["debug", "info", "warning", "error"]
 
@@ -170,13 +171,13 @@ class LogLevel(ControlRequest, frozen=True, tag="log-level"):
 
 AnyRequest = List | Pin | Unpin | Drop | Limit | Flush | Attach | Detach | Weights | LogLevel
 KINDS: Final = tuple(sorted(str(each.__struct_config__.tag) for each in get_args(AnyRequest)))
-"""The kinds of requests. `stats` is none: it is answered without the ranks."""
+"""The kinds of requests that every rank executes. `stats` is not included: rank 0 answers it alone."""
 REQUESTS: Final[Codec[tuple[bytes, AnyRequest]]] = Codec(tuple[bytes, AnyRequest])
-"""A request, after what its answer is told under."""
+"""Codec of a request with its ticket, under which the client's future is registered."""
 
 
 def request_of(asked: object) -> AnyRequest:
-    """Return the request that JSON stands for; `UsageError` names what is wrong with it."""
+    """Parse a request from JSON values; raise `UsageError` that names the invalid part."""
     ask = cast("dict[str, Any]", asked).get("ask") if isinstance(asked, dict) else None
     if ask not in KINDS:
         raise UsageError(
@@ -192,16 +193,17 @@ def request_of(asked: object) -> AnyRequest:
 
 
 def _known(cache: RankCache) -> set[str]:
-    """Return the namespaces of which something is cached or requested."""
+    """Return the namespaces that have cached pages or known requests."""
     return {root.place.namespace for root in cache.inspection.prefixes.tree.roots.values()}
 
 
 def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:
-    """Return the pages of full attention that each namespace has on device and host."""
+    """Return the numbers of full-attention pages of each namespace on device and host."""
     tree = cache.inspection.prefixes.tree
     kept: dict[str, dict[str, int]] = {}
     for root in tree.roots.values():
-        # Each reset begins new trees; what is held of the old ones stays beside them.
+        # A reset starts a new tree, so a namespace can have several roots while old pages are still
+        # held.
         pages = kept.setdefault(root.place.namespace, {"device_pages": 0, "host_pages": 0})
         for node in tree.nodes([root]):
             for name, (run, *_) in zip(pages, node.values, strict=True):

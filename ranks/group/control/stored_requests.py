@@ -1,11 +1,12 @@
-"""The requests of a group, encrypted, in the store in which its ranks have met.
+"""Operator requests of a group, encrypted, in the rendezvous store of its ranks.
 
-Rank 0 writes each under its number. Another rank reads what it hears of in a verdict, on a thread of
-its own: nobody polls, and a store that does not answer holds no step. The store knows no secret, so
-requests are encrypted (AES-256-GCM) by a key of the ranks, with their number as associated data. One
-that was changed or moved is not there yet: no rank carries it out before rank 0 has written it anew.
-A rank that cannot read one leaves a mark in the store, because of which rank 0 does so with the next
-request.
+Rank 0 writes each request under its number. Another rank learns the number from a verdict and reads the
+request on a separate thread. So no rank polls, and a store that does not answer delays no step.
+
+The store is not trusted, so requests are encrypted with AES-256-GCM under a key of the ranks, with the
+number as associated data. A request that was modified or moved fails authentication and counts as
+missing. A rank that cannot read a request leaves a mark in the store. When rank 0 sees the mark, it
+rewrites all pending requests together with the next one.
 """
 
 import logging
@@ -24,27 +25,28 @@ from ....errors import LockstepError, UsageError
 from ..member.request_log import RequestLog
 
 _AGAIN_S: Final = 1.0
-"""How long a rank does not ask a store again that has not answered, and how long its end waits."""
+"""Delay before a rank retries a failed read, and timeout of the deletion in `close`."""
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _UNREAD: Final = "unread"
-"""The key of the mark that some rank could not read a request."""
+"""Key of the mark that some rank could not read a request."""
 
 log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBounds:
-    """How much of requests may wait for the ranks (rule R10)."""
+    """Limits on requests waiting for the ranks (rule R10)."""
 
     bytes_each: int = 7 << 20
-    """torch's store cuts off who gives it more than 8 MiB. A prompt of a million tokens has 5 MB."""
+    """torch's store disconnects a client that sends more than 8 MiB. A prompt of a million tokens has 5
+    MB."""
     count: int = 4096
     bytes: int = 64 << 20
 
 
 class StoredRequests(RequestLog):
-    """See `RequestLog`. Rank 0 submits, and the others have what it has submitted."""
+    """A `RequestLog` in a store: rank 0 submits requests, the other ranks read them."""
 
     def __init__(
         self,
@@ -54,14 +56,14 @@ class StoredRequests(RequestLog):
         bounds: RequestBounds | None = None,
         again_s: float = _AGAIN_S,
     ) -> None:
-        """`store` and `key` are of this start of the group alone, the same on every rank."""
+        """`store` and `key` must be unique to this start of the group and equal on every rank."""
         super().__init__()
         self._store = store
         self._cipher = AESGCM(key)
         self._bounds = bounds or RequestBounds()
         self._submitting = threading.RLock()
         self._sealed: dict[int, bytes] = {}
-        """The requests that are in the store, as they are there."""
+        """The pending requests as encrypted in the store."""
         self._closed = False
         self._wanted = 0
         self._reading = threading.Lock()
@@ -69,10 +71,10 @@ class StoredRequests(RequestLog):
         self._asks_again = 0.0
 
     def submit(self, content: bytes) -> int:
-        """Take a request; return its number. For rank 0, and for any thread but the engine's.
+        """Store a request and return its number. For rank 0, on any thread except the engine's.
 
-        Raises `UsageError` for one that exceeds a bound, and `LockstepError` where the store fails or
-        this was closed; in each case nothing has changed.
+        Raises `UsageError` if a limit is exceeded, and `LockstepError` if the store fails or the log is
+        closed. Nothing has changed then.
         """
         with self._submitting:
             if self._closed:
@@ -96,10 +98,10 @@ class StoredRequests(RequestLog):
             return number
 
     def close(self) -> None:
-        """Take no more requests, and delete those that are in the store, if it answers in time."""
+        """Refuse further requests, and delete stored ones if the store answers in time."""
         self._closed = True
         last = threading.Thread(target=self._forget, name="lockstep-requests", daemon=True)
-        # Where no thread can be started, as at the end of the interpreter, they stay, encrypted.
+        # At interpreter shutdown no thread can start; the requests then stay in the store, encrypted.
         with suppress(RuntimeError):
             last.start()
             last.join(self._again_s)
@@ -107,7 +109,7 @@ class StoredRequests(RequestLog):
     def learn(self, newest: int) -> None:
         self._wanted = newest
         if time.monotonic() >= self._asks_again and self._reading.acquire(blocking=False):
-            # A daemon: a store that does not answer keeps no process from ending.
+            # A daemon thread, so that a store that does not answer cannot block the process's exit.
             reader = threading.Thread(target=self._read, name="lockstep-requests", daemon=True)
             try:
                 reader.start()
@@ -122,7 +124,7 @@ class StoredRequests(RequestLog):
                 nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
                 self.note(number, self._cipher.decrypt(nonce, encrypted, str(number).encode()))
         except (OSError, RuntimeError, KeyError, InvalidTag) as error:
-            # It is tried again, and marked again, if the mark is lost.
+            # If the mark is lost, the next failed read writes it again.
             with suppress(OSError, RuntimeError):
                 self._store.set(_UNREAD, b"")
             self._retry_later(error)
@@ -135,7 +137,7 @@ class StoredRequests(RequestLog):
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
-        """Delete what was carried out here, and so was read by every rank; at the end delete all."""
+        """Delete the requests executed here, as every rank has read them; after `close` delete all."""
         with self._submitting, suppress(OSError, RuntimeError):
             for number in [each for each in self._sealed if self._closed or each <= self.gone]:
                 self._store.delete_key(str(number))

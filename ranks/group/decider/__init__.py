@@ -1,1 +1,1 @@
-"""One process that decides for many ranks: the replica there, executor and ballot in each worker."""
+"""One-scheduler mode: replica in the scheduler's process, executor and ballot in each worker."""

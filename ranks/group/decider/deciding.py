@@ -1,13 +1,12 @@
-"""The decider's process: the replica of a group whose ranks are workers of an engine.
+"""The scheduler's process in one-scheduler mode: the replica of a group whose ranks are workers.
 
     commands --> REPLICA --effects--> dispatch ==engine==> EXECUTOR, BALLOT of each worker
                     ^                                              |
                     +------- verdict <-- fold <====engine==========+
 
-It is the cache that a rank has under an engine with pages of its own, with other parts: what is told
-to ballot and executor is kept for the next dispatch, and the transport is the engine's channel.
-Nothing here touches a page, waits for anybody, or runs a round on its own: the engine steps, and as
-long as it does not, nothing ends.
+The class is a `HostCache` with other parts. Effects for ballot and executor are buffered for the next
+dispatch, and the transport is the engine's channel. Nothing here touches pages, blocks, or runs a round
+by itself: operations finish only if the engine steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,23 +44,23 @@ from ..member.member import ROUND_TIMES_KEPT, Listener, Substitutes
 
 
 class _Outgoing:
-    """What the workers are to be told with the next step, in its order."""
+    """Buffer of messages for the workers' next step, in order."""
 
     def __init__(self) -> None:
         self.told: list[Told] = []
         self.asked: Vote | None = None
-        """The last round that they were told to vote in."""
+        """The last round in which the workers were asked to vote."""
         self._number = 0
 
     def take(self) -> bytes:
-        """Return it as bytes, and begin anew."""
+        """Return the buffered messages as one encoded dispatch, and clear the buffer."""
         self._number += 1
         told, self.told = self.told, []
         return DISPATCHES.encode(Dispatch(self._number, tuple(told)))
 
 
 class _DistantBallot(Ballot):
-    """Stands for the ballots of all workers."""
+    """Proxy for the ballots of all workers."""
 
     def __init__(self, outgoing: _Outgoing, shape: BallotShape, rank: int) -> None:
         super().__init__(shape, rank)
@@ -71,7 +70,7 @@ class _DistantBallot(Ballot):
         self._outgoing.told.append(Expect(tuple(expectations)))
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
-        """Have every worker vote; the lanes that come back are those of the header alone."""
+        """Ask every worker to vote; the returned lanes contain the header only."""
         asked = Vote(layout.epoch, layout.round, layout.state_digest, layout.seats.digest)
         self._outgoing.asked = asked
         self._outgoing.told.append(asked)
@@ -79,19 +78,19 @@ class _DistantBallot(Ballot):
 
 
 class _DistantExecutors:
-    """Stands for the executors of all workers; see `Executor`."""
+    """Proxy for the executors of all workers; see `Executor`."""
 
     def __init__(self, outgoing: _Outgoing, serving_address: str) -> None:
         self._outgoing = outgoing
         self._serving_address = serving_address
         self.by_rank: Mapping[int, ExecutorCounts] = {}
-        """What each worker has last told of its own."""
+        """The counts last received from each worker."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         self._outgoing.told.append(CarryOut(tuple(orders)))
 
     def begin_copies(self, direction: Direction) -> None:
-        """Each worker begins them where its forward pass stands."""
+        """Do nothing: each worker starts copies around its forward pass."""
 
     def progress(self) -> list[Progress]:
         return []
@@ -120,18 +119,19 @@ class _DistantExecutors:
         return total
 
     def close(self) -> None:
-        """The workers close theirs."""
+        """Do nothing: the workers close their executors."""
 
 
 class DecidingCache(HostCache):
-    """The cache in the one process that decides, for workers that do.
+    """The cache in the scheduler's process, for executors in the workers.
 
-    A step of the engine: commands, `end_step`, `dispatch`, which goes to every worker with the step;
-    and when their ballots come back, `deliver`. Steps may overlap: one that begins before the last
-    round's ballots are here applies no verdict and launches no round. What waits elsewhere does not
-    wait here: `flush`, `finish_copies` and `run_until_decided` say how far things are, since the
-    engine's steps alone bring them further, and `close` leaves the workers to close theirs, which drops
-    what has not been written by then.
+    An engine step: commands, `end_step`, `dispatch` (sent to every worker), and `deliver` when the
+    ballots return. Steps may overlap: a step that starts before the last round's ballots have returned
+    applies no verdict and launches no round.
+
+    Methods that block in other caches do not block here, because only the engine's steps make progress:
+    `flush`, `finish_copies` and `run_until_decided` return the current state. `close` leaves closing to
+    the workers, which drop unwritten pages.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DecidingCache(HostCache):
         *,
         listener: Listener | None = None,
     ) -> None:
-        """`opened` is what any one of the workers has told; see `decide`."""
+        """Create the cache from `opened`, which any of the workers sent; see `decide`."""
         self._outgoing = _Outgoing()
         self._executors = _DistantExecutors(self._outgoing, opened.serving_address)
         self._channel = EngineChannel(opened.world_size)
@@ -155,10 +155,9 @@ class DecidingCache(HostCache):
 
     @property
     def stepping_helps(self) -> bool:
-        """Whether a further step would bring something further though no request is computed.
+        """Whether a step without scheduled requests would make progress.
 
-        Not for a prefetch that a request waits for: that request has the engine step, unless it is
-        paused, which it is not as long as it steps.
+        Prefetches do not count, because the waiting request already makes the engine step.
         """
         prefetching = self._replica.prefetching
         waited_for = self._replica.agenda.seats_taken + len(prefetching.waiting)
@@ -166,18 +165,18 @@ class DecidingCache(HostCache):
         return bool(self._outgoing.told) or works or self.pending_frees
 
     def begin_step(self) -> None:
-        """Apply the verdict of the last round, if all ballots are here; carry out what is asked for."""
+        """Apply the last round's verdict if all ballots have returned; execute operator requests."""
         if self._channel.answered:
             super().begin_step()
-        # This is the only replica, so a request that is here needs no agreement.
+        # There is one replica only, so received requests need no agreement.
         asked = 0 if self._requests.log is None else self._requests.log.count
         if asked > self._replica.hearing.agreed:
             self._follow(self._replica.agree_on_requests(asked))
 
     def _end_step(self, idle_s: float) -> None:
-        """Launch a round unless one is under way; `dispatch` carries it.
+        """Launch a round, sent by `dispatch`, unless one is pending.
 
-        With `idle_s` each worker waits up to so long for progress before it votes.
+        With `idle_s`, each worker waits up to `idle_s` for progress before voting.
         """
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
@@ -192,7 +191,7 @@ class DecidingCache(HostCache):
         self._outgoing.told.append(Log(level))
 
     def dispatch(self) -> bytes:
-        """Return what every worker is to be told with this step; once in each, after `end_step`."""
+        """Return the message for every worker. Call once per step, after `end_step`."""
         return self._outgoing.take()
 
     def deliver(
@@ -200,12 +199,12 @@ class DecidingCache(HostCache):
         ballots: FoldedBallots | None,
         counts: Mapping[int, ExecutorCounts] = MappingProxyType({}),
     ) -> None:
-        """Take the ballots that came back with a step's outputs; None where the engine brought none.
+        """Process the ballots returned with a step's outputs; None if the engine returned none.
 
-        `counts` are what executors have counted so far, by rank, of the workers that tell it by now.
+        `counts` are the executors' counts by rank, for those workers that sent them.
         """
         if counts:
-            # A new one, since any thread may read the statistics.
+            # Replace the dict instead of changing it, because any thread may read the statistics.
             self._executors.by_rank = {**self._executors.by_rank, **counts}
         if ballots is not None:
             try:
@@ -214,15 +213,15 @@ class DecidingCache(HostCache):
                 self._rounds.end(error)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
-        """See `Member.stats`; executors' figures are those of all workers, added up."""
+        """Return statistics as `Member.stats`; executor counts are sums over all workers."""
         return replace(super().stats(rounds=rounds), workers=self._executors.by_rank)
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:  # noqa: ARG002
-        """There is nobody to compare with: one replica decides."""
+        """Return None: with a single replica there is nothing to compare."""
         return None
 
     def close(self, *, flush: bool = True) -> None:  # noqa: ARG002
-        """Leave the workers alone, which close by themselves and drop what is still on its way."""
+        """Leave the group. Workers close by themselves and drop unwritten pages; `flush` is ignored."""
         self.abandon()
 
     def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:  # noqa: ARG002
@@ -230,10 +229,10 @@ class DecidingCache(HostCache):
 
 
 def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> DecidingCache:
-    """Return the cache for the workers that have told this, one for each rank.
+    """Create the cache for the workers that sent `told`, one for each rank.
 
-    It obeys an operator where its settings say so. Raises `ConfigError` where ranks are missing, where
-    they have not been opened together, and where nobody can be listened to.
+    Accepts operator requests if the settings say so. Raises `ConfigError` if ranks are missing, if they
+    were not opened together, or if the control socket cannot be created.
     """
     by_rank = {each.rank: each for each in told}
     world_size = max((each.world_size for each in by_rank.values()), default=0)

@@ -1,7 +1,7 @@
-"""Opening the ranks of a group whose decider is in another process.
+"""Opening the workers of a group whose scheduler is in another process.
 
-The workers open as the ranks of any group do: they compare their settings among themselves and agree on
-sizes, over a group of `torch.distributed` that serves for nothing else. Then each tells the decider.
+Workers open like the ranks of any group: they compare settings and agree on sizes, over a temporary
+group of `torch.distributed`. Then each worker sends the result to the scheduler's process.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from .worker import WorkerRank
 
 
 def require_pipelining(settings: GroupSettings) -> None:
-    """Raise `ConfigError` where a decider would have to wait for the round of its own step."""
+    """Raise `ConfigError` if the scheduler would have to wait for the round of its current step."""
     if settings.pipeline_depth != 1:
         raise ConfigError(
             "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
@@ -32,11 +32,11 @@ def open_worker(
     *,
     names_pages: bool = False,
 ) -> tuple[WorkerRank, bytes]:
-    """Return this worker's rank, and what the decider is to hear of it.
+    """Open this worker's rank; return it with the encoded `Opened` message for the scheduler.
 
     Collective: every worker calls it at the same point. `pages` are the engine's, by pool. `group` is
-    closed when this returns. With `names_pages` the decider's notices name pages. Raises
-    as `HostCache.open` does, the same on every rank.
+    closed on return. With `names_pages` the scheduler's events carry page keys. Raises as
+    `HostCache.open` does, equally on every rank.
     """
     require_pipelining(config)
     try:

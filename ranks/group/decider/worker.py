@@ -1,8 +1,8 @@
-"""A worker's process: the executor and the ballot of one rank, told by the decider.
+"""A worker's process in one-scheduler mode: the executor and the ballot of one rank.
 
-Nothing is decided here. A dispatch is obeyed in its order before the worker's forward pass of that
-step; copies begin where the pass stands; and after it the rank votes with all that it has seen. An
-engine with a drafter asks for the vote before the step's backups begin: they count in the next one.
+The worker makes no decisions. It applies a dispatch in order before the step's forward pass, and starts
+copies around the pass. After the pass it votes with all progress seen. An engine with a drafter
+requests the vote before the step's backups start, so these count in the next vote.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _NO_ROWS = np.empty((0, 3), dtype=np.int64)
 
 
 class WorkerRank:
-    """One rank under a decider. All calls come from the worker's thread."""
+    """One rank in one-scheduler mode. All calls come from the worker's thread."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class WorkerRank:
         *,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`shape` is that of all ballots of the group; the executor is closed with this."""
+        """`shape` is the group's ballot shape. `close` also closes the executor."""
         self.executor = executor
         self.rank = rank
         self._ballot = Ballot(shape, rank)
@@ -45,10 +45,10 @@ class WorkerRank:
         self._trouble: str | None = None
 
     def obey(self, dispatch: bytes) -> None:
-        """Do what the decider tells in this step, but for copies, which wait for their moment.
+        """Apply the scheduler's dispatch; copies wait for `begin_loads` and `begin_backups`.
 
         Returns once no copy touches device pages that the engine is about to overwrite. Raises
-        `WireError` for bytes that make no sense.
+        `WireError` for invalid bytes.
         """
         step = DISPATCHES.decode(dispatch)
         if step.number != self._heard + 1 and self._trouble is None:
@@ -75,15 +75,15 @@ class WorkerRank:
                     self._vote = told
 
     def begin_loads(self) -> None:
-        """Begin the copies to the device: before the forward pass of this step is launched."""
+        """Start the copies to the device. Call before launching this step's forward pass."""
         self.executor.begin_copies(Direction.TO_DEVICE)
 
     def begin_backups(self) -> None:
-        """Begin the copies to the host: after the forward pass of this step was launched."""
+        """Start the copies to the host. Call after launching this step's forward pass."""
         self.executor.begin_copies(Direction.TO_HOST)
 
     def vote(self) -> FoldedBallots | None:
-        """Return this rank's ballot of the step; None if no round was launched with it."""
+        """Return this rank's ballot of the step; None if the step has no round."""
         if self._rest_s:
             self.executor.wait(self._rest_s)
         if self._vote is None:
@@ -100,12 +100,12 @@ class WorkerRank:
         return FoldedBallots(asked.round, 1 << self.rank, self._ballot.fill(layout, voter))
 
     def wait_for_copies(self, timeout_s: float) -> None:
-        """Return when no copy touches a device page; the engine is about to unmap them.
+        """Block until no copy touches a device page, so that the engine can unmap its pages.
 
-        A copy that has not ended after `timeout_s` fails.
+        A copy still running after `timeout_s` fails.
         """
         self.executor.carry_out([Fence(None, timeout_s)])
 
     def close(self) -> None:
-        """Stop all I/O, and wait, bounded, until nothing touches a page. May be called twice."""
+        """Stop all I/O and wait, with a timeout, until no page is in use. Idempotent."""
         self.executor.close()

@@ -1,1 +1,1 @@
-"""One rank of a group: its steps and rounds, and what it tells of them."""
+"""One rank of a group: its steps, rounds, statistics and log lines."""

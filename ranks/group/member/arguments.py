@@ -1,4 +1,4 @@
-"""Arguments of the engine's calls: what can be meant by them, and what is refused."""
+"""Validation and conversion of the arguments of engine calls."""
 
 from operator import index
 from typing import cast
@@ -11,11 +11,11 @@ from ...protocol.config import NamespaceLimit
 
 _FLAGS = (bool, np.bool_)
 _COUNT_MAX = 1 << 48
-"""Larger than anything that is counted, and small enough for the journal."""
+"""Larger than any real count, and small enough for the journal's integers."""
 
 
 def require_text(text: str, what: str = "a namespace") -> None:
-    """Raise `UsageError` for what is no text, or what UTF-8 cannot hold."""
+    """Raise `UsageError` unless `text` is a string that UTF-8 can encode."""
     try:
         text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
@@ -23,9 +23,9 @@ def require_text(text: str, what: str = "a namespace") -> None:
 
 
 def require_source(source: str) -> None:
-    """Raise `UsageError` for another group's URI that says more than where it is, such as a secret.
+    """Raise `UsageError` if the URI of a source group has more than an address, such as a secret.
 
-    It is shown where a request's history is, and sent to others; so it is not repeated here either.
+    The text of the URI is not in the error, because sources appear in histories sent to others.
     """
     require_text(source, "a source")
     if "?" in source or "@" in source:
@@ -35,13 +35,13 @@ def require_source(source: str) -> None:
 
 
 def require_limit(limit: object) -> None:
-    """Raise `UsageError` for what is no `NamespaceLimit`."""
+    """Raise `UsageError` unless `limit` is a `NamespaceLimit`."""
     if not isinstance(limit, NamespaceLimit):
         raise UsageError(f"a limit is {limit!r}, must be a NamespaceLimit")
 
 
 def as_count(number: int, what: str = "a number of tokens") -> int:
-    """Return a number as an integer, whatever kind of integer it was."""
+    """Convert any kind of integer to `int`; raise `UsageError` for other values or huge ones."""
     try:
         count = index(number)
     except TypeError as error:
@@ -52,11 +52,11 @@ def as_count(number: int, what: str = "a number of tokens") -> int:
 
 
 def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
-    """Return a time as a float, whatever kind of number it was; as large as every wait may be."""
+    """Convert a time to `float`; raise `UsageError` if it is not a number within the allowed range."""
     try:
         if least <= seconds <= TIMEOUT_S_MAX:
             return float(seconds)
-    except (TypeError, ValueError, ArithmeticError):  # The last is that of a decimal NaN.
+    except (TypeError, ValueError, ArithmeticError):  # ArithmeticError comes from a decimal NaN.
         pass
     raise UsageError(
         f"{what} is {seconds!r}, must be a number from {least:g} to {TIMEOUT_S_MAX:.0f}"
@@ -64,7 +64,7 @@ def as_seconds(seconds: float, what: str, least: float = 0.0) -> float:
 
 
 def as_flag(flag: object, what: str) -> bool:
-    """Return true or false, whatever kind of it that was."""
+    """Convert Python's or numpy's bool to `bool`; raise `UsageError` for other values."""
     if not isinstance(flag, _FLAGS):
         raise UsageError(f"{what} is {flag!r}, must be true or false")
     return bool(cast("bool", flag))

@@ -1,4 +1,4 @@
-"""The statistics of one rank's cache."""
+"""Statistics of one rank's cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,46 +17,46 @@ class ReplicaStats:
     """Statistics of the replica since the cache was opened; equal on all ranks."""
 
     operations: Counts
-    """How many operations of each kind ended in each way. `no_room` counts what was not begun, too."""
+    """Number of operations by kind and outcome. `no_room` includes operations that were not started."""
     admissions: int
-    """How often a request was admitted."""
+    """Number of admitted requests."""
     asked_tokens: int
-    """How many tokens admitted requests could have used from the cache."""
+    """Number of tokens that admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
-    """How many of those were cached, by the tier on which they were: device, host, storage or peer."""
+    """Cached tokens of these, by tier: device, host, storage or peer."""
     missed_tokens: dict[str, int]
-    """How many of those were not, by the cause: see `MissedTokens`."""
+    """Uncached tokens of these, by cause (see `MissedTokens`)."""
     missed_pages: dict[str, int]
-    """Pages that prefetches asked for and did not bring, by reason."""
+    """Pages that prefetches requested but did not bring, by reason."""
     stored_pages: Counts
-    """Pages that came to a tier, by cause."""
+    """Pages added to a tier, by cause."""
     removed_pages: Counts
-    """Pages that left a tier, by cause."""
+    """Pages removed from a tier, by cause."""
     lacking: dict[int, int]
-    """How often a rank's store lacked a page that the others' have."""
+    """Number of times that a rank's store lacked a page that the other ranks' stores had."""
     quarantined: int
-    """How many operations did not fall quiet in time, whether or not they have since."""
+    """Number of operations whose I/O outlasted its deadline, including those that finished later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUse:
-    """How the pages of one pool on one tier are used; equal on all ranks."""
+    """Usage of one pool's pages on one tier; equal on all ranks."""
 
     pages: int
-    """How many there are."""
+    """Capacity in pages."""
     free: int
-    """Pages that nobody owns."""
+    """Unallocated pages."""
     cached: int
-    """Pages of cached prefixes. The rest is the requests' and the operations' own."""
+    """Pages of cached prefixes. The remaining pages belong to requests and operations."""
     held: int
-    """Those of them that running requests, pins and operations keep from being evicted."""
+    """Cached pages that running requests, pins and operations protect from eviction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats(ExecutorCounts):
     """Statistics of one rank's cache and executor since they were opened.
 
-    `dataclasses.asdict` makes JSON of them.
+    `dataclasses.asdict` converts them to JSON values.
     """
 
     rank: int
@@ -64,53 +64,53 @@ class CacheStats(ExecutorCounts):
     steps: int
     rounds: int
     transport: str
-    """The name of the transport; after a colon the reason for it, where the group has chosen it."""
+    """The name of the transport, followed by a colon and the reason if the group chose it
+    automatically."""
     collectives: int
-    """Collectives that the transport has launched for rounds; equal to `steps`."""
+    """Number of collectives launched for rounds; equal to `steps`."""
     round_us: list[float]
-    """For each of the last steps, how long it kept the engine, without the idle wait it asked for."""
+    """Time that each of the last steps blocked the engine, without the requested idle wait."""
     steps_took: Histogram
-    """The same for all steps."""
+    """Histogram of the same time over all steps."""
     waited_s: float
-    """How long this rank has waited in its rounds for the others: the rank that all wait for has the
-    least."""
+    """Total time that this rank waited for others in rounds. The slowest rank has the smallest
+    value."""
     replica: ReplicaStats
     """Statistics of the replica; equal on all ranks."""
     pools: Mapping[str, Mapping[Tier, PoolUse]]
-    """How full each pool is, by its name and tier; equal on all ranks."""
+    """Usage of each pool, by pool name and tier; equal on all ranks."""
     in_flight: Mapping[str, int]
-    """Operations in flight, by their kind; equal on all ranks."""
+    """Operations in flight by kind; equal on all ranks."""
     quarantined: int
-    """How many of them were stopped and do not fall quiet: their pages are out of use."""
+    """Number of operations in flight that are quarantined."""
     unwritten_pages: Mapping[str, int]
-    """Pages that are still to be copied to host memory or written to the store, by the cause of the
-    delay; equal on all ranks."""
+    """Pages waiting to be backed up or persisted, by cause of the delay; equal on all ranks."""
     left_unwritten_pages: Mapping[str, int]
-    """Pages that have left memory before that could be done; equal on all ranks."""
+    """Pages evicted before they could be backed up or persisted; equal on all ranks."""
     namespaces: int
-    """Namespaces, which salts make, of which something is cached or requests are known."""
+    """Number of namespaces with cached pages or known requests. Cache salts create namespaces."""
     namespaces_begun: int
-    """How often a namespace had nothing and got something: with salts that never come back it grows
-    as requests do."""
+    """Number of times that an empty namespace got its first page. Grows with each request if every
+    request has a new salt."""
     store: StoreState
-    """How far the group is with its store; equal on all ranks."""
+    """State of the attached store; equal on all ranks."""
     stores: int
-    """How many stores it has had."""
+    """Number of stores attached so far."""
     ended_by: str
-    """The name of the error that has ended the epoch, or nothing while it lasts."""
+    """The name of the error that ended the epoch; empty while the epoch lasts."""
     digest: int
     """The digest of the replicated state; equal on all ranks."""
     workers: Mapping[int, ExecutorCounts] | None = None
-    """Where one replica decides for workers elsewhere: what each of them has last told, by rank."""
+    """In one-scheduler mode: the counts last received from each worker, by rank."""
 
     @property
     def operations(self) -> dict[str, dict[str, int]]:
-        """How many operations of each kind ended in each way."""
+        """Number of operations by kind and outcome."""
         return self.replica.operations
 
 
 def pools_in_use(prefixes: Prefixes) -> dict[str, dict[Tier, PoolUse]]:
-    """Return how full each pool is, by its name and tier. Any thread may ask."""
+    """Return the usage of each pool, by name and tier. For any thread."""
     residence = prefixes.residence
     kept = residence.holds.kept_pages
     return {

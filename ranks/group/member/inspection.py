@@ -1,4 +1,4 @@
-"""A look at what stands behind a cache: for tests, for checkers, and for whoever hunts a fault."""
+"""Read-only access to a cache's internals, for tests, checkers and debugging."""
 
 from collections.abc import Collection, Mapping
 
@@ -21,10 +21,10 @@ from ...replica.tree.prefixes import Prefixes
 
 
 class Inspection:
-    """What one rank's cache has come to, to be read only. No name here is promised to stay.
+    """The internals of one rank's cache, read-only. Names may change between releases.
 
-    Trees, requests and operations are the replica's own objects: whoever changes one makes this rank
-    differ from the others, which ends the epoch.
+    Trees, requests and operations are the replica's objects. Modifying one makes this rank diverge,
+    which ends the epoch.
     """
 
     def __init__(self, replica: Replica, rounds: Rounds, executor: Executor) -> None:
@@ -32,95 +32,95 @@ class Inspection:
         self._rounds = rounds
         self.executor = executor
         self.config: ReplicaConfig = replica.config
-        """The settings and sizes that all ranks have agreed on."""
+        """Settings and sizes agreed by all ranks."""
         self.journal: Journal = replica.journal
-        """The last changes, in order."""
+        """The last changes in order."""
         self.requests: Requests = replica.requests
         self.prefixes: Prefixes = replica.prefixes
-        """The cached prefixes, and where their pages are."""
+        """The cached prefixes and the locations of their pages."""
         self.in_flight: Mapping[int, Operation] = replica.agenda.in_flight
-        """The operations that have not ended, by id."""
+        """Operations in flight, by id."""
         self.pins: Mapping[str, Pin] = replica.pinning.pins
         self.epoch, self.lanes = rounds.epoch, rounds.shape.length
-        """The epoch that all ranks are in, and how many lanes the vector of each of its rounds has."""
+        """The epoch of all ranks, and the number of lanes in each round's vector."""
 
     @property
     def digest(self) -> int:
-        """The rolling digest of all changes, which each round compares."""
+        """The rolling digest of all changes, compared in each round."""
         return self._replica.digest
 
     @property
     def state_digest(self) -> int:
-        """A digest of the whole replicated state, computed from nothing but the state; slow."""
+        """A digest of the whole replicated state, computed from the state alone. Slow."""
         return state_digest(self._replica)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """Whether no operation is in flight."""
         return self._replica.idle
 
     @property
     def lost(self) -> str | None:
-        """Why the epoch has to end, or None."""
+        """Why the epoch must end, or None."""
         return self._replica.lost
 
     @property
     def agreed_ms(self) -> int:
-        """Agreed time."""
+        """Agreed time in milliseconds."""
         return self._replica.clock.agreed_ms
 
     @property
     def store_state(self) -> StoreState:
-        """How far the group is with its store."""
+        """The state of the group's store."""
         return self._replica.store_state
 
     @property
     def stores(self) -> int:
-        """How many stores there have been."""
+        """Number of stores attached so far."""
         return self._replica.store.number
 
     def keeps(self, node: Node) -> bool:
-        """Say whether what is cached at a node is to be written to the store."""
+        """Return whether a node's pages are to be persisted."""
         return self._replica.persisting.keeps(node)
 
     def works(self, operation: int) -> bool:
-        """Say whether an operation will end by itself: it is neither quarantined nor merely serves."""
+        """Return whether an operation will finish by itself: not quarantined and not a serve."""
         return self._replica.agenda.works(operation)
 
     @property
     def unwritten(self) -> Mapping[Undone, int]:
-        """How many pages are not yet where the write policy wants them, by cause."""
+        """Number of pages not yet copied as the write policy demands, by cause."""
         return self._replica.unwritten
 
     @property
     def misses(self) -> Collection[tuple[str, bytes]]:
-        """Objects that could not be read a while ago, by pool and key."""
+        """Objects remembered as unreadable, by pool and key."""
         return [name for name, _ in self._replica.store.misses.items()]
 
     @property
     def store_keeps_too_much(self) -> bool:
-        """Whether operations of the present store, or the last one, keep more pages than they may."""
+        """Whether operations of the current or last store exceed the quarantine limit."""
         return self._replica.quarantine.store_keeps_too_much()
 
     @property
     def seats(self) -> SeatTable:
-        """The seats of prefetches in the next ballot."""
+        """The prefetch slots of the next ballot."""
         return self._replica.seats()
 
     @property
     def rounds(self) -> int:
-        """How many rounds were launched in this epoch."""
+        """Number of rounds launched in this epoch."""
         return self._rounds.count
 
     @property
     def ended_by(self) -> GroupError | InternalError | None:
-        """The error that has ended the epoch, or None."""
+        """The error that ended the epoch, or None."""
         return self._rounds.ended_by
 
     def touching(self, request: str) -> Collection[int]:
-        """Return the ids of the copies that touch what a request lends."""
+        """Return the ids of copies that touch a request's engine-owned device pages."""
         return self._replica.touching(request)
 
     def check(self) -> None:
-        """Raise `InvariantViolation` with a sentence for the first invariant that does not hold."""
+        """Raise `InvariantViolation` that describes the first invariant that does not hold."""
         check(self._replica)

@@ -1,4 +1,4 @@
-"""How this process logs what Lockstep says, and from which level on."""
+"""Log handler and log level of this process."""
 
 import logging
 from typing import Final
@@ -7,7 +7,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s"
 
 
 def write_log() -> None:
-    """Log to the standard error output, unless the application has handlers of its own."""
+    """Log to standard error, unless the application has installed handlers."""
     log = logging.getLogger("lockstep")
     if not log.hasHandlers():
         handler = logging.StreamHandler()
@@ -16,12 +16,12 @@ def write_log() -> None:
 
 
 def log_from(level: str) -> None:
-    """Log from a level on, which is one of Python's in lower case."""
+    """Set the log level to `level`, a Python level name in lower case."""
     log = logging.getLogger("lockstep")
     log.setLevel(level.upper())
-    # Python's own handler of last resort leaves out what is less than a warning.
+    # Python's handler of last resort drops everything below WARNING.
     write_log()
-    # Those of vLLM, which Lockstep shares, have a level of their own; the root's are the application's.
+    # vLLM's handlers, which Lockstep inherits, have levels too; the root's handlers are not touched.
     for each in log.handlers:
         each.setLevel(min(each.level, log.level))
     log.info("logs from %s on", level)

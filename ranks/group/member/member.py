@@ -1,4 +1,4 @@
-"""One rank's part in its group: its rounds, what follows from them, and how it ends."""
+"""One rank of a group: its rounds, the execution of their effects, and closing."""
 
 import logging
 import time
@@ -36,47 +36,46 @@ from .voting import Voting
 _T = TypeVar("_T")
 
 FLUSH_POLL_S = 0.005
-"""How long an idle flush waits for local progress before it votes again."""
+"""How long an idle flush waits for local progress before voting again."""
 
 ROUND_TIMES_KEPT = 1 << 17
-"""How many of the last steps are remembered with their time."""
+"""Number of last steps whose time is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """The result of a flush, the same on every rank; true if everything is written."""
+    """The result of a flush, equal on every rank; true if everything is written."""
 
     in_time: bool
-    """Whether everything that could be done has ended."""
+    """Whether all operations finished before the timeout."""
     unwritten: Mapping[Undone, int] = field(default_factory=dict[Undone, int])
-    """Pages that could not be copied to host memory or written to the store, by cause."""
+    """Pages that could not be backed up or persisted, by cause."""
 
     def __bool__(self) -> bool:
-        """Say whether everything is written."""
+        """Return whether everything is written."""
         return self.in_time and not self.unwritten
 
 
 Listener = Callable[[Sequence[Notice]], None]
-"""Told what has happened, by the engine's thread and in order; must not wait, and changes nothing."""
+"""Callback for events, called in order on the engine's thread. Must not block or change the cache."""
 
 log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substitutes:
-    """What simulation, tests and the decider of one-scheduler mode put in the place of a rank's own."""
+    """Parts replaced by simulation, tests and one-scheduler mode."""
 
     clock_ms: Callable[[], int] | None = None
     parts: Parts = SOUND
 
 
 class Member:
-    """One rank's member of a group, driven by an engine.
+    """One rank of a group, driven by an engine.
 
-    Every rank makes the same calls in the same order with the same arguments, all from one thread;
-    exceptions are named where they are. A process that is forked from a rank's has no part in the
-    group: commands and rounds raise `UsageError` there. `release` and `close`, which a parent may have
-    put into `finally`, do no harm.
+    Every rank makes the same calls in the same order with the same arguments from one thread, unless a
+    method says otherwise. In a forked child process, commands and rounds raise `UsageError`. `release`
+    and `close` do nothing there, so a `finally` block is safe.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Member:
         timeline: Timeline | None = None,
         substitutes: Substitutes | None = None,
     ) -> None:
-        """Put a cache together from its parts; `open` makes them from a configuration."""
+        """Assemble a cache from its parts; `open` creates them from a configuration."""
         self.config = config
         self._executor = executor
         shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
@@ -115,7 +114,7 @@ class Member:
         self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._steps_took = Latencies()
         self._freed: list[str] = []
-        """Released requests whose lent device pages have become free."""
+        """Released requests whose engine-owned device pages have become free."""
         self._requests = AgreedRequests(None)
         self._listener = listener
         self._timeline = timeline
@@ -126,44 +125,44 @@ class Member:
 
     @property
     def inspection(self) -> Inspection:
-        """The state behind the cache, to be read only."""
+        """Read-only access to the cache's internals."""
         return self._inspection
 
     @property
     def rank(self) -> int:
-        """This rank, from 0."""
+        """This rank's number, from 0."""
         return self._collective.rank
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that share every page."""
+        """The number of ranks in the group."""
         return self._collective.world_size
 
     def store_state(self) -> StoreState:
-        """Say how far the group is with its store, as of this rank's last step."""
+        """Return the state of the group's store as of this rank's last step."""
         return self._replica.store_state
 
     def take_requests(self, log: RequestLog) -> None:
-        """Take requests from this rank's log, from the first step on."""
+        """Accept operator requests from this rank's log, starting with the first step."""
         self._requests = AgreedRequests(log)
 
     def obey(self, carry_out: CarryOut) -> None:
-        """Have requests carried out as they become commands: on every rank, in the same step.
+        """Register the handler that executes operator requests, on every rank in the same step.
 
-        To be said on every rank before the first step. A request is one from the verdict on that every
-        rank has it, and its bytes are in the digest.
+        Call on every rank before the first step. A request becomes a command by the verdict that every
+        rank has it, and its bytes enter the digest.
         """
         self._requests.obeyed_by = carry_out
 
     def log_from(self, level: str) -> None:
-        """Log from a level on, in every process that carries this member's orders out."""
+        """Set the log level in every process of this rank."""
         log_from(level)
 
     def step(self, *, idle_s: float = 0.0) -> None:
-        """Run one round; call it once in every engine step, also when nothing is in flight.
+        """Run one round. Call once per engine step, even if nothing is in flight.
 
-        `idle_s` is that of `end_step`. Raises `GroupError` when the epoch has ended; every later call
-        raises it too.
+        For `idle_s` see `end_step`. Raises `GroupError` when the epoch has ended, and in every later
+        call.
         """
         idle_s = as_seconds(idle_s, "idle_s")
         self.begin_step()
@@ -172,8 +171,8 @@ class Member:
     def begin_step(self) -> None:
         """Apply a verdict: the first half of a step, for an engine that decides between the halves.
 
-        With `pipeline_depth` 0 the round is this step's and is waited for here; with 1 it is the one
-        that the step before has launched.
+        With `pipeline_depth` 0 the call launches this step's round and waits for it. With 1 the call
+        waits for the round launched by the previous step.
         """
         self._step = self._steps + 1
         started = time.monotonic()
@@ -187,11 +186,11 @@ class Member:
             self._timeline(StepHalf(self._step, launches, started, ended))
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
-        """Launch this step's round, if that was not done yet: the second half of a step.
+        """Launch this step's round unless `begin_step` has done so: the second half of a step.
 
-        An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
-        waits up to so long for local progress, or for a request where nothing is in flight, and then
-        for the round too, since there is no forward pass to hide it behind.
+        Pass `idle_s` if no rank has anything to compute in this step. The call then waits up to
+        `idle_s` for local progress, or for an operator request if nothing is in flight. It also waits
+        for the round, because no forward pass can overlap it.
         """
         self._end_step(as_seconds(idle_s, "idle_s"))
 
@@ -213,7 +212,7 @@ class Member:
         self._steps_took.add(took_s)
 
     def open_round(self) -> None:
-        """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
+        """Vote and launch a round: half of a step. For drivers of several ranks in one thread."""
         self._home.require_here()
         voter = self._voting.vote(self._executor.progress(), self._requests.log)
         if self._timeline is not None:
@@ -227,7 +226,7 @@ class Member:
         self._steps += 1
 
     def close_round(self) -> None:
-        """Apply the verdict of the pending round, if there is one."""
+        """Wait for the pending round, if any, and apply its verdict."""
         if self._rounds.pending or self._rounds.ended_by is not None:
             try:
                 verdict = self._await_verdict()
@@ -242,17 +241,16 @@ class Member:
             self._follow((None, effects))
 
     def write_out(self) -> None:
-        """Begin once more to copy and write what has failed or found no room before; see `flush`."""
+        """Retry copies and writes that failed or found no room; see `flush`."""
         self._require_group()
         self._follow(self._replica.write_out())
 
     def flush(self) -> Flushed:
-        """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
+        """Run rounds until nothing is in flight, so that inserted pages are backed up and persisted.
 
-        What has failed or found no room before is tried once more, and what host memory has from before
-        a store was attached is written to it. The answer is the same on every rank. It is true if all
-        is written; false if some pages could not be, or if it took longer than `timeouts.flush_s` in
-        agreed time.
+        Retries failed copies and writes once. Also persists host pages cached before the store was
+        attached. The result is equal on every rank. The result is true if everything is written. It is
+        false if some pages could not be written, or after `timeouts.flush_s` in agreed time.
         """
         self.write_out()
         self.step()
@@ -260,10 +258,10 @@ class Member:
         return Flushed(in_time, self._replica.unwritten)
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
+        """Flush, stop I/O and leave the group. Safe after errors; idempotent.
 
-        `flush=False` drops what is in flight; every rank must then do the same. In a process that was
-        forked from this rank's, which has none of its threads, this does nothing.
+        `flush=False` drops work in flight; every rank must pass the same value. Does nothing in a
+        forked child process, which has none of this rank's threads.
         """
         flush = as_flag(flush, "flush")
         if self._closed or not self._home.is_here:
@@ -282,9 +280,10 @@ class Member:
             self._collective.close()
 
     def abandon(self) -> None:
-        """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
+        """Stop I/O and leave the group without waiting for other ranks. Safe before and after `close`.
 
-        For a rank that ends by an error of its own: the others notice, and end with a named one.
+        For a rank that ends because of an error. The other ranks detect this and raise an error that
+        names the rank.
         """
         if not self._closed and self._home.is_here:
             self._closed = True
@@ -293,16 +292,17 @@ class Member:
             self._executor.close()
 
     def at_close(self, then: Callable[[], None]) -> None:
-        """Have something done when the cache is closed or abandoned, once it runs no more rounds.
+        """Register a callback to run when the cache is closed or abandoned, after its last round.
 
-        It must not raise. The executor is closed after it, which may wait for a store.
+        The callback must not raise. The executor is closed after the callbacks and may wait for a
+        store.
         """
         self._at_close.append(then)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
-        """Return what this rank has done so far; `round_us` of the last `rounds` steps at most.
+        """Return this rank's statistics, with `round_us` of at most the last `rounds` steps.
 
-        Any thread may ask, and stops nobody.
+        For any thread; never blocks the engine.
         """
         rounds = max(0, as_count(rounds, "rounds"))
         counts = self._executor.counts()
@@ -316,13 +316,13 @@ class Member:
             rounds=self._rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
-            # A copy of the whole is one step to the engine's thread, which may go on adding.
+            # Copying the whole deque is atomic for the engine's thread, which may append meanwhile.
             round_us=list(self._round_us)[-rounds:] if rounds else [],
             steps_took=self._steps_took.histogram(),
             waited_s=self._waited_s,
             replica=self._observer.stats(),
             pools=pools_in_use(prefixes),
-            # What is no plain map, `asdict` makes no map of.
+            # `asdict` converts plain dicts only.
             in_flight=dict(kinds),
             quarantined=sum(each.phase is Phase.QUARANTINED for each in in_flight),
             unwritten_pages=dict[str, int](self._replica.unwritten.items()),
@@ -346,17 +346,18 @@ class Member:
             each()
 
     def step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
-        """Run rounds until `done`, which follows from the replica; False after `patience_s`.
+        """Run rounds until `done` is true, or until `patience_s` of agreed time have passed.
 
-        In agreed time, so on every rank alike, and from the first of these rounds on: an engine that
-        was idle has heard of no time since its last one, or of none at all (0).
+        `done` must depend on the replica alone. Agreed time is the same on every rank, and counts from
+        the first of these rounds, because an idle engine's agreed time is stale or 0.
         """
         began_ms = 0
         while not done():
             began_s, before = time.monotonic(), self._replica.digest
             self.step(idle_s=FLUSH_POLL_S)
             if self._replica.digest == before:
-                # A step waits neither for a store that opens nor for copies that the engine begins.
+                # The step may return early: it does not wait for a store to open, nor for copies not
+                # yet started.
                 time.sleep(max(0.0, began_s + FLUSH_POLL_S - time.monotonic()))
             now_ms = self._replica.clock.agreed_ms
             began_ms = began_ms or now_ms
@@ -384,7 +385,7 @@ class Member:
         self._rounds.require_going()
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
-        """Do what follows from a command or a verdict, in its order, and return the answer."""
+        """Apply the effects of a command or verdict in order, and return the answer."""
         answer, effects = outcome
         self._observer.follow(effects)
         if effects is not NOTHING:

@@ -1,7 +1,7 @@
-"""The observer of one rank: folds effects into statistics, log lines and timed events.
+"""The observer of one rank: derives statistics, log lines and timed events from effects.
 
-Statistics and log lines come from notices, which are the same on every rank. Timed events say when
-operations begin, move on and end, and requests too; they are made only where there is a timeline.
+Statistics and log lines come from events, which are equal on every rank. Timed events mark the phases
+of operations and requests, and are created only if a timeline is given.
 """
 
 import logging
@@ -38,16 +38,17 @@ from ...replica.operations.agenda import Agenda
 from .cache_stats import Counts, ReplicaStats
 
 QUIET_S = 1.0
-"""After a log line of a shortfall further ones are only counted for this long: a lost disk has many."""
+"""Minimum time between log lines about missing pages; further ones are counted. A lost disk causes
+many."""
 
 log = logging.getLogger("lockstep")
 
 
 class Observer:
-    """Looks at the effects of every command and verdict, and changes nothing.
+    """Reads the effects of every command and verdict, and changes nothing.
 
-    `follow` and `released` are for the engine's thread. Only rank 0 logs shortfalls, since every rank
-    knows the same.
+    `follow` and `released` are for the engine's thread. Only rank 0 logs missing pages, because all
+    ranks see the same events.
     """
 
     def __init__(self, rank: int, agenda: Agenda, timeline: Timeline | None) -> None:
@@ -67,19 +68,19 @@ class Observer:
         self._next_id = agenda.next_id
 
     def follow(self, effects: Effects) -> None:
-        """Note what a command or a verdict has changed, before anybody carries out its orders."""
+        """Record the effects of a command or verdict. Call before executing its orders."""
         if self._timeline is not None:
             self._time(effects, self._timeline)
         if effects.notices:
             self._count(effects.notices)
 
     def released(self, request: str) -> None:
-        """Note that the engine has let go of a request."""
+        """Record that the engine released a request."""
         if self._timeline is not None:
             self._timeline(RequestReleased(request, time.monotonic()))
 
     def stats(self) -> ReplicaStats:
-        """Return what has been counted so far. Any thread may ask."""
+        """Return the statistics so far. For any thread."""
         return ReplicaStats(
             operations=_by_two(self._operations),
             admissions=self._admissions,
@@ -123,11 +124,11 @@ class Observer:
                 case Quarantined():
                     self._quarantined += 1
                 case _:
-                    # `StoreChanged` and `Reset` say what is there now, and add up to nothing.
+                    # `StoreChanged` and `Reset` are states, so there is nothing to count.
                     pass
 
     def _log(self, notice: Lacking) -> None:
-        """Log a shortfall, or count it for the next line."""
+        """Log a missing page, or count it for the next log line."""
         now = time.monotonic()
         if now < self._silent_until:
             self._untold += 1
@@ -148,7 +149,7 @@ class Observer:
         now = time.monotonic()
         for number in range(self._next_id, self._agenda.next_id):
             operation = self._agenda.in_flight.get(number)
-            # One that has ended in the same command never took any time.
+            # An operation that ended within the same command took no time.
             if operation is not None:
                 kind, phase = _word(operation.kind), _word(operation.phase)
                 request = str(getattr(operation, "request", ""))
@@ -178,7 +179,7 @@ def _word(of: Kind | Outcome | Phase) -> str:
 
 def _by_two(counter: Counter[tuple[str, str]]) -> Counts:
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    # The engine's thread may go on counting: to copy a dictionary is one step to it.
+    # The engine's thread may count meanwhile; copying the dict is atomic.
     for (first, second), count in sorted(dict(counter).items()):
         counts[str(first)][str(second)] = count
     return dict(counts)

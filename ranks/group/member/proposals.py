@@ -1,8 +1,8 @@
 """Proposals on this rank: any thread may stage one, and verdicts decide on it.
 
-The engine's thread votes for what is staged in each of its rounds and hears how it has ended; whoever
-has staged it learns that through a future. A lock holds the two apart, for no longer than it takes to
-start a thread, or to import a store's module the first time.
+The engine's thread votes on the staged proposal in each round and receives the decision. The thread
+that staged the proposal gets the result through a future. A lock protects the state. It is held no
+longer than the start of a thread or the first import of a store's module takes.
 """
 
 import logging
@@ -22,30 +22,30 @@ log = logging.getLogger("lockstep")
 
 @dataclass(slots=True, eq=False)
 class _StagedProposal:
-    """A proposal that is staged, and those who wait for it."""
+    """A staged proposal and the future of its result."""
 
     proposal: Proposal
     outcome: "Future[None]" = field(default_factory=Future[None])
     refusal: str | None = None
-    """Why this rank refuses it, once it does."""
+    """Why this rank refuses the proposal; None until it does."""
 
 
 class StagedProposals:
-    """The proposal that is staged on this rank; at most one at a time."""
+    """The proposal staged on this rank, at most one at a time."""
 
     def __init__(self, rank: int, executor: Executor) -> None:
         self._rank = rank
         self._executor = executor
-        # A handler of signals may close the cache, whatever of this it interrupts.
+        # Reentrant, because a signal handler may close the cache while the lock is held.
         self._lock = RLock()
         self._pending: _StagedProposal | None = None
         self._closed_by: LockstepError | None = None
 
     def stage(self, proposal: Proposal) -> "Future[None]":
-        """Stage a proposal, from any thread, and return at once; see `RankCache.attach_store`."""
+        """Stage a proposal from any thread and return at once; see `RankCache.attach_store`."""
         with self._lock:
             if self._closed_by is not None:
-                # The one error is raised each time, and would keep all that it has passed through.
+                # The same error object is raised repeatedly, so its traceback would grow.
                 raise self._closed_by.with_traceback(None)
             pending = self._pending
             if pending is not None and pending.proposal != proposal:
@@ -56,12 +56,12 @@ class StagedProposals:
             if pending is None:
                 self._executor.stage(proposal)
                 pending = self._pending = _StagedProposal(proposal)
-                # Whoever waits cannot take back what other ranks may have heard of.
+                # The future cannot be cancelled, because other ranks may already know of the proposal.
                 pending.outcome.set_running_or_notify_cancel()
             return pending.outcome
 
     def vote(self) -> Staged:
-        """Return what this rank says of it in its next ballot."""
+        """Return this rank's vote on the staged proposal for the next ballot."""
         pending = self._pending
         if pending is None:
             return NOTHING_STAGED
@@ -78,7 +78,7 @@ class StagedProposals:
             return Staged(pending.proposal.digest, readiness)
 
     def decide(self, decisions: Sequence[Decision]) -> None:
-        """Let what is staged end as the ranks have decided."""
+        """Finish the staged proposal as the ranks have decided."""
         for decision in decisions:
             with self._lock:
                 pending = self._pending
@@ -88,14 +88,14 @@ class StagedProposals:
             self._tell(pending, decision)
 
     def end(self, *, unstages: bool) -> None:
-        """Stage nothing any more; the executor keeps what it has prepared unless it `unstages`."""
+        """Clear the staged proposal; with `unstages` the executor also discards the prepared store."""
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is not None and unstages:
                 self._executor.unstage(pending.proposal)
 
     def close(self, error: LockstepError) -> None:
-        """Decide nothing any more: the group has ended, as `error` says."""
+        """Refuse all further proposals with `error`, because the group has ended."""
         with self._lock:
             self._closed_by = self._closed_by or error
             pending, self._pending = self._pending, None

@@ -1,7 +1,6 @@
-"""The common part of both caches of a rank: match, prefetch, serving, pins and the store.
+"""Commands common to `Cache` and `HostCache`: match, prefetch, serve, pins and the store.
 
-They differ in who owns the device pages: a `cache.Cache` does, and under a `host_cache.HostCache` the
-engine does.
+`cache.Cache` owns the device pages; with `host_cache.HostCache` the engine does.
 """
 
 from concurrent.futures import Future
@@ -19,13 +18,13 @@ from .member import Member
 class RankCache(Member):
     """The commands of both caches.
 
-    `attach_store`, `detach_store` and `store_state` are for any thread, at any time.
+    `attach_store`, `detach_store` and `store_state` may be called from any thread at any time.
     """
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing.
 
-        Nothing is held by it either: by the time of an admission there may be less, or more.
+        The match locks nothing, so an admission may find less, or more.
         """
         require_text(namespace)
         return self._replica.match(namespace, as_token_view(tokens))
@@ -38,14 +37,14 @@ class RankCache(Member):
         *,
         source: str = "",
     ) -> bool:
-        """Begin to bring from storage what would lengthen the cached part of `tokens`.
+        """Start to read from storage the pages that extend the cached prefix of `tokens`.
 
-        Returns False if there is nothing to bring, no store, or no more room to wait. The request is
-        known from here on; `release` or `abort` forgets it. Nothing is held on the device. What is
-        cached of `tokens` counts as used now, so that it leaves after what nobody waits for.
+        Returns False if there is nothing to read, no store, or the queue is full. The request is known
+        from now on; `release` or `abort` forgets it. No device page is locked. Cached pages of `tokens`
+        count as used now, so that they are evicted later than others.
 
-        `source` is the URI of another group that serves its host memory, as its `serving_uri` says;
-        empty for the store. What could not be read from a group before is asked for again.
+        `source` is the URI of another group that serves its host memory (that group's `serving_uri`);
+        empty for the store. Pages that could not be read from a group earlier are requested again.
         """
         self._require_group()
         require_text(namespace)
@@ -54,13 +53,13 @@ class RankCache(Member):
         return self._follow(self._replica.prefetch(request, namespace, data, source))
 
     def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
-        """Let other groups read what a request has computed out of host memory; return how much by now.
+        """Let other groups read a request's computed pages from host memory; return tokens served now.
 
-        Of the whole pages in `tokens`, and of windows and states what a match at their end needs. Ask
-        again after each step: what is not in host memory yet is copied there. Every rank's host pages
-        are pinned, and its page server answers readers, until `release`, or until nobody has called
-        this for `ttl_s` seconds of agreed time. It grows no further while host memory would be short
-        for the requests that compute. 0 for a request that is not admitted.
+        Serves the whole pages of `tokens`, and the window and state pages that a match at their end
+        needs. Call again after each step, because pages not in host memory yet are copied there first.
+        Host pages stay pinned on every rank, and its page server answers readers, until `release` or
+        until no call came for `ttl_s` seconds of agreed time. The number stops growing if computing
+        requests would run short of host memory. Returns 0 if the request is not admitted.
         """
         self._require_group()
         if self.config.peers is None:
@@ -70,9 +69,10 @@ class RankCache(Member):
 
     @property
     def serving_uri(self) -> str:
-        """The `source` by which another group reads what is served, of this rank's place in its own.
+        """The `source` URI under which another group reads the pages served by this group.
 
-        Any rank's will do: it tells readers of the others. Empty where `peers` is not set.
+        Any rank's URI works, because each page server lists the other ranks. Empty if `peers` is not
+        set.
         """
         address = self._executor.serving_address()
         return f"peer://{address}" if address else ""
@@ -83,35 +83,39 @@ class RankCache(Member):
         return self._replica.last_key(namespace, as_token_bytes(tokens))
 
     def prefetch_done(self, request: str) -> bool:
-        """Say whether the stop policy lets the engine schedule the request now.
+        """Return whether the stop policy allows the engine to schedule the request now.
 
-        True if it has no prefetch, its prefetch has ended, or the policy is `best_effort`.
+        True if the request has no prefetch, its prefetch has finished, or the policy is `best_effort`.
         """
         return self._replica.prefetch_done(request)
 
     def looks_up(self, request: str) -> bool:
-        """Say whether stores are still being asked what they have for the request.
+        """Return whether the request's lookup in the store is in flight.
 
-        True only while its prefetch has its turn. A step may end that, and mostly does so where there
-        is nothing: an engine without anything to compute had better wait for it than look elsewhere.
+        False for a prefetch still in the queue. Lookups are short, mostly one step if nothing is found,
+        so an idle engine should wait for the result.
         """
         return self._replica.prefetching.looks_up(request)
 
     def attach_store(self, uri: str) -> "Future[None]":
-        """Propose to use a store from now on; requests go on meanwhile.
+        """Propose to attach a store, in the background; requests continue meanwhile.
 
-        Tell every rank, with the same URI (`{rank}` in it stands for the rank), in any order and at any
-        time: each opens the store in the background, and once it is open on all of them they use it
-        from the same step on. So the engine must go on stepping; do not wait in its thread. The result
-        is there once the store is attached. It is a `StorageError` where the proposal was withdrawn, on
-        every rank: one could not open the store, one was told something else or nothing within
-        `timeouts.open_s`, another store is attached, or stores of before hold on to half of host
-        memory. Where the group or the cache ends first, it is the error that says so. What lies in host
-        memory by then is written to the store with the next pages that continue it.
+        Call on every rank with the same URI (`{rank}` in it is replaced by the rank), in any order and
+        at any time. Each rank opens the store in the background. Once it is open on all ranks, all use
+        it from the same step on. The engine must keep stepping, so do not wait for the future in the
+        engine's thread.
 
-        Raises `ConfigError` for a URI that makes no sense: an unknown scheme, wrapper or option. What
-        a scheme of another package makes of it shows only when the store is opened. Raises `UsageError`
-        while another proposal is pending on this rank. Saying the same again joins what is pending.
+        The future completes once the store is attached. It fails with `StorageError` on every rank if:
+        - one rank could not open the store,
+        - one rank got another proposal, or none within `timeouts.open_s`,
+        - another store is attached, or quarantined operations of old stores keep half of host memory.
+
+        If the group or the cache ends first, the future fails with that error. Host pages cached before
+        are persisted along with the next pages that continue them.
+
+        Raises `ConfigError` for an unknown scheme, wrapper or option; the URI of another package's
+        scheme is checked only when the store is opened. Raises `UsageError` while another proposal is
+        pending on this rank. Repeating the pending proposal returns its future.
         """
         require_text(uri, "a store's URI")
         if not self._replica.config.host_pages:
@@ -119,19 +123,19 @@ class RankCache(Member):
         return self._stage(Proposal(Change.ATTACH, uri))
 
     def detach_store(self) -> "Future[None]":
-        """Propose to use the store no more; to be told to every rank, as for `attach_store`.
+        """Propose to detach the store. Call on every rank, as for `attach_store`.
 
-        The result is there once all ranks have agreed: from then on nothing is begun for the store.
-        What is in flight is aborted, which `store_state` calls DRAINING; after it the store is closed
-        in the background. Another one may be proposed at any time.
+        The future completes once all ranks have agreed. From then on no storage operation starts.
+        Operations in flight are aborted (`store_state` DRAINING), then the store is closed in the
+        background. Another store may be proposed at any time.
         """
         return self._stage(Proposal(Change.DETACH))
 
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
-        """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
+        """Pin the cached pages of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
 
-        Returns how many tokens are kept; 0, and there is no pin, where nothing is cached or
-        `bounds.pinned_pages` would be passed. `name` must not be in use.
+        Returns the number of pinned tokens. Returns 0, without a pin, if nothing is cached or the pin
+        would exceed `bounds.pinned_pages`. `name` must not be in use.
         """
         self._require_group()
         require_text(namespace)
@@ -139,15 +143,16 @@ class RankCache(Member):
         return self._follow(self._replica.pin(name, namespace, data, ttl_ms))
 
     def unpin(self, name: str) -> bool:
-        """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
+        """Remove a pin; return False if there is no pin of that name or it has expired."""
         self._require_group()
         return self._follow(self._replica.unpin(name))
 
     def drop(self, namespace: str | None = None) -> Dropped:
-        """Evict what nobody holds of a namespace, or of all, from device and host; its pins end.
+        """Evict the unused pages of a namespace, or of all, from device and host, and remove its pins.
 
-        For a tenant that leaves. What requests and operations hold stays cached until it is evicted,
-        so drop again once they have ended. Storage keeps what it has, and requests find it there.
+        For a tenant that leaves. Pages held by requests and operations stay cached until evicted, so
+        call again after those have finished. Objects in storage stay, and requests can still prefetch
+        them.
         """
         self._require_group()
         if namespace is not None:
@@ -155,10 +160,10 @@ class RankCache(Member):
         return self._follow(self._replica.drop(namespace))
 
     def limit(self, limit: NamespaceLimit) -> None:
-        """Give a namespace another limit, in place of that which it had.
+        """Replace the limit of one namespace.
 
-        What is beyond it leaves with the next step. One that bounds nothing takes the limit away, so
-        that `*`, where that has one, is for this namespace too.
+        Pages above the new limit are evicted in the next step. A limit without any bound removes the
+        namespace's limit, so that the limit of `*`, if any, applies.
         """
         self._require_group()
         require_limit(limit)
@@ -166,16 +171,18 @@ class RankCache(Member):
         self._follow(self._replica.limit(limit))
 
     def reset(self, weights_version: str | None = None) -> None:
-        """Hide all that is cached now from every request that was not admitted, or has loaded, by now.
+        """Make all pages cached so far unmatchable for requests not yet admitted or loaded.
 
-        Pins end. `weights_version` names the weights that are computed with from now on: storage is
-        read and written under that name, and what it has is found by any cache that resets to the same
-        name. Without one, keys begin anew that nobody has used or will use again, and storage is left
-        alone until a reset names a version; after a restart it has what the configuration's
-        `weights_version` had before the first reset. Requests that were admitted, or that have loaded
-        or backed up where the engine owns the device, go on with what they have, and nothing of theirs
-        goes to storage any more. One of an engine with pages of its own that has computed and done
-        neither counts as not begun, so that engine must not let it back up what it has from before.
+        Pins are removed. `weights_version` names the weights used from now on. Storage is read and
+        written under that version, and caches that reset to the same version share its pages. Without a
+        version, new keys are drawn that no other cache uses, and storage is not used until a reset
+        names a version. After a restart, storage again has the pages of the configured
+        `weights_version` from before the first reset.
+
+        Requests already admitted continue on their pages, as do requests that have loaded or backed up
+        with engine-owned device pages. Their pages are not persisted any more. With engine-owned pages,
+        a request that has neither loaded nor backed up counts as new. The engine must not back up KV
+        that such a request computed before the reset.
         """
         self._require_group()
         if weights_version is not None:
@@ -183,11 +190,11 @@ class RankCache(Member):
         self._follow(self._replica.reset(weights_version))
 
     def witness(self, *facts: object) -> None:
-        """Enter facts about the engine that must be the same on every rank into the digest.
+        """Add facts about the engine to the digest, to check that they are equal on every rank.
 
-        Ranks that differ in one are found in the next round, by name of the first that differs. Facts
-        are text, bytes, integers of 64 bits, numbers, booleans, None, and lists or tuples of these:
-        `UsageError` for what has no bytes that are the same in every process.
+        If ranks differ, the next round ends the epoch and names the first fact that differs. Facts are
+        text, bytes, 64-bit integers, numbers, booleans, None, and lists or tuples of these. Raises
+        `UsageError` for values without an encoding that is equal in every process.
         """
         self._home.require_here()
         self._follow(self._replica.witness(*facts))

@@ -1,4 +1,4 @@
-"""What one rank says of itself in each round: its health, time, staged proposal and requests."""
+"""The rank's part of each ballot beyond operations: health, time, staged proposal and requests."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ log = logging.getLogger("lockstep")
 
 
 class Voting:
-    """One rank's votes. Owned by the thread that steps."""
+    """One rank's votes. Owned by the thread that calls `step`."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Voting:
         ballot: Ballot,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """The clock is steady by default."""
+        """`clock_ms` defaults to a monotonic clock."""
         self.staging = StagedProposals(rank, executor)
         self._rank = rank
         self._executor = executor
@@ -36,9 +36,10 @@ class Voting:
         requests: RequestLog | None = None,
         trouble: str | None = None,
     ) -> Voter:
-        """Note in the ballot what the executor reports; return what the rank says of itself.
+        """Record the executor's progress in the ballot; return the rank's health and other votes.
 
-        A rank without `requests` takes none. `trouble` is why it cannot go on, beside its executor's.
+        Without `requests` the rank takes no operator requests. `trouble` says why the rank cannot
+        continue, in addition to its executor's trouble.
         """
         for each in progress:
             self._ballot.note(each)
@@ -55,6 +56,6 @@ class Voting:
 
 
 def _steady_clock_ms() -> Callable[[], int]:
-    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
+    """Return a clock that is set to the wall clock once and never jumps, as deadlines require."""
     base_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000

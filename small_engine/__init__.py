@@ -1,1 +1,1 @@
-"""A small serving engine that drives a cache with known bytes: replay and demo run it."""
+"""A small serving engine that drives a cache with known bytes; used by replay and demo."""

@@ -1,9 +1,9 @@
-"""How a request is computed piece by piece, by what the model keeps.
+"""Chunking of a request's computation, depending on the model's kinds of state.
 
-A chunk ends where the step's budget does, and earlier at a checkpoint, since a recurrent state can
-be kept only where it stands. A model with windows needs window pages for the window and for the
-chunk in progress only; reserving the whole request at once would take as many as full attention
-does, so its requests reserve chunk by chunk.
+A chunk ends at the step's token budget, or earlier at a checkpoint, because a recurrent state can be
+kept only at its current position. A model with sliding windows needs window pages only for the window
+and the current chunk. Its requests reserve pages per chunk, because reserving the whole request at once
+would take as many pages as full attention.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from ..ranks.protocol.config import RankCacheConfig, Recurrent, SlidingWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """Says where chunks end, when pages are reserved, and when they are published."""
+    """Decides where chunks end, when pages are reserved, and when they are published."""
 
     page_tokens: int
     tokens_max: int | None
-    """The length of a chunk, where window pages bound it; None stands for no bound."""
+    """The maximum chunk length if window pages limit it; None means no limit."""
     checkpoint_tokens: tuple[int, ...]
     """The distances of checkpoints of the model's recurrent states."""
 
     @classmethod
     def of(cls, config: RankCacheConfig) -> "Chunks":
-        """Return how requests are computed with such a cache."""
+        """Return the chunking for a cache configuration."""
         page_tokens = config.layout.page_tokens
         rooms = [
             _chunk_pages(each, page_tokens)
@@ -41,15 +41,15 @@ class Chunks:
 
     @property
     def one_by_one(self) -> bool:
-        """Says whether pages are reserved for each chunk and not for the whole request."""
+        """Whether pages are reserved for each chunk instead of the whole request."""
         return self.tokens_max is not None
 
     def whole_pages(self, tokens: int) -> int:
-        """Return the tokens that the pages for `tokens` tokens have room for."""
+        """Return `tokens` rounded up to whole pages."""
         return -(-tokens // self.page_tokens) * self.page_tokens
 
     def end(self, computed: int, prompt: int, budget: int, checkpoints: Sequence[int]) -> int:
-        """Return where the chunk of a prompt that begins at `computed` ends."""
+        """Return the end of the prompt chunk that begins at `computed`."""
         ends = [prompt, computed + budget]
         if self.tokens_max is not None:
             ends.append(computed + self.tokens_max)
@@ -57,10 +57,10 @@ class Chunks:
         return min(ends)
 
     def publishes(self, computed: int) -> bool:
-        """Say whether a request that decodes publishes its pages at this length.
+        """Return whether a decoding request publishes its pages at this length.
 
-        At checkpoints, so that they are kept; and with windows at every whole page, since only what
-        is published leaves the request when its window has passed.
+        True at checkpoints, so that the state is kept. With sliding windows also at every whole page,
+        because only published pages are freed when the window has passed them.
         """
         if self.one_by_one and computed % self.page_tokens == 0:
             return True
@@ -68,10 +68,10 @@ class Chunks:
 
 
 def _chunk_pages(window: SlidingWindow, page_tokens: int) -> int:
-    """Return how many pages a chunk may have: at most half of what a window leaves of the pool.
+    """Return the maximum pages of a chunk: half of the pool beyond a window and one page.
 
-    Half, so that a second request can go on beside it. One page is for a chunk that begins inside of
-    a page.
+    Half, so that a second request can run at the same time. The one page is for a chunk that begins
+    within a page.
     """
     window_pages = -(-window.window_tokens // page_tokens)
     return max(1, (window.device_pages - window_pages - 1) // 2)

@@ -1,16 +1,15 @@
-"""Page contents that can be checked: what a model's forward pass would leave in a page.
+"""Verifiable page contents, in place of the output of a model's forward pass.
 
-The bytes of a page are a function of its key (which stands for the whole prefix), the pool, the
-column, the layer and the *global* KV head, so that a page that one group wrote can be checked by a
-group of any TP size; replicated columns are the same on every rank. The page keys are chained here
-and not taken from the cache, so that a fault in the cache's own keys shows as wrong bytes.
+The bytes of a page are a function of its key (which covers the whole prefix), pool, column, layer and
+*global* KV head. So a group of any TP size can check a page written by another group; replicated
+columns are equal on every rank. The keys are chained here, not taken from the cache, so that a fault in
+the cache's keys shows as wrong bytes.
 
-A recurrent state is a page too. Its key stands for the tokens that it has seen: at the end of a page
-it is that page's.
+A recurrent state is a page too. Its key covers the tokens that the state has seen; at a page's end it
+is that page's key.
 
-Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a well mixed seed of the
-strip, a counter, and a final mix that carries every bit of the sum into every bit of the low half and
-most of the high half. Every word depends on all inputs, and flipping one bit anywhere is noticed.
+Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a mixed seed of the strip
+plus a counter, mixed again. Every word depends on all inputs, so a flipped bit anywhere is detected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +25,11 @@ from ..ranks.protocol.orders import KV_POOL
 from .request import TokenIds
 
 CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
-"""The start of the key chain that page contents are made from."""
+"""The start of the key chain for page contents."""
 KEY_BYTES = 32
 TOKEN_BYTES = 4
 CHUNK_WORDS = 1 << 15
-"""Words that are computed at a time: 256 KiB, so that the passes over them stay in the cache."""
+"""Words computed at a time: 256 KiB, so that repeated passes over them stay in the CPU cache."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -42,7 +41,7 @@ _HALF = np.uint64(32)
 
 
 class FilledPages(Protocol):
-    """The device pool, as far as it is filled and read here."""
+    """The part of a device pool that is filled and read here."""
 
     def column(self, name: str) -> torch.Tensor:
         """Return the column's tensor [layers, pages, heads, page_tokens, elements]."""
@@ -50,7 +49,7 @@ class FilledPages(Protocol):
 
 
 def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
-    """Return the keys of the whole pages of `tokens` (int32 bytes): key[i] hashes all before it."""
+    """Return the keys of the whole pages of `tokens` (int32 bytes); key[i] covers pages 0 to i."""
     step = page_tokens * TOKEN_BYTES
     keys: list[bytes] = []
     key = seed
@@ -61,7 +60,7 @@ def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
 
 
 class KeyedTokens:
-    """Token ids, with the keys that the contents of their pages and states are made from."""
+    """Token ids with the keys that determine the contents of their pages and states."""
 
     def __init__(self, ids: TokenIds, page_tokens: int) -> None:
         self.ids = ids
@@ -78,7 +77,7 @@ class KeyedTokens:
 
 
 def _mixed(words: Words) -> Words:
-    """Return the words with every input bit spread over every output bit."""
+    """Return the words with every input bit spread over the output bits."""
     words = (words ^ (words >> _SHIFT_A)) * _MIX_A
     words = (words ^ (words >> _SHIFT_B)) * _MIX_B
     return words ^ (words >> _SHIFT_C)
@@ -95,7 +94,7 @@ class _ColumnContents:
         self.strip_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
         self._strip_words = -(-self.strip_bytes // 8)
         self.page_words = self.layers * self.heads * self._strip_words
-        # Stores of earlier versions have pages of full attention, whose names stood for themselves.
+        # Full attention has no pool prefix, for compatibility with stores of earlier versions.
         salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
         name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
         first = shard.layer_first
@@ -105,7 +104,7 @@ class _ColumnContents:
         self._counters = np.arange(1, self._strip_words + 1, dtype=np.uint64) * _COUNTER
 
     def expected(self, keys: Words) -> npt.NDArray[np.uint8]:
-        """Return the bytes [layers, pages, heads, strip] of the pages with these keys [pages, 4]."""
+        """Return the contents [layers, pages, heads, strip] of the pages with keys [pages, 4]."""
         page = _mixed(_mixed(_mixed(keys[:, 0]) ^ keys[:, 1]) ^ keys[:, 2]) ^ keys[:, 3]
         seeds = _mixed(page[None, :, None] ^ self._salts[:, None, :])
         words = seeds[..., None] + self._counters
@@ -127,7 +126,7 @@ class PageContents:
     def fill(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> None:
         """Write the contents of `keys` into the device pages, index by index.
 
-        Stands for the model's forward pass: afterwards the pages hold what it would have computed.
+        Takes the place of the model's forward pass.
         """
         for part, some_keys in self._chunks(pages, keys):
             for column in self._columns:
@@ -137,7 +136,7 @@ class PageContents:
                 )
 
     def verify(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
-        """Return how many of the device pages do not hold exactly the contents of their keys."""
+        """Return how many of the device pages differ from the contents of their keys."""
         bad = 0
         for part, some_keys in self._chunks(pages, keys):
             wrong = np.zeros(len(some_keys), dtype=np.bool_)
@@ -151,7 +150,7 @@ class PageContents:
     def _chunks(
         self, pages: npt.NDArray[np.int32], keys: Sequence[bytes]
     ) -> Iterator[tuple[torch.Tensor, Words]]:
-        """Yield indices and key words of a few pages at a time."""
+        """Yield page indices and key words in batches of a few pages."""
         if len(pages) != len(keys):
             raise ValueError(f"{len(pages)} pages were given with {len(keys)} keys")
         words = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, KEY_BYTES // 8)
@@ -161,6 +160,6 @@ class PageContents:
 
 
 def _as_strips(column: torch.Tensor) -> torch.Tensor:
-    """Return the column's own memory as bytes [layers, pages, heads, strip]."""
+    """Return a view of the column as bytes [layers, pages, heads, strip]."""
     layers, pages, heads = column.shape[:3]
     return column.view(torch.uint8).view(layers, pages, heads, -1)

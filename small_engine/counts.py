@@ -1,4 +1,4 @@
-"""What a rank counts while it replays."""
+"""Counters of a rank during a replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,55 +8,55 @@ from ..ranks.protocol.answers import Admission
 
 @dataclass(frozen=True, slots=True)
 class ComparedPages:
-    """Counts what a comparison of one pool has shown."""
+    """Result of comparing one pool's pages."""
 
     pages: int
     corrupt: int
-    """Pages whose bytes were wrong, or that the request should have and has not."""
+    """Pages with wrong bytes, and pages missing from the request's page table."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolCounts:
-    """Counts what was compared in one pool."""
+    """Counters of compared pages of one pool."""
 
     pages_verified: int = 0
-    """Pages that came from the cache and were compared byte by byte when they were used."""
+    """Cached pages compared byte by byte when a request used them."""
     pages_rechecked: int = 0
-    """Pages, own and shared, that were compared when their request had finished."""
+    """Pages compared when their request finished, including shared pages."""
     pages_corrupt: int = 0
-    """Pages, verified or rechecked, whose bytes were wrong."""
+    """Verified or rechecked pages with wrong bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCounts:
-    """Counts what happened, in units of their names. The same on every rank, but for corrupt pages."""
+    """Counters of a replay, in the units of their names. Equal on every rank except corrupt pages."""
 
     requests: int = 0
-    """Requests that were served."""
+    """Requests served."""
     refused: int = 0
-    """Requests that can never fit the device pool; nothing else counts them."""
+    """Requests too large for the device pool; not included in other counters."""
     retractions: int = 0
-    """How often a request left the device with all that it had, so that an older one could go on."""
+    """How often a request was retracted so that an older one could continue."""
     resumes: int = 0
-    """How often one came back with all that it had; the others were aborted, or began again."""
+    """How often a request was resumed. Other retracted requests were aborted or recomputed."""
     preempted: int = 0
-    """How often a request gave up its pages so that an older one could go on, and began again: there
-    was no room to save it, or nothing to be saved."""
+    """How often a request freed its pages for an older one and was recomputed, because host memory had
+    no room for it or nothing was computed yet."""
     recomputed_tokens: int = 0
-    """Tokens that requests had, lost, and computed again; nothing else counts them."""
+    """Tokens computed again after they were lost; not included in other counters."""
     prompt_tokens: int = 0
     computed_tokens: int = 0
-    """Prompt tokens that were computed; with the three hits they make `prompt_tokens`."""
+    """Prompt tokens computed; with the three hit counters they sum up to `prompt_tokens`."""
     hit_device_tokens: int = 0
     hit_host_tokens: int = 0
     hit_storage_tokens: int = 0
     output_tokens: int = 0
     loads_failed: int = 0
     saves_failed: int = 0
-    """Retractions of which a copy failed, so that the request began again."""
+    """Retractions with a failed copy, so that the request was recomputed."""
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
-    """What was compared, by the pool's name."""
+    """Counters of compared pages, by pool name."""
 
     @property
     def pages_verified(self) -> int:
@@ -71,7 +71,7 @@ class ReplayCounts:
         return sum(each.pages_corrupt for each in self.pools.values())
 
     def add_served(self, prompt: int, outputs: int, hits: Admission) -> None:
-        """Count a request of so many tokens that was served, and what was cached for it."""
+        """Count a served request, its lengths and its cached tokens."""
         self.requests += 1
         self.prompt_tokens += prompt
         self.computed_tokens += prompt - hits.cached_tokens
@@ -81,7 +81,7 @@ class ReplayCounts:
         self.output_tokens += outputs
 
     def add(self, verified: Mapping[str, ComparedPages], *, finished: bool) -> None:
-        """Count what was compared for a request that has finished, or that begins."""
+        """Count the pages compared for a request that starts, or that has finished."""
         for pool, each in verified.items():
             counts = self.pools.setdefault(pool, PoolCounts())
             counts.pages_corrupt += each.corrupt

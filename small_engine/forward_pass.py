@@ -1,8 +1,7 @@
-"""A stand-in for the model: it computes what the model would keep, in every pool, and checks it.
+"""A simulated model: writes and verifies the content of every pool through the page tables.
 
-The forward pass of real layers reads and writes through a request's page tables; so does this one.
-What it writes is a function of the tokens alone (`contents`), so that whatever the cache brings back
-for a prefix can be compared with what belongs there.
+The content written is a function of the tokens alone (`contents`), so that pages restored by the cache
+can be compared with the expected content.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 Pages = npt.NDArray[np.int32]
 
 NO_PAGE = -1
-"""In a window's page table: the request has no page there any more."""
+"""Entry of a window's page table without a page any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class TokenSpan:
 
 
 class ForwardPass:
-    """Computes and checks the pages of one rank's cache."""
+    """Computes and verifies the pages of one rank's cache."""
 
     def __init__(self, cache: "Cache") -> None:
         config = cache.config
@@ -57,9 +56,9 @@ class ForwardPass:
         self._states = [each.pool for each in config.components if isinstance(each, Recurrent)]
 
     def compute(self, spans: Sequence[TokenSpan]) -> None:
-        """Compute tokens of different requests, each of which has pages for its own.
+        """Compute tokens of several requests, each of which has pages for its tokens.
 
-        Pages get their contents when their last token is computed; a state is advanced in place.
+        Pages are filled when their last token is computed; states are updated in place.
         """
         if not spans:
             return
@@ -74,20 +73,17 @@ class ForwardPass:
             )
 
     def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
-        """Give the page that is not full yet its contents, which `compute` leaves out.
-
-        For a request that is to be moved with everything that it has.
-        """
+        """Fill a request's partial last page, which `compute` skips, before a retraction."""
         for pool, pages, keys in self._begun(request, tokens, computed):
             self._fill(pool, pages, keys)
 
     def verify(
         self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
     ) -> dict[str, ComparedPages]:
-        """Compare what the token at position `computed` needs; return it by pool.
+        """Verify all content that the token at position `computed` needs; return results by pool.
 
-        Those are all whole pages before it in full attention, those in its window, and the state; of a
-        request that was moved with everything that it has, the page that is not full yet as well.
+        The content is all earlier whole pages of full attention, the pages of each window, and the
+        state. If the request was `moved` (resumed), also the partial last page.
         """
         counts: dict[str, ComparedPages] = {}
         begun = self._begun(request, tokens, computed) if moved else ()
@@ -117,7 +113,7 @@ class ForwardPass:
         for pool in (KV_POOL, *self._windows):
             first = 0
             if pool in self._windows:
-                # A token attends to itself and to the window's other tokens before it.
+                # A token attends to itself and to the earlier tokens in its window.
                 first = max(0, computed - self._windows[pool] + 1) // self._page_tokens
             if first < whole:
                 pages = self._cache.page_table(request, pool)[first:whole]

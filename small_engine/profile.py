@@ -1,8 +1,8 @@
-"""What a model profile is: the pools of a real model, scaled down so that a replay fits any machine.
+"""Model profiles: the pools of a real model, scaled down so that a replay fits any machine.
 
-A profile keeps what decides how the cache behaves (pools and their columns, heads that ranks divide
-between them, what is replicated, element types, window and checkpoint distances in tokens) and
-scales what only costs memory (layers, elements).
+A profile keeps the properties that determine the cache's behaviour: pools, columns, heads divided
+between ranks, replication, element types, window and checkpoint distances in tokens. It scales layers
+and elements, which only cost memory.
 """
 
 from collections.abc import Mapping
@@ -14,39 +14,39 @@ from ..ranks.protocol.model_description import FULL_ATTENTION, KeptState, ModelD
 from ..ranks.protocol.orders import KV_POOL
 
 KV_PAGES_PER_WINDOW_PAGE = 2
-"""By default a window pool has one page for so many of full attention's.
+"""Full-attention pages per page of a window pool, by default.
 
-Of a cached prefix only the last window is ever read, but a chunk in progress needs pages for all of
-its tokens: at the default sizes half of 8192 pages of 64 tokens are eight requests of a window of
-1024 tokens and a chunk of 8192 each, and as much again and more for cached prefixes.
+A match reads only the last window of a prefix, but a chunk in progress needs window pages for all its
+tokens. At the default sizes, half of 8192 pages of 64 tokens hold eight requests, each with a window of
+1024 tokens and a chunk of 8192. The pool has more than the same again for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
-"""By default a state pool has so many slots for each checkpoint that full attention's pages cover.
+"""State slots per checkpoint that full attention's pages cover, by default.
 
-One for the checkpoint, and one for all that lies between them: the states that requests work on, the
-ends of prompts, and the points where prompts branch.
+One slot for the checkpoint. One for states in between: working states of requests, ends of prompts, and
+points where prompts branch.
 """
 STATES_LEAST = 16
-"""And never fewer than this, since every admitted request works on a state of its own."""
+"""Minimum number of state slots, because every admitted request has a working state."""
 CHUNK_PAGES_LEAST = 2
-"""Window pages that a request needs beside its window: it computes a page, and may begin inside of
-the one before."""
+"""Window pages that a request needs in addition to its window: one to compute, and one for a start
+within a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGeometry:
-    """The columns of one pool of a real model, and how many layers and elements a replay keeps."""
+    """The columns of one pool of a real model, and the layers and elements kept in a replay."""
 
     columns: tuple[Column, ...]
-    """The columns that the real model has."""
+    """The real model's columns."""
     layers: int
-    """Layers in a replay."""
+    """Number of layers in a replay."""
     elements: tuple[int, ...]
-    """Elements in a replay, by column."""
+    """Number of elements in a replay, by column."""
 
     @property
     def scaled(self) -> tuple[Column, ...]:
-        """The columns as a replay has them."""
+        """The columns as scaled for a replay."""
         return tuple(
             replace(column, layers=self.layers, elements=elements)
             for column, elements in zip(self.columns, self.elements, strict=True)
@@ -56,12 +56,12 @@ class PoolGeometry:
         return PageLayout(page_tokens=page_tokens, columns=self.scaled)
 
     def kept(self, kind: str) -> KeptState:
-        """Return what the real model keeps here."""
+        """Return the real model's state in this pool."""
         names = tuple(column.name for column in self.columns)
         return KeptState(kind=kind, layers=self.columns[0].layers, columns=names)
 
     def scale(self, unit: str) -> str:
-        """Return in words what was scaled; `unit` is what the bytes are counted by."""
+        """Describe the scaling in words; `unit` is the unit for the bytes, such as a token."""
         real, scaled = _bytes(self.columns), _bytes(self.scaled)
         return (
             f"{_in_words(self.columns)} scaled to {_in_words(self.scaled)}:"
@@ -71,13 +71,13 @@ class PoolGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowGeometry(PoolGeometry):
-    """The pool of the layers with a sliding window."""
+    """The pool of the sliding-window layers."""
 
     window_tokens: int
-    """The window of the real model, which is not scaled."""
+    """The real model's window, not scaled."""
 
     def pages(self, page_tokens: int) -> int:
-        """Return the pages of a whole window."""
+        """Return the number of pages in a window."""
         return -(-self.window_tokens // page_tokens)
 
 
@@ -86,22 +86,22 @@ class StateGeometry(PoolGeometry):
     """The pool of the layers with a recurrent state."""
 
     checkpoint_tokens: int
-    """A choice of whoever serves the model, and no property of the model."""
+    """Distance of checkpoints: chosen by the operator, not a property of the model."""
 
     def every(self, page_tokens: int) -> int:
-        """Return the distance of checkpoints in tokens: whole pages, at least `checkpoint_tokens`."""
+        """Return the checkpoint distance in tokens, rounded up to whole pages."""
         return -(-self.checkpoint_tokens // page_tokens) * page_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A model as a replay sees it."""
+    """A scaled-down model for a replay."""
 
     name: str
     model: str
-    """The real model."""
+    """The real model's name."""
     full: PoolGeometry
-    """The pool of the layers with full attention."""
+    """The pool of the full-attention layers."""
     window: WindowGeometry | None = None
     state: StateGeometry | None = None
 
@@ -115,9 +115,9 @@ class Profile:
         host_pages: int,
         given: Mapping[str, int] | None = None,
     ) -> tuple[ComponentConfig, ...]:
-        """Return the components beside full attention, whose pools have these pages.
+        """Return the components other than full attention, with pools of derived sizes.
 
-        `given` has pool sizes that are not to be derived, by the names that `sizes` gives them.
+        `given` overrides derived pool sizes, under the names that `sizes` uses.
         """
         sizes = {**self.sizes(page_tokens, device_pages, host_pages), **(given or {})}
         components: list[ComponentConfig] = []
@@ -142,7 +142,7 @@ class Profile:
         return tuple(components)
 
     def description(self) -> ModelDescription:
-        """Return everything that the real model keeps for a prefix."""
+        """Return the description of all state that the real model keeps for a prefix."""
         keeps = [self.full.kept(FULL_ATTENTION)]
         if self.window is not None:
             keeps.append(self.window.kept(SlidingWindow.kind))
@@ -151,7 +151,7 @@ class Profile:
         return ModelDescription(model=self.model, keeps=tuple(keeps))
 
     def sizes(self, page_tokens: int, device_pages: int, host_pages: int) -> dict[str, int]:
-        """Return the derived sizes of the pools beside full attention's, by setting."""
+        """Return the derived sizes of all pools except full attention's, by setting."""
         sizes: dict[str, int] = {}
         least = self.least_sizes(page_tokens)
         for tier, pages in (("device", device_pages), ("host", host_pages)):
@@ -166,7 +166,7 @@ class Profile:
         return sizes
 
     def least_sizes(self, page_tokens: int) -> dict[str, int]:
-        """Return the sizes of these pools with which one request can just be served, by setting."""
+        """Return the minimum sizes of these pools to serve one request, by setting."""
         least: dict[str, int] = {}
         if self.window is not None:
             window = self.window.pages(page_tokens)
@@ -175,13 +175,13 @@ class Profile:
                 "window_host_pages": window,
             }
         if self.state is not None:
-            # The state that the request works on, and the checkpoint that it begins with.
+            # The request's working state, and the checkpoint that it starts from.
             least |= {"state_device_pages": 2, "state_host_pages": 1}
         return least
 
     @property
     def scale(self) -> str:
-        """One line that says what was scaled in each pool, and by how much."""
+        """One line about the scaling of each pool."""
         pools = [f"{KV_POOL}: {self.full.scale('token')}"]
         if self.window is not None:
             pools.append(

@@ -1,8 +1,8 @@
-"""The model profiles: published geometries, and how far a replay scales them down.
+"""The model profiles: published geometries and their scaling for a replay.
 
-Numbers are those of each model's `config.json`, named where it is not obvious how they come about.
-For a page of 64 tokens the pools of a profile keep at most 16 KiB together, and a state is smaller,
-so that a replay of a trace is bound by the protocol and not by memory.
+Numbers are from each model's `config.json`; the setting is named where it is not obvious. A page of 64
+tokens takes at most 16 KiB over all pools of a profile, and a state less. So a replay's speed is bound
+by the protocol, not by memory.
 """
 
 from ..errors import ConfigError
@@ -17,19 +17,19 @@ def _keys_and_values(layers: int, heads: int, elements: int) -> tuple[Column, ..
 
 
 def _latent(layers: int) -> Column:
-    """Return the column of multi-head latent attention, which all heads of all ranks share.
+    """Return the column of multi-head latent attention, replicated on all ranks.
 
-    `kv_lora_rank` 512 and `qk_rope_head_dim` 64, in DeepSeek-V3 and GLM-5 alike; engines keep the
-    two parts as one row.
+    `kv_lora_rank` 512 and `qk_rope_head_dim` 64, in DeepSeek-V3 and GLM-5 alike; engines keep the two
+    parts as one row.
     """
     return Column(name="latent", layers=layers, heads=1, elements=512 + 64, replicated=True)
 
 
 def _index_keys(layers: int) -> tuple[Column, ...]:
-    """Return the columns of the sparse-attention index: a key in 8 bits, and the key's scale.
+    """Return the columns of the sparse-attention index: 8-bit keys and their scales.
 
-    `index_head_dim` 128, one key for all index heads; engines quantise it in blocks of 128, so a
-    token has one scale.
+    `index_head_dim` 128, one key for all index heads. Engines quantise in blocks of 128, so a token has
+    one scale.
     """
     return (
         Column(
@@ -109,9 +109,8 @@ _GLM = Profile(
     full=PoolGeometry(columns=(_latent(78), *_index_keys(78)), layers=2, elements=(36, 8, 1)),
 )
 
-# No published model has all of it. Full attention with Llama's heads in 8 bits, a scale for each key
-# and each value, and an index that is the same on every rank; windows as in gpt-oss, but longer; the
-# states of Qwen3-Next, more of them.
+# A synthetic model with all features. Full attention with Llama's heads in 8 bits, scales, and a
+# replicated index; windows as in gpt-oss, but longer; the states of Qwen3-Next, but more layers.
 _HYBRID_ALL = Profile(
     name="hybrid-all",
     model="a model with every kind of state",
@@ -141,7 +140,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def find_profile(name: str) -> Profile:
-    """Return the profile, or raise `ConfigError` that lists the known ones."""
+    """Return the profile called `name`, or raise `ConfigError` that lists the known ones."""
     if name not in PROFILES:
         known = ", ".join(PROFILES)
         raise ConfigError(f"--profile is {name!r}, must be one of: {known}")

@@ -1,9 +1,9 @@
-"""Requests that are put aside so that older ones can go on, and how they come back.
+"""Retracted requests: choice of the request to retract for an older one, and resumption.
 
     retract -> SAVING -> SAVED -> resume -> RETURNING
 
-The request that was admitted first comes back first. All of it follows from the answers of the cache,
-which are the same on every rank in the same step.
+Requests are resumed in order of first admission. All decisions depend on the cache's answers, which are
+equal on every rank in the same step.
 """
 
 from bisect import insort
@@ -22,60 +22,62 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 SHORT_STEPS_MAX = 2
-"""Steps that a request waits for room that others are about to give back: a verdict comes so late."""
+"""Steps that a request without room waits before another is retracted, since frees arrive by
+verdict."""
 
 
 RoomFor = Callable[[ActiveRequest], int]
-"""Says for how many tokens a request is to have device pages, of which it has computed some."""
+"""Returns the total number of tokens to reserve device pages for when a request starts or resumes."""
 
 
 class Place(Enum):
-    """Where a request is that is aside."""
+    """The state of a retracted request."""
 
     SAVING = auto()
-    """On its way to host memory."""
+    """Being copied to host memory."""
     SAVED = auto()
     """In host memory."""
     RETURNING = auto()
-    """On its way to the device."""
+    """Being loaded back to the device."""
 
 
 @dataclass(slots=True, eq=False)
 class _Retracted:
-    """A request that is aside."""
+    """A retracted request and its state."""
 
     active: ActiveRequest
     place: Place = Place.SAVING
 
 
 class Retractions:
-    """The requests of one rank's engine that are off the device for others."""
+    """The retracted requests of one rank's engine."""
 
     def __init__(self, cache: "Cache", forward: ForwardPass, counts: ReplayCounts) -> None:
         self._cache = cache
         self._forward = forward
         self._counts = counts
         self._aside: list[_Retracted] = []
-        """Those that were admitted first come first."""
+        """Ordered by first admission, oldest first."""
         self._short_steps = 0
-        """For how many steps in a row somebody has found no room."""
+        """Number of consecutive steps in which some request found no room."""
 
     @property
     def requests(self) -> Sequence[ActiveRequest]:
-        """All that are aside, and have not begun to come back."""
+        """The retracted requests that are not being resumed yet."""
         return [each.active for each in self._aside if each.place is not Place.RETURNING]
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Where those are that are aside, by name."""
+        """The state of each retracted request, by name."""
         return {each.active.name: each.place for each in self._aside}
 
     def who_leaves(
         self, short: Sequence[ActiveRequest], running: Iterable[ActiveRequest]
     ) -> ActiveRequest | None:
-        """Return who is to make room for those that have found none in this step, or None.
+        """Return the request to retract for the requests that found no room, or None.
 
-        It is the youngest of those that came after the oldest of them. Once in each step.
+        The victim is the youngest running request among those younger than the oldest request in
+        `short`. Call once per step.
         """
         self._short_steps = self._short_steps + 1 if short else 0
         leaving = sum(each.place is Place.SAVING for each in self._aside)
@@ -90,8 +92,8 @@ class Retractions:
         return max(younger, key=turn_of, default=None)
 
     def retract(self, active: ActiveRequest) -> bool:
-        """Put a request aside; False, and it goes on, if host memory has no room for it."""
-        # A real model has written the page that is not full yet; this one fills whole pages.
+        """Retract a request; return False, and let it continue, if host memory has no room."""
+        # A real model has written its partial page; the simulated one writes whole pages only.
         self._forward.begin_page(active.name, active.tokens, active.computed)
         if not self._cache.retract(active.name, active.computed_ids):
             return False
@@ -102,9 +104,9 @@ class Retractions:
         return True
 
     def step(self) -> list[ActiveRequest] | None:
-        """Look at those that are being saved; return those that have lost what they had.
+        """Check the requests being saved; return those whose retraction failed.
 
-        Once in each step, after its verdict. None if nothing has changed.
+        Call once per step, after its verdict. Returns None if nothing has changed.
         """
         lost: list[ActiveRequest] = []
         moved = False
@@ -119,9 +121,9 @@ class Retractions:
         return lost if moved else None
 
     def bring_back(self, room_for: RoomFor) -> Iterator[tuple[ActiveRequest, bool]]:
-        """Bring back who can come, as long as there is room; yield each, and whether it is admitted.
+        """Resume saved requests while there is room; yield each with whether it was admitted.
 
-        It is not if it has lost what it had.
+        A request whose saved pages were lost is yielded with False.
         """
         for each in [each for each in self._aside if each.place is Place.SAVED]:
             answer = self._resume(each, room_for(each.active))
@@ -131,13 +133,13 @@ class Retractions:
                 yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
-        """Note that a request is ready again, if it was aside."""
+        """Remove a request that is ready again from the retracted ones, if it was retracted."""
         for each in [each for each in self._aside if each.active.name == name]:
             self._aside.remove(each)
             self._counts.resumes += 1
 
     def forget(self, name: str) -> None:
-        """Let go of a request, which the engine aborts in the cache."""
+        """Remove a request that the engine aborts in the cache."""
         self._aside = [each for each in self._aside if each.active.name != name]
 
     def _resume(self, each: _Retracted, reserve: int) -> Admission | Wait:
@@ -147,7 +149,7 @@ class Retractions:
             return answer
         each.place = Place.RETURNING
         if active.admission is not None:
-            # To resume is to go on with the admission of before.
+            # A resumed request keeps the checkpoints of its admission.
             answer = answer._replace(checkpoints=active.admission.checkpoints)
         active.admit(answer, reserve)
         return answer

@@ -1,26 +1,26 @@
-"""A minimal continuous-batching engine: the same decisions on every rank, step by step.
+"""A minimal continuous-batching engine that makes equal decisions on every rank in each step.
 
 A closed loop keeps at most `concurrency` requests in the system. A step does, in this order:
 
-1. Arrivals: requests enter the waiting queue, and their prefetches begin.
-2. Loads and saves that have ended: their requests are ready, or begin again.
-3. Those that were put aside come back, the oldest first; then admission of the queue's head, while
-   the admitted prompts do not fill the step's prefill budget.
-4. One token for every request that decodes, then prefill in chunks within the budget.
-5. Where that found no room, the youngest that is admitted is put aside (`retractions`).
+1. Arrivals: new requests are queued, and their prefetches start.
+2. Finished loads and saves: their requests become ready or are requeued.
+3. Retracted requests are resumed, oldest first. Then the queue's head is admitted, while admitted
+   prompts do not fill the step's prefill budget.
+4. One token for every decoding request, then prefill in chunks within the budget.
+5. If a request found no room, the youngest admitted request is retracted (`retractions`).
 6. `cache.step`: the one round.
 
-A request reserves the pages of its prompt when it is admitted, or chunk by chunk if the model has
-sliding windows (`chunks`), and those of its output as it goes. What an older request finds no room for
-no younger one gets. Of those that are younger than it the youngest is put aside, since it came last and
-has the least to lose; so the oldest always goes on, and nobody waits for ever. One that has come back
-computes something before it is put aside again. If it cannot be saved, it begins again, but only when
-nothing can move any more.
+A request reserves the pages of its prompt at admission, or per chunk if the model has sliding windows
+(`chunks`), and the pages of its output as it decodes. If an older request finds no room, no younger one
+gets any. The youngest of the younger requests is retracted, because it has the least to lose. So the
+oldest request always makes progress and none starves. A resumed request computes at least one token
+before it is retracted again. If a request cannot be saved, it is recomputed, but only when nothing else
+can make progress.
 
-Decisions depend on the workload and on what the cache answers, which is the same on every rank;
-never on a clock. The model is a `ForwardPass`, which writes what it computes into every pool;
-everything that a request gets from the cache is verified when it is ready and, as far as it is still
-its own, once more when it has finished.
+Decisions depend only on the workload and the cache's answers, which are equal on every rank; never on a
+clock. The model is a `ForwardPass`, which writes computed content into every pool. Cached content is
+verified when its request becomes ready. Content that the request still holds is verified again when the
+request finishes.
 """
 
 from bisect import insort
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..ranks.group.cache import Cache
 
 REFUSALS_NAMED = 10
-"""How many refused requests are kept by name; all are counted."""
+"""Maximum number of refused requests listed by name; all are counted."""
 
 
 class Scheduler:
@@ -58,13 +58,13 @@ class Scheduler:
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_done` is told how many requests have left; `stopped` is asked once in every step."""
+        """`on_done` receives the number of finished requests; `stopped` is called once per step."""
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
         self.retractions = Retractions(cache, self._forward, self.counts)
-        """Read by whoever wants to know who is aside."""
+        """Public, for callers that report retracted requests."""
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
@@ -77,13 +77,13 @@ class Scheduler:
         self._decoding: list[ActiveRequest] = []
         self._turns = 0
         self._short: list[ActiveRequest] = []
-        """Those that found no room in this step."""
+        """Requests that found no room in this step."""
         self._idle_steps = 0
 
     def run(self) -> bool:
-        """Serve every request. Returns False if `stopped` said so first.
+        """Serve every request. Return False if `stopped` returned true first.
 
-        Raises `InternalError` if no request moves for `idle_steps_max` steps.
+        Raises `InternalError` if no request makes progress for `idle_steps_max` steps.
         """
         while not self._stopped():
             moved = self._turn()
@@ -93,7 +93,7 @@ class Scheduler:
         return False
 
     def _turn(self) -> bool:
-        """Do all of one step but its round; say whether anything has moved. See `run`."""
+        """Run one step without its round; return whether anything made progress. See `run`."""
         moved = self._arrivals()
         moved |= self._ended_loads()
         moved |= self._ended_saves()
@@ -109,9 +109,9 @@ class Scheduler:
         return moved
 
     def abort(self, name: str) -> None:
-        """Let go of a request wherever it stands.
+        """Abort a request in any state.
 
-        Every rank does so in the same step.
+        Every rank must call this in the same step.
         """
         for queue in (self._waiting, self._loading, self._prefilling, self._decoding):
             for active in [each for each in queue if each.name == name]:
@@ -121,7 +121,7 @@ class Scheduler:
 
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
-        """The requests in the system, by where they are."""
+        """The requests in the system, by state."""
         return {
             "waiting": self._waiting,
             "loading": self._loading,
@@ -149,7 +149,7 @@ class Scheduler:
         return moved
 
     def _active(self, request: WorkloadRequest) -> ActiveRequest | None:
-        """Return a request that has come, or None if it can never fit and is refused."""
+        """Return an arriving request, or refuse it and return None if it can never fit."""
         active = ActiveRequest(request, self._limits)
         pages = -(-active.total // self._limits.page_tokens)
         if pages > self._limits.device_pages:
@@ -187,16 +187,16 @@ class Scheduler:
         return lost is not None
 
     def _begin_again(self, active: ActiveRequest) -> None:
-        """Let a request that has lost what it had wait for its turn, before those that came later."""
+        """Requeue a request whose cached pages were lost, ordered by first admission."""
         self.retractions.forget(active.name)
         active.begin_again()
         self._cache.abort(active.name)
-        # What it has published may leave the device before its turn comes again, and the host too.
+        # Its published pages may be evicted from device and host before it is admitted again.
         self._cache.prefetch(active.name, active.matchable, active.namespace)
         insort(self._waiting, active, key=turn_of)
 
     def _ready(self, active: ActiveRequest) -> None:
-        """Let a request whose pages are there go on from where they end."""
+        """Start computing a request whose cached pages have been loaded."""
         if active.admission is None:
             raise InternalError(f"{active.name} is ready and was not admitted")
         active.hits = active.hits or active.admission
@@ -204,7 +204,7 @@ class Scheduler:
         self.counts.recomputed_tokens += max(0, active.lost - active.computed)
         active.lost = 0
         self.retractions.came_back(active.name)
-        # Only what came with its tail ends within a page.
+        # Only a resumed partial page lets the cached length end within a page.
         self._verify(active, finished=False, moved=True)
         if active.computed < active.goal:
             insort(self._prefilling, active, key=turn_of)
@@ -212,7 +212,7 @@ class Scheduler:
             self._prompt_is_computed(active)
 
     def _admissions(self) -> bool:
-        """Admit requests, unless one that is admitted has found no room in the step before."""
+        """Resume and admit requests, unless an admitted one found no room in the last step."""
         if self._short:
             return False
         moved = False
@@ -222,7 +222,7 @@ class Scheduler:
                 self._admitted(active)
             else:
                 self._begin_again(active)
-        # Whoever is aside was here before those that wait.
+        # Retracted requests arrived before the waiting ones, so they come first.
         while self._waiting and not self.retractions.requests:
             head = self._waiting[0]
             if self._backlog >= self._limits.prefill_tokens:
@@ -244,9 +244,9 @@ class Scheduler:
         return moved
 
     def _room_for(self, active: ActiveRequest) -> int:
-        """Return for how many tokens a request is to have pages.
+        """Return the number of tokens to reserve pages for.
 
-        For one at least that it is to compute, so that it is not admitted in vain.
+        Includes at least one token to compute, so that the admitted request can make progress.
         """
         return min((active.computed if self._chunks.one_by_one else active.goal) + 1, active.last)
 
@@ -258,7 +258,7 @@ class Scheduler:
 
     @property
     def _backlog(self) -> int:
-        """Prompt tokens of admitted requests that are not computed; loads count as if they hit."""
+        """Prompt tokens of admitted requests not computed yet; loads in flight count as successful."""
         loading = sum(max(0, active.goal - active.hit_tokens) for active in self._loading)
         return loading + sum(active.goal - active.computed for active in self._prefilling)
 
@@ -280,7 +280,7 @@ class Scheduler:
             while budget and active.computed < active.goal:
                 end = self._chunks.end(active.computed, active.goal, budget, active.checkpoints)
                 if not self._reserve(active, end):
-                    # What it has room for takes nothing from anybody.
+                    # Pages already reserved take no room from other requests.
                     end = min(end, active.reserved)
                 if end <= active.computed:
                     break
@@ -296,7 +296,7 @@ class Scheduler:
         return moved
 
     def _prompt_is_computed(self, active: ActiveRequest) -> None:
-        """Let a request that has its prompt go on with its output."""
+        """Start decoding a request whose prompt is computed."""
         if active.computed == active.last:
             self._finish(active)
         else:
@@ -304,10 +304,10 @@ class Scheduler:
             insort(self._decoding, active, key=turn_of)
 
     def _reserve(self, active: ActiveRequest, tokens: int) -> bool:
-        """Have device pages for the first `tokens` tokens; False if there is no room for them now."""
+        """Reserve pages for the first `tokens` tokens; return False if there is no room now."""
         if tokens <= active.reserved:
             return True
-        # What an older request could not get must not go to one that came after it.
+        # Once an older request found no room, a younger one must not get any.
         if self._short or not self._cache.extend(active.name, tokens):
             self._short.append(active)
             return False
@@ -315,7 +315,7 @@ class Scheduler:
         return True
 
     def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
-        """Compute each request up to the length that goes with it."""
+        """Compute each request up to the length given with it."""
         self._forward.compute(
             [
                 TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
@@ -329,7 +329,7 @@ class Scheduler:
         self._cache.insert(active.name, active.computed_ids, final=False)
 
     def _make_room(self, moved: bool) -> bool:
-        """Put the youngest request aside where an older one finds no room; say whether that began."""
+        """Retract or requeue the youngest request if an older one has no room; return if done."""
         running = [*self._prefilling, *self._decoding]
         youngest = self.retractions.who_leaves(self._short, running)
         if youngest is None:
@@ -362,7 +362,7 @@ class Scheduler:
         self._count(active)
 
     def _count(self, active: ActiveRequest) -> None:
-        """Count a request that was served here."""
+        """Count a served request."""
         hits = active.hits
         if hits is None:
             raise InternalError(f"{active.name} was served and was never ready")

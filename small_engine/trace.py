@@ -1,10 +1,10 @@
-"""Reading a trace: one JSON object a line, checked line by line.
+"""Reader of a trace: one JSON object per line, validated line by line.
 
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}
 
-Lengths are in tokens; `hash_ids` has one id for each block of 512 prompt tokens, the last of which
-may be partial. The timestamp and other fields are ignored. The file may be compressed with gzip,
-whatever its name.
+Lengths are in tokens. `hash_ids` has one id per block of 512 prompt tokens; the last block may be
+partial. The timestamp and other fields are ignored. The file may be compressed with gzip, whatever its
+name.
 """
 
 import gzip
@@ -21,12 +21,12 @@ from .request import BLOCK_TOKENS, WorkloadRequest
 
 _GZIP = b"\x1f\x8b"
 _LINE_BYTES_MAX = 16 << 20
-"""A longer line is refused, so that no file fills the memory; so much holds the ids of a prompt of some
-hundred million tokens."""
+"""Longer lines are refused, so that a file cannot exhaust memory. The limit is enough for the ids of a
+prompt of some hundred million tokens."""
 
 
 class _Line(msgspec.Struct):
-    """A line of a trace, without the fields that are ignored."""
+    """The used fields of a trace line."""
 
     input_length: Annotated[int, Meta(ge=1)]
     output_length: Annotated[int, Meta(ge=0)]
@@ -37,11 +37,11 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadRequest]:
-    """Yield the requests of the trace in order, at most `limit` of them, as the file is read.
+    """Yield at most `limit` requests of the trace, in order, while reading the file.
 
-    A file that begins as gzip does is read as such. Raises `ConfigError` that names the file, the line
-    and the field: at the first `next` if the file cannot be read or has no request, later at a
-    malformed line. Blank lines are skipped.
+    The gzip format is detected by its first bytes. Blank lines are skipped. Raises `ConfigError` that
+    names file, line and field: at the first `next` if the file cannot be read or has no request, later
+    for a malformed line.
     """
     index = 0
     for number, line in enumerate(_lines(path), start=1):
@@ -57,7 +57,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadR
 
 
 def _lines(path: str | Path) -> Iterator[bytes]:
-    """Yield the lines of a file, plain or compressed, of which only one is in memory at a time."""
+    """Yield the lines of a plain or compressed file, with only one line in memory at a time."""
     read = 0
     try:
         with Path(path).open("rb") as plain, _unpacked(plain) as lines:

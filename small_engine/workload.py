@@ -1,7 +1,7 @@
 """The built-in workload: conversations that share system prompts and grow turn by turn.
 
-It has the shape of a trace (blocks of 512 tokens named by ids), so that everything downstream treats
-it as one. Turns of different conversations are interleaved, as a service sees them.
+Requests have the form of a trace's (blocks of 512 tokens named by ids), so all users of a trace accept
+them. Turns of different conversations are interleaved, as in a real service.
 """
 
 import random
@@ -12,7 +12,7 @@ from .request import BLOCK_TOKENS, WorkloadRequest
 from .trace import read_trace
 
 REQUESTS_DEFAULT = 120
-"""Requests of the built-in workload when no number is asked for."""
+"""Default number of requests of the built-in workload."""
 
 _SYSTEM_PROMPTS = 3
 _SYSTEM_PROMPT_BLOCKS = 2
@@ -24,7 +24,7 @@ _OUTPUT_TOKENS = (8, 200)
 
 @dataclass(slots=True)
 class _Conversation:
-    """A conversation under way: the ids of its blocks so far, and its length in tokens."""
+    """An open conversation: the ids of its blocks so far, and its length in tokens."""
 
     hash_ids: list[int]
     tokens: int
@@ -32,7 +32,7 @@ class _Conversation:
 
 
 def synthetic_requests(seed: int, limit: int | None = None) -> Iterator[WorkloadRequest]:
-    """Yield `limit` requests (by default `REQUESTS_DEFAULT`); the same ones for the same seed."""
+    """Yield `limit` requests (default `REQUESTS_DEFAULT`), equal for equal seeds."""
     draw = random.Random(seed)  # noqa: S311 - a workload must repeat; nothing here is secret.
     total = REQUESTS_DEFAULT if limit is None else limit
     next_id = _SYSTEM_PROMPTS * _SYSTEM_PROMPT_BLOCKS
@@ -67,14 +67,14 @@ def _begin(draw: random.Random) -> _Conversation:
 
 
 def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[WorkloadRequest]:
-    """Yield the requests of the trace, or of the built-in workload where `trace` is None."""
+    """Yield the requests of the trace, or of the built-in workload if `trace` is None."""
     if trace is None:
         return synthetic_requests(seed, limit)
     return read_trace(trace, limit)
 
 
 def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Give requests so many namespaces in turn; with 0 each one has its own, with 1 all have none."""
+    """Assign `namespaces` namespaces round-robin: 0 gives each request a separate one, 1 gives none."""
     if namespaces == 1:
         return requests
     return (

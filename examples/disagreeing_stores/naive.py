@@ -1,4 +1,4 @@
-"""A KV connector for vLLM as one might write it first: each rank believes its own store."""
+"""A naive KV connector for vLLM, in which each rank trusts its own store."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 @dataclass
 class KeptWork(base.KVConnectorMetadata):
-    """Blocks to load and to save in one step: (block, file)."""
+    """Blocks to load and to save in one step, as pairs (block, file)."""
 
     loads: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
     saves: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
 
 
 class NaiveConnector(base.KVConnectorBase_V1):
-    """One file for each block of a prompt, in a folder for each rank."""
+    """Stores one file per block of a prompt, in one folder per rank."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -1,9 +1,9 @@
-"""Two ranks of vLLM, each with a store of its own, and one of the stores loses a page.
+"""Run two ranks of vLLM with a store each, after one of the stores has lost a page.
 
-Runs the case with a naive connector and with Lockstep, beside a run without any, and prints what each
-of them answered. Everything is written to a temporary folder. Exit status 0: Lockstep gave the right
-tokens, and the naive connector others, or none: its ranks compute different lengths, so an all_reduce
-adds up what does not belong together, and gloo may end a rank that is sent more than it made room for.
+Runs the case with a naive connector and with Lockstep, and once without a connector, and prints the
+tokens of each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens,
+and the naive connector gave wrong ones or crashed. The naive ranks compute different lengths, so an
+all_reduce adds mismatched tensors. Gloo may abort a rank that receives more than its buffer holds.
 """
 
 import json
@@ -33,17 +33,17 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one start of the engine came to on each rank, and what Lockstep had to say."""
+    """The result of one engine start on each rank, and Lockstep's log lines."""
 
     tokens: list[list[int]]
     cached: list[int]
     lines: list[str]
     ended: str = ""
-    """Why there are no tokens, if the ranks did not live to answer."""
+    """The error if the ranks crashed; empty otherwise."""
 
 
 def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> Answer:
-    """Start both ranks on one prompt, and wait for them; they have to answer, unless they `may_end`."""
+    """Run both ranks on one prompt and return the result; exit on a crash unless `may_end`."""
     print(f"  {name} ...", flush=True)
     command = [
         sys.executable,
@@ -78,15 +78,15 @@ def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> 
 def lose_a_page(store: Path) -> None:
     """Remove one page of the prompt from the store of one rank.
 
-    It is the newest but two, so mostly the last but two: files may have been written in one tick of
-    the filesystem's clock.
+    Removes the third newest file. That is mostly the third page from the end, because several files may
+    have the same modification time.
     """
     files = [path for path in (store / f"rank{SPOILED_RANK}").rglob("*") if path.is_file()]
     sorted(files, key=lambda path: path.stat().st_mtime_ns)[-3].unlink()
 
 
 def main() -> int:
-    """Run all three, and print what each has answered."""
+    """Run all three cases and print their results."""
     with tempfile.TemporaryDirectory(prefix="disagreeing-stores-") as name:
         folder = Path(name)
         tiny_llama.make(folder / "model")

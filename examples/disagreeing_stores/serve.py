@@ -1,4 +1,4 @@
-"""One rank of vLLM: answers one prompt, and writes the answer down. Started by torchrun."""
+"""One rank of vLLM, started by torchrun: computes one prompt and writes the result to a file."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def connector(name: str) -> Any:
 
 
 def main() -> None:
-    """Answer the prompt with the connector that the command line names."""
+    """Compute the prompt with the connector named on the command line."""
     llm = LLM(
         model="model",
         skip_tokenizer_init=True,

@@ -1,4 +1,4 @@
-"""A model of a few hundred thousand random weights, made on the spot, whose output is not dull."""
+"""Creates a model with a few hundred thousand random weights and varied output."""
 
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ HEAD_ELEMENTS = 32
 
 
 def make(folder: Path, *, layers: int = 2, hidden: int = 128, seed: int = 0) -> None:
-    """Write a Llama-like model to `folder`; the same weights for one seed every time."""
+    """Write a Llama-like model to `folder`; equal seeds give equal weights."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
@@ -31,7 +31,7 @@ def make(folder: Path, *, layers: int = 2, hidden: int = 128, seed: int = 0) -> 
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Wide enough that tokens depend on all that came before, and no token wins always.
+            # Large weights, so that every token depends on all earlier ones and outputs vary.
             if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)

@@ -1,12 +1,12 @@
-"""A small Transformer with random weights: grouped queries, rotary positions, keys and values in pages.
+"""A small Transformer with random weights: grouped queries, rotary positions, paged KV.
 
-It knows nothing of a cache. It writes the keys and values of the tokens it is given into pages, and
-reads those of all tokens before them out of pages, as the kernels of a real engine do.
+The model does not know the cache. It writes the keys and values of its input tokens into pages and
+reads those of all earlier tokens from pages, like the kernels of a real engine.
 
-Every number that is multiplied lies on a grid of 2**-12, so that each sum of products is exact in
-float64. A sum that is exact does not depend on its order: tokens come out the same whether a prompt is
-computed at once or in chunks, by one rank or by several. Engines that round have to expect other tokens
-at another chunk or TP size; within one they get the same as long as their kernels are deterministic.
+Every factor is a multiple of 2**-12, so each sum of products is exact in float64 and does not depend on
+its order. Outputs are therefore equal for any chunk size and any number of ranks. Engines with rounding
+may give other tokens at another chunk or TP size. With fixed sizes they give equal tokens if their
+kernels are deterministic.
 """
 
 import math
@@ -34,12 +34,12 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """The elements of a token between two layers."""
+        """Elements per token between two layers."""
         return self.heads * self.head_dim
 
 
 def snap(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the numbers rounded to the grid, which also hides the last bit of an `exp`."""
+    """Round to the grid, which also removes differences in the last bit of an `exp`."""
     return torch.round(numbers * GRID) / GRID
 
 
@@ -49,10 +49,10 @@ def normed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 class TinyTransformer:
-    """One rank's share of the model: a range of the heads, and of the hidden elements.
+    """One rank's shard of the model: a range of the heads, and of the hidden elements.
 
-    All ranks draw the whole model from one seed and keep their part, so that any number of ranks is
-    the same function. `add_up` replaces a tensor by its sum over all ranks.
+    All ranks draw the whole model from one seed and keep their shard, so the output does not depend on
+    the number of ranks. `add_up` replaces a tensor by its sum over all ranks.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TinyTransformer:
         random = torch.Generator().manual_seed(seed)
 
         def weights(rows: int, columns: int, *, divided: int | None = None) -> torch.Tensor:
-            """Draw a matrix; keep this rank's part of its rows (0), its columns (1), or all."""
+            """Draw a matrix; keep this rank's part of its rows (0) or columns (1), or all of it."""
             numbers = torch.randn(rows, columns, generator=random, dtype=torch.float64)
             numbers = snap(numbers / math.sqrt(rows))
             return numbers if divided is None else numbers.chunk(world_size, divided)[rank]
@@ -101,10 +101,10 @@ class TinyTransformer:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> int:
-        """Compute `tokens`, the first of which is at position `start`; return the most likely next.
+        """Compute `tokens`, starting at position `start`; return the most likely next token.
 
-        `keys` and `values` are columns of pages, [layers, pages, heads, page_tokens, head_dim], and
-        `pages` says which of them the request has, in the order of its tokens.
+        `keys` and `values` are columns of pages, [layers, pages, heads, page_tokens, head_dim]. `pages`
+        is the request's page table in token order.
         """
         shape, end = self.shape, start + len(tokens)
         table = torch.from_numpy(pages.astype(np.int64))
@@ -121,12 +121,12 @@ class TinyTransformer:
             )
             keys[layer, page, :, slot] = self._rotated(k, at).to(keys.dtype)
             values[layer, page, :, slot] = v.to(values.dtype)
-            # [heads, tokens from the first one on, head_dim]; nothing behind `end` is read.
+            # [heads, tokens from 0 to `end`, head_dim].
             k, v = (
                 column[layer, read].transpose(0, 1).flatten(1, 2)[:, :end].double()
                 for column in (keys, values)
             )
-            # Queries by the head whose keys they read: [heads, queries of each, tokens, head_dim].
+            # Group queries by their KV head: [KV heads, queries per KV head, tokens, head_dim].
             q = self._rotated(q, at).view(len(tokens), k.shape[0], -1, shape.head_dim)
             q = q.permute(1, 2, 0, 3)
             scores = snap(q @ k[:, None].transpose(2, 3) / math.sqrt(shape.head_dim))
@@ -139,7 +139,7 @@ class TinyTransformer:
         return int((normed(numbers[-1:]) @ self._unembedding).argmax())
 
     def alone(self, prompt: Sequence[int], outputs: int) -> list[int]:
-        """Return what follows a prompt, computed without a cache: in one page, which nobody shares."""
+        """Return the output for a prompt without a cache, computed in one private page."""
         tokens = list(prompt)
         heads = self._layers[0][1].shape[1] // self.shape.head_dim
         page = (self.shape.layers, 1, heads, len(prompt) + outputs, self.shape.head_dim)
@@ -152,12 +152,12 @@ class TinyTransformer:
         return tokens[len(prompt) :]
 
     def _rotated(self, heads: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """Return queries or keys [tokens, heads, head_dim], turned by their positions."""
+        """Apply rotary positions to queries or keys [tokens, heads, head_dim]."""
         first, second = heads.chunk(2, -1)
         cos, sin = self._cos[at], self._sin[at]
         return snap(torch.cat([first * cos - second * sin, first * sin + second * cos], -1))
 
     def _plus(self, numbers: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-        """Return the numbers plus what all ranks' parts of a layer add up to."""
+        """Return `numbers` plus the sum of `mine` over all ranks."""
         self._add_up(mine)
         return snap(numbers + mine)

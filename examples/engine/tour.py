@@ -1,7 +1,7 @@
-"""One prompt again and again, each time with its prefix in another place, and the same tokens out.
+"""One prompt served repeatedly with its prefix on different tiers, always with equal output.
 
-Every scene is served by the engine through a cache, and compared with what one rank alone computes
-without any.
+Every scene runs in the engine with a cache. Its output is compared with that of one rank without a
+cache.
 """
 
 import math
@@ -19,13 +19,13 @@ from lockstep import Cache, CacheConfig, Column, PageLayout, StopPolicy, StopRul
 
 OUTPUTS = 24
 SHARED_TOKENS, OWN_TOKENS = 32, 97
-"""Every prompt begins with the same tokens, as a system prompt, and goes on with its own."""
+"""Every prompt begins with the same tokens, like a system prompt, followed by different ones."""
 VISITED = 0
-"""The prompt that comes again and again; the others push it from tier to tier."""
+"""The prompt that is repeated; the other prompts evict it from tier to tier."""
 
 
 class Scene(NamedTuple):
-    """What became of some requests: tokens of their prompts, by where they came from."""
+    """The result of serving some requests: prompt tokens by the tier they came from."""
 
     name: str
     prompt: int
@@ -33,17 +33,17 @@ class Scene(NamedTuple):
     host: int
     storage: int
     equal: bool
-    """Whether every token is what the whole model computes on one rank without a cache."""
+    """Whether every token equals the output of one rank without a cache."""
     events: Counter[str]
 
     @property
     def computed(self) -> int:
-        """The prompt tokens that were not cached."""
+        """Prompt tokens that were not cached."""
         return self.prompt - self.device - self.host - self.storage
 
 
 def config(shape: Shape, store: str) -> CacheConfig:
-    """Return the settings of a cache for a model, with pools so small that they overflow."""
+    """Return cache settings for a model, with pools small enough to overflow."""
     columns = [
         Column(
             name=name,
@@ -67,22 +67,22 @@ def config(shape: Shape, store: str) -> CacheConfig:
 
 @contextmanager
 def opened(settings: CacheConfig) -> Generator[Cache]:
-    """Open a cache, and leave the group in the way that fits how the block has ended."""
+    """Open a cache; close it after success and abandon it after an error."""
     cache = Cache.open(settings)
     try:
         for column in settings.layout.columns:
-            # What nobody has computed or loaded spoils every token that is computed from it.
+            # NaN in unwritten pages spoils every token computed from them, so misuse is detected.
             cache.device_pool.column(column.name).fill_(math.nan)
         yield cache
     except BaseException:
-        # The others notice, and end with an error that names this rank; nobody is waited for.
+        # Do not wait for other ranks; they detect the exit and raise an error naming this rank.
         cache.abandon()
         raise
     cache.close()
 
 
 def prompt(number: int) -> list[int]:
-    """Return a prompt by its number: what all begin with, and then its own."""
+    """Return a prompt by number: the shared tokens, then its private ones."""
     shared = np.random.default_rng(SHARED_TOKENS).integers(512, size=SHARED_TOKENS)
     own = np.random.default_rng([number]).integers(512, size=OWN_TOKENS)
     return [*shared.tolist(), *own.tolist()]
@@ -90,12 +90,12 @@ def prompt(number: int) -> list[int]:
 
 @remembered
 def without_cache(shape: Shape, number: int) -> list[int]:
-    """Return what the whole model, on one rank, puts out after a prompt."""
+    """Return the output of the whole model on one rank for a prompt."""
     return TinyTransformer(shape).alone(prompt(number), OUTPUTS)
 
 
 def serve(name: str, cache: Cache, model: TinyTransformer, numbers: Sequence[int]) -> Scene:
-    """Serve some prompts at the same time, and have what they computed in the store."""
+    """Serve some prompts concurrently, then flush their pages to the store."""
     engine = Engine(cache, model)
     requests = [
         Request(name=f"{name}-{at}", tokens=prompt(number), last=len(prompt(number)) + OUTPUTS)
@@ -119,7 +119,7 @@ def serve(name: str, cache: Cache, model: TinyTransformer, numbers: Sequence[int
 
 
 def tour(settings: CacheConfig, model: TinyTransformer) -> Iterator[Scene]:
-    """Yield what becomes of the visited prompt, wherever its prefix is, and of many at once."""
+    """Yield the scenes: the repeated prompt on each tier, then many prompts at once."""
     with opened(settings) as cache:
         yield serve("first time", cache, model, [VISITED])
         yield serve("again", cache, model, [VISITED])

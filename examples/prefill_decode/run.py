@@ -1,10 +1,10 @@
-"""Two ranks compute prompts, and one goes on with them: `python run.py`, or `python run.py --ray`.
+"""Two ranks prefill prompts and one decodes them: `python run.py`, or `python run.py --ray`.
 
-Each group is started under torchrun, or its ranks are Ray actors. The producer serves what it has
-computed out of its host memory; the consumer prefetches it from there, whatever the TP sizes are. What
-else the consumer has to know is one msgpack message. Of the second request a page is damaged on its
-way, so the consumer computes it. Exit status 0: pages came over, every byte of KV is what a group that
-computes all by itself would have, and the sampler went on where it was.
+Each group is started under torchrun, or its ranks are Ray actors. The producer serves computed pages
+from host memory, and the consumer prefetches them, at any TP sizes. Other data is handed over in one
+msgpack message. One page of the second request is corrupted in transit, so the consumer recomputes it.
+Exit status 0: pages were transferred, every byte of KV equals that of a group computing alone, and the
+sampler continued from its state.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from lockstep.small_engine.request import TokenIds
 PREFILL, DECODE = "prefill", "decode"
 RANKS = {PREFILL: 2, DECODE: 1}
 SEEDS = {"whole": 1, "damaged": 2}
-"""By request: the seed of its prompt, and of what is sampled for it."""
+"""Seed of each request's prompt and sampling, by request."""
 PAGE_TOKENS, OUTPUTS, VOCABULARY = 16, 20, 50_000
 PROMPT_TOKENS = 8 * PAGE_TOKENS + 7
 LAYOUT = PageLayout(
@@ -53,15 +53,15 @@ LAYOUT = PageLayout(
 )
 FAR = "127.0.0.2"
 DAMAGED_BYTE = 400_000
-"""Of all that the last rank of the producer sends: it is in a page of the second request."""
+"""Offset in the bytes sent by the producer's last rank; lies in a page of the second request."""
 PATIENCE_S = 600.0
 
 
 class Rank:
-    """One rank of either group. Its model writes bytes by which a page is told from every other one."""
+    """One rank of either group. Its model writes content that differs for every page."""
 
     def __init__(self, role: str, rank: int, folder: str) -> None:
-        """The ranks of a group meet in `folder`, which all can see."""
+        """The ranks of a group rendezvous in `folder`, which must be visible to all."""
         meets_at = f"file://{folder}/{role}"
         dist.init_process_group("gloo", meets_at, rank=rank, world_size=RANKS[role])
         is_far = role == PREFILL and rank == RANKS[role] - 1
@@ -71,7 +71,7 @@ class Rank:
             device_pages=64,
             host_pages=128,
             peers=Peers(reached_at=FAR if is_far else ""),
-            # A machine that is slow is no reason to compute here what was computed there.
+            # Long timeouts, so that a slow machine does not cause recomputation.
             stop_policy=StopPolicy(base_s=60.0, cap_s=60.0),
             timeouts=Timeouts(lookup_s=60.0),
         )
@@ -81,7 +81,7 @@ class Rank:
             _lay_bad_cable(int(self._cache.serving_uri.rpartition(":")[2]))
 
     def prefill(self, name: str) -> bytes:
-        """Compute a prompt and serve it; return all that the other group has to know."""
+        """Compute a prompt and serve it; return the handoff message for the consumer."""
         prompt, random = _prompt(name), torch.Generator().manual_seed(SEEDS[name])
         self._cache.load_back(name, prompt[:0], reserve_tokens=len(prompt))
         self._compute(name, prompt, 0)
@@ -93,7 +93,7 @@ class Rank:
         return msgspec.msgpack.encode({**message, "source": self._cache.serving_uri})
 
     def decode(self, message: bytes) -> str:
-        """Go on with a request; say in a line what has become of it."""
+        """Continue a request from a handoff message; return a line with the result."""
         handed = msgspec.msgpack.decode(message)
         name, prompt = handed["name"], np.frombuffer(handed["prompt"], dtype=np.int32)
         self._cache.prefetch(name, prompt, source=handed["source"])
@@ -102,7 +102,7 @@ class Rank:
         assert isinstance(found, Admission)
         self._until(lambda: self._cache.load_state(name) is LoadState.READY)
         wrong = self._wrong_pages(name, prompt[: found.cached_tokens])
-        # Pages that are missing or damaged are computed here.
+        # Compute missing or corrupt pages here.
         self._compute(name, prompt, found.cached_tokens)
         random = torch.Generator()
         random.set_state(torch.frombuffer(bytearray(handed["random_state"]), dtype=torch.uint8))
@@ -136,7 +136,7 @@ class Rank:
         return sum(each.corrupt for each in found.values())
 
     def _until(self, done: Callable[[], bool]) -> None:
-        # The cache answers alike on every rank, so all of them take equally many steps.
+        # The condition is equal on every rank, so all ranks take the same number of steps.
         while not done():
             self._cache.step(idle_s=0.002)
 
@@ -152,7 +152,7 @@ def _sample(random: torch.Generator) -> int:
 
 
 def _lay_bad_cable(port: int) -> None:
-    """Let readers reach a rank at FAR, by a cable that flips one bit of all that it carries."""
+    """Forward connections to FAR to this rank, flipping one bit of the data it sends."""
     listening, sent = create_server((FAR, port)), [0]
 
     def carry(source: socket, sink: socket, *, flips: bool) -> None:
@@ -176,7 +176,7 @@ def _lay_bad_cable(port: int) -> None:
 
 
 def as_actors(folder: str) -> list[str]:
-    """Make each rank of both groups an actor, and carry messages between them; return what they say."""
+    """Run each rank as an actor and pass messages between groups; return the decode results."""
     said: list[str] = []
     with ray_cluster(None, ranks=sum(RANKS.values())) as cluster:
         actor, get = cluster.ray.remote(Rank), cluster.ray.get
@@ -191,7 +191,7 @@ def as_actors(folder: str) -> list[str]:
 
 
 def under_torchrun(folder: str) -> list[str]:
-    """Start both groups under torchrun; return what the one that goes on with requests says.
+    """Start both groups under torchrun; return the results of the decoding group.
 
     If a process of one group dies, both end.
     """
@@ -204,7 +204,7 @@ def under_torchrun(folder: str) -> list[str]:
         while None in (ended := [each.poll() for each in groups]) and not any(ended):
             time.sleep(0.05)
     finally:
-        # One group waits for the other, so none goes on alone.
+        # Each group waits for the other, so stop both.
         for each in groups:
             each.terminate()
             each.wait()
@@ -214,7 +214,7 @@ def under_torchrun(folder: str) -> list[str]:
 
 
 def one_rank(role: str, folder: str) -> None:
-    """Run one rank, where a file carries messages: a router of your own carries them otherwise."""
+    """Run one rank, exchanging messages through a file; in production a router carries them."""
     number, messages = int(os.environ["RANK"]), _messages(folder)
     rank = Rank(role, number, folder)
     for name in SEEDS:
@@ -224,13 +224,13 @@ def one_rank(role: str, folder: str) -> None:
             key, text = f"{name}.said", rank.decode(bytes.fromhex(messages.get(name).decode()))
         if not number:
             messages.set(key, text)
-    # The pages of the first group are served for so long.
+    # Wait, so that the producer serves its pages until all requests are finished.
     messages.wait([f"{name}.said" for name in SEEDS])
     rank.close()
 
 
 def _messages(folder: str) -> Store:
-    # torch's stubs do not export the class that its documentation names.
+    # torch's type stubs do not export the documented class.
     store = dist.FileStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
         f"{folder}/messages"
     )
@@ -239,7 +239,7 @@ def _messages(folder: str) -> Store:
 
 
 def main() -> int:
-    """Start both groups, print what has become of each request, and return the exit status."""
+    """Start both groups, print each request's result, and return the exit status."""
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         one_rank(sys.argv[1], sys.argv[2])

@@ -1,8 +1,8 @@
-"""What a user writes: prompts, a model that ranks divide by its heads, and a cache that outlives both.
+"""Example user code: prompts, a tensor-parallel model, and a cache that persists between runs.
 
     torchrun --nproc-per-node 2 generate.py MODEL PROMPTS STORE
 
-PROMPTS is a file of JSON with the token ids of each prompt, STORE the URI of a store.
+PROMPTS is a JSON file with the token ids of each prompt, STORE the URI of a store.
 """
 
 import json

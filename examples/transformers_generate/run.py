@@ -1,7 +1,7 @@
-"""Makes a small model and prompts, and starts `generate.py` twice on two ranks: `python run.py`.
+"""Create a small model and prompts, and run `generate.py` twice on two ranks: `python run.py`.
 
-Nothing is fetched: the model has random weights, and prompts are token ids. Exit status 0: every token
-was what the model says without a cache.
+Downloads nothing: the model has random weights, and prompts are token ids. Exit status 0: every token
+equals the model's output without a cache.
 """
 
 import json
@@ -22,7 +22,7 @@ except ModuleNotFoundError:
 HERE = Path(__file__).parent
 RANKS = 2
 SHARED_TOKENS, OWN_TOKENS = 1400, 50
-"""Every prompt begins with the same instructions, and goes on with a question of its own."""
+"""Every prompt begins with the same instructions, followed by a different question."""
 
 
 def make_model(folder: Path) -> None:
@@ -36,7 +36,7 @@ def make_model(folder: Path) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "max_position_embeddings": 4096,
-        # With these no prompt is padded, and no answer ends early.
+        # No padding of prompts, and no early end of answers.
         "pad_token_id": None,
         "eos_token_id": None,
     }
@@ -45,7 +45,7 @@ def make_model(folder: Path) -> None:
 
 
 def make_prompts(path: Path) -> list[torch.Tensor]:
-    """Write three prompts, the last of which is the first one again, and return them."""
+    """Write three prompts, the third equal to the first, and return them."""
     shared = torch.randint(1024, (SHARED_TOKENS,))
     first, second = (torch.cat([shared, torch.randint(1024, (OWN_TOKENS,))]) for _ in range(2))
     prompts = [first, second, first]
@@ -54,7 +54,7 @@ def make_prompts(path: Path) -> list[torch.Tensor]:
 
 
 def alone(folder: Path, prompts: list[torch.Tensor]) -> list[str]:
-    """Compute prompts here, on one rank and without a cache; return what comes out of each."""
+    """Compute the prompts in this process without a cache; return the output of each."""
     print("without a cache, on one rank")
     model = AutoModelForCausalLM.from_pretrained(folder)
     said: list[str] = []
@@ -68,7 +68,7 @@ def alone(folder: Path, prompts: list[torch.Tensor]) -> list[str]:
 
 
 def start(title: str, *arguments: object) -> list[str]:
-    """Run `generate.py` on all ranks; return what came out of each prompt."""
+    """Run `generate.py` on all ranks; return the output of each prompt."""
     print(title, flush=True)
     ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     quiet = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}

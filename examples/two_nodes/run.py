@@ -1,8 +1,8 @@
-"""Two nodes with addresses of their own, on one machine: `sudo python examples/two_nodes/run.py`.
+"""Two simulated nodes on one machine: `sudo python examples/two_nodes/run.py`.
 
-Each node is a network namespace and a namespace of processes, and a cable (veth) joins them. Needs
-Linux, root and `ip`. What runs there is what docs/launching.md says for two hosts: a replay under
-torchrun, whose ranks share memory inside a node and use gloo between nodes.
+Each node is a network namespace with a PID namespace, connected by a veth pair. Requires Linux, root
+and `ip`. Runs the two-host case of docs/launching.md: a replay under torchrun, whose ranks share memory
+within a node and use gloo between nodes.
 """
 
 import json
@@ -25,7 +25,7 @@ TIMEOUT_S = 240.0
 
 
 class Nodes:
-    """Two nodes, and what runs on them."""
+    """Two nodes and the processes started on them."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -33,7 +33,7 @@ class Nodes:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def join(self) -> None:
-        """Make the namespaces and the cable between them."""
+        """Create the namespaces and the veth pair between them."""
         cables = [f"v{os.getpid() % 100000}-{node}" for node in range(2)]
         for name in self._names:
             _ip("netns", "add", name)
@@ -45,7 +45,7 @@ class Nodes:
                 _ip("-n", name, "link", "set", each, "up")
 
     def start(self, node: int, *command: str) -> "subprocess.Popen[bytes]":
-        """Start a command on a node, in whose namespaces nothing of it survives it."""
+        """Start a command on a node, in a PID namespace that kills its children when it exits."""
         alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
         log = (self._place / f"{len(self._running)}.log").open("wb")
         process = subprocess.Popen(
@@ -59,14 +59,14 @@ class Nodes:
         return process
 
     def wait(self, processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-        """Wait until commands have ended, and say what one has said that failed."""
+        """Wait until the commands have ended; exit with the log of one that failed."""
         for process in processes:
             if process.wait(TIMEOUT_S):
                 log = self._place / f"{self._running.index(process)}.log"
                 sys.exit(f"a command ended with {process.returncode}:\n{log.read_text()[-2000:]}")
 
     def part(self) -> None:
-        """End what is left, and take the namespaces away."""
+        """Kill running commands and delete the namespaces."""
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class Nodes:
 
 @contextmanager
 def two_nodes() -> Generator[tuple[Nodes, Path]]:
-    """Lend two nodes, and a directory that both see."""
+    """Provide two nodes and a directory visible to both."""
     with tempfile.TemporaryDirectory(prefix="two-nodes-") as place:
         nodes = Nodes(Path(place))
         try:
@@ -96,7 +96,7 @@ def torchrun(node: int, *module: str) -> tuple[str, ...]:
 
 
 def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
-    """Replay on two ranks of each node, with one store; return the report."""
+    """Run a replay on two ranks of each node, with one store; return the report."""
     report = place / "replay.json"
     options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
     module = ("lockstep.launch.replay.replay", *options, "--report", str(report))
@@ -106,7 +106,7 @@ def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the replay, and print what it shows."""
+    """Run the replay and print its results."""
     with two_nodes() as (nodes, place):
         replayed = replay(nodes, place)
         print(f"replay: {replayed['requests']} requests on {replayed['ranks']} ranks")

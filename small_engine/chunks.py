@@ -1,9 +1,8 @@
 """Chunking of a request's computation, depending on the model's kinds of state.
 
 A chunk ends at the step's token budget, or earlier at a checkpoint, because a recurrent state can be
-kept only at its current position. A model with sliding windows needs window pages only for the window
-and the current chunk. Its requests reserve pages per chunk, because reserving the whole request at once
-would take as many pages as full attention.
+kept only at its current position. With sliding windows, pages are reserved per chunk. Window pages are
+needed only for the window and the current chunk; a whole request would need as many as full attention.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,13 @@
 """Verifiable page contents, in place of the output of a model's forward pass.
 
 The bytes of a page are a function of its key (which covers the whole prefix), pool, column, layer and
-*global* KV head. So a group of any TP size can check a page written by another group; replicated
-columns are equal on every rank. The keys are chained here, not taken from the cache, so that a fault in
-the cache's keys shows as wrong bytes.
+*global* KV head. So a group of any TP size can check a page written by another group. The keys are
+chained here, not taken from the cache, so that a fault in the cache's keys shows as wrong bytes.
 
-A recurrent state is a page too. Its key covers the tokens that the state has seen; at a page's end it
-is that page's key.
+A recurrent state is a page too, keyed by the tokens that the state has seen.
 
-Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a mixed seed of the strip
-plus a counter, mixed again. Every word depends on all inputs, so a flipped bit anywhere is detected.
+Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a mixed seed plus a
+counter, mixed again. Every word depends on all inputs, so a flipped bit anywhere is detected.
 """
 
 from collections.abc import Iterator, Sequence

@@ -32,7 +32,6 @@ class ReplayCounts:
     """Counters of a replay, in the units of their names. Equal on every rank except corrupt pages."""
 
     requests: int = 0
-    """Requests served."""
     refused: int = 0
     """Requests too large for the device pool; not included in other counters."""
     retractions: int = 0
@@ -40,8 +39,8 @@ class ReplayCounts:
     resumes: int = 0
     """How often a request was resumed. Other retracted requests were aborted or recomputed."""
     preempted: int = 0
-    """How often a request freed its pages for an older one and was recomputed, because host memory had
-    no room for it or nothing was computed yet."""
+    """How often a request was dropped for an older one and recomputed, because it could not be
+    saved."""
     recomputed_tokens: int = 0
     """Tokens computed again after they were lost; not included in other counters."""
     prompt_tokens: int = 0

@@ -1,8 +1,7 @@
 """Model profiles: the pools of a real model, scaled down so that a replay fits any machine.
 
-A profile keeps the properties that determine the cache's behaviour: pools, columns, heads divided
-between ranks, replication, element types, window and checkpoint distances in tokens. It scales layers
-and elements, which only cost memory.
+Layers and elements are scaled, because they only cost memory. Everything that determines the cache's
+behaviour is kept: pools, columns, heads, replication, element types, window and checkpoint distances.
 """
 
 from collections.abc import Mapping
@@ -16,9 +15,9 @@ from ..ranks.protocol.orders import KV_POOL
 KV_PAGES_PER_WINDOW_PAGE = 2
 """Full-attention pages per page of a window pool, by default.
 
-A match reads only the last window of a prefix, but a chunk in progress needs window pages for all its
-tokens. At the default sizes, half of 8192 pages of 64 tokens hold eight requests, each with a window of
-1024 tokens and a chunk of 8192. The pool has more than the same again for cached prefixes.
+A chunk in progress needs window pages for all its tokens. At the default sizes, half of 8192 pages of
+64 tokens hold eight requests with a window of 1024 tokens and a chunk of 8192 each. More than the same
+again remains for cached prefixes.
 """
 STATES_PER_CHECKPOINT = 2
 """State slots per checkpoint that full attention's pages cover, by default.
@@ -99,9 +98,7 @@ class Profile:
 
     name: str
     model: str
-    """The real model's name."""
     full: PoolGeometry
-    """The pool of the full-attention layers."""
     window: WindowGeometry | None = None
     state: StateGeometry | None = None
 

@@ -1,8 +1,7 @@
 """A request of a workload, and its token ids, derived from block ids.
 
-Token ids are a pure function of block id and offset. So every rank computes the same ids, and a second
-run has the same prefixes. Prompt tokens are below `OUTPUT_TOKENS_FROM` and output tokens at or above
-it, so outputs never match prompts.
+Token ids are a pure function of block id and offset, so all ranks and runs compute the same prefixes.
+Output ids start at `OUTPUT_TOKENS_FROM` and prompt ids are below it, so outputs never match prompts.
 """
 
 from dataclasses import dataclass

@@ -1,26 +1,23 @@
 """A minimal continuous-batching engine that makes equal decisions on every rank in each step.
 
-A closed loop keeps at most `concurrency` requests in the system. A step does, in this order:
+At most `concurrency` requests are in the system. A step does, in this order:
 
-1. Arrivals: new requests are queued, and their prefetches start.
+1. Arrivals: queue new requests and start their prefetches.
 2. Finished loads and saves: their requests become ready or are requeued.
-3. Retracted requests are resumed, oldest first. Then the queue's head is admitted, while admitted
-   prompts do not fill the step's prefill budget.
+3. Resume retracted requests, oldest first; then admit the queue's head, within the prefill budget.
 4. One token for every decoding request, then prefill in chunks within the budget.
-5. If a request found no room, the youngest admitted request is retracted (`retractions`).
+5. If a request found no room, retract the youngest admitted request (`retractions`).
 6. `cache.step`: the one round.
 
-A request reserves the pages of its prompt at admission, or per chunk if the model has sliding windows
-(`chunks`), and the pages of its output as it decodes. If an older request finds no room, no younger one
-gets any. The youngest of the younger requests is retracted, because it has the least to lose. So the
-oldest request always makes progress and none starves. A resumed request computes at least one token
-before it is retracted again. If a request cannot be saved, it is recomputed, but only when nothing else
-can make progress.
+A request reserves its prompt's pages at admission, or per chunk if the model has sliding windows
+(`chunks`), and its output's pages as it decodes. If an older request finds no room, no younger one gets
+any, and the youngest is retracted. So the oldest request always makes progress and none starves. A
+resumed request computes at least one token before it is retracted again. A request that cannot be saved
+is recomputed, but only when nothing else can make progress.
 
-Decisions depend only on the workload and the cache's answers, which are equal on every rank; never on a
-clock. The model is a `ForwardPass`, which writes computed content into every pool. Cached content is
-verified when its request becomes ready. Content that the request still holds is verified again when the
-request finishes.
+Decisions depend only on the workload and the cache's answers, never on a clock. The model is a
+`ForwardPass`, which writes computed content into every pool. Cached content is verified when its
+request becomes ready, and again when the request finishes if it still holds the pages.
 """
 
 from bisect import insort
@@ -109,10 +106,7 @@ class Scheduler:
         return moved
 
     def abort(self, name: str) -> None:
-        """Abort a request in any state.
-
-        Every rank must call this in the same step.
-        """
+        """Abort a request in any state. Every rank must call this in the same step."""
         for queue in (self._waiting, self._loading, self._prefilling, self._decoding):
             for active in [each for each in queue if each.name == name]:
                 queue.remove(active)

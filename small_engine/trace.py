@@ -2,9 +2,8 @@
 
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}
 
-Lengths are in tokens. `hash_ids` has one id per block of 512 prompt tokens; the last block may be
-partial. The timestamp and other fields are ignored. The file may be compressed with gzip, whatever its
-name.
+Lengths are in tokens; `hash_ids` has one id per block of 512 prompt tokens, the last one possibly
+partial. Other fields are ignored. The file may be compressed with gzip, under any name.
 """
 
 import gzip
@@ -39,9 +38,8 @@ _DECODER = msgspec.json.Decoder(_Line)
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadRequest]:
     """Yield at most `limit` requests of the trace, in order, while reading the file.
 
-    The gzip format is detected by its first bytes. Blank lines are skipped. Raises `ConfigError` that
-    names file, line and field: at the first `next` if the file cannot be read or has no request, later
-    for a malformed line.
+    Blank lines are skipped. Raises `ConfigError` that names file, line and field: at the first `next`
+    if the file cannot be read or has no request, later for a malformed line.
     """
     index = 0
     for number, line in enumerate(_lines(path), start=1):

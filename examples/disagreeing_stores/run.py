@@ -1,9 +1,9 @@
 """Run two ranks of vLLM with a store each, after one of the stores has lost a page.
 
-Runs the case with a naive connector and with Lockstep, and once without a connector, and prints the
-tokens of each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens,
-and the naive connector gave wrong ones or crashed. The naive ranks compute different lengths, so an
-all_reduce adds mismatched tensors. Gloo may abort a rank that receives more than its buffer holds.
+Runs the case with a naive connector, with Lockstep, and without a connector, and prints the tokens of
+each run. All files are in a temporary folder. Exit status 0: Lockstep gave the right tokens, and the
+naive connector gave wrong ones or crashed. Its ranks compute different lengths, so an all_reduce adds
+mismatched tensors, or gloo aborts a rank that receives more than its buffer holds.
 """
 
 import json

@@ -1,12 +1,11 @@
 """A small engine around a cache: continuous batching, chunked prefill, greedy decoding.
 
 Every rank runs this file with the same requests. Decisions depend only on the requests and on the
-cache's answers, which are equal on every rank. So all ranks make the same calls in the same order and
-need no other communication. Nothing here reads a clock or this rank's memory. The ranks agree in
+cache's answers, which are equal on every rank, so ranks need no other communication. The ranks agree in
 `Cache.step`, called once per engine step.
 
-A request is in `waiting` until it is admitted. Afterwards the cache tracks the state of its pages
-(`load_state`), and the engine keeps no copy of that state.
+A request is in `waiting` until it is admitted. Afterwards only the cache tracks the state of its pages
+(`load_state`).
 """
 
 from collections import Counter, deque

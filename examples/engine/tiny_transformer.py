@@ -1,12 +1,11 @@
 """A small Transformer with random weights: grouped queries, rotary positions, paged KV.
 
-The model does not know the cache. It writes the keys and values of its input tokens into pages and
-reads those of all earlier tokens from pages, like the kernels of a real engine.
+The model reads and writes keys and values in pages, like the kernels of a real engine, and does not
+know the cache.
 
-Every factor is a multiple of 2**-12, so each sum of products is exact in float64 and does not depend on
-its order. Outputs are therefore equal for any chunk size and any number of ranks. Engines with rounding
-may give other tokens at another chunk or TP size. With fixed sizes they give equal tokens if their
-kernels are deterministic.
+Every factor is a multiple of 2**-12, so each sum of products is exact in float64 and independent of its
+order. Outputs are therefore equal for any chunk size and number of ranks. Engines with rounding may
+give other tokens at another chunk or TP size.
 """
 
 import math

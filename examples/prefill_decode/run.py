@@ -1,10 +1,9 @@
 """Two ranks prefill prompts and one decodes them: `python run.py`, or `python run.py --ray`.
 
 Each group is started under torchrun, or its ranks are Ray actors. The producer serves computed pages
-from host memory, and the consumer prefetches them, at any TP sizes. Other data is handed over in one
-msgpack message. One page of the second request is corrupted in transit, so the consumer recomputes it.
-Exit status 0: pages were transferred, every byte of KV equals that of a group computing alone, and the
-sampler continued from its state.
+from host memory and the consumer prefetches them; the TP sizes may differ. Other data is handed over in
+one msgpack message. A page of the second request is corrupted in transit, so the consumer recomputes
+it. Exit status 0: pages were transferred, all KV is right, and the sampler continued from its state.
 """
 
 import argparse

@@ -1,9 +1,7 @@
 """Cache for an engine that runs the same scheduler on every rank, with cache-owned device pages.
 
-Every rank makes the same calls in the same order with the same arguments and gets the same answers.
 Once per engine step the engine calls `step`, even if nothing is in flight. Ranks communicate only in
-`step`. Local facts (disk speed, objects lost by a store) change no answer until all ranks agree on
-them.
+`step`. Local facts (disk speed, objects lost by a store) change no answer until all ranks agree.
 
     admission:  match -> prefetch -> step ... until prefetch_done -> load_back -> step ... until READY
     compute:    write into the pages of each pool's page_table; insert(final=False) after each chunk,
@@ -42,10 +40,10 @@ if TYPE_CHECKING:
 class Cache(RankCache):
     """One rank's cache, with cache-owned device pages.
 
-    Answers are the same on every rank if every rank makes the same calls in the same order from one
-    thread. Only `attach_store`, `detach_store` and `store_state` may be called from any thread. Answers
-    change only by these calls and in `step`. Lengths are in tokens. Tokens are int32 ids in any
-    sequence or one-dimensional array. A request's name can be used again after `release`.
+    Every rank must make the same calls in the same order from one thread; answers are then equal on
+    every rank. Only `attach_store`, `detach_store` and `store_state` may be called from any thread.
+    Tokens are int32 ids in any sequence or one-dimensional array; lengths are in tokens. A request's
+    name can be used again after `release`.
 
     Calls out of order or with impossible arguments raise `UsageError` and change nothing. After the
     group's epoch has ended, all commands except `release` and `abort` raise the `GroupError` that ended
@@ -66,11 +64,11 @@ class Cache(RankCache):
     ) -> "Cache":
         """Open this rank's cache: compare settings with all ranks, allocate memory, open the store.
 
-        Collective: every rank calls it at the same point. `collective` is the transport for rounds and
-        belongs to the cache afterwards. By default it is a new gloo group of all ranks of
-        `torch.distributed`, which must be initialised. The optional `listener` receives events with
-        page keys, and `timeline` receives timed events; ranks may differ in both. Raises the same
-        `ConfigError` on every rank if settings differ or one rank cannot start.
+        Collective: every rank calls it at the same point. `collective` carries the rounds and belongs
+        to the cache afterwards; by default a gloo group of all ranks of `torch.distributed`, which must
+        be initialised. `listener` receives events with page keys, and `timeline` receives timed events;
+        ranks may differ in both. Raises the same `ConfigError` on every rank if settings differ or one
+        rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415

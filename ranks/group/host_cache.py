@@ -1,8 +1,8 @@
-"""Cache in host memory and storage for an engine that owns the device pages.
+"""Cache in host memory and storage for an engine that owns the device pages, such as vLLM.
 
-For engines with their own page allocator and prefix cache, such as vLLM. Each call names the
-engine-owned device pages (lent) to copy, in every pool of the model; page numbers may differ between
-ranks. The engine must not reuse these pages until the copies have finished on every rank.
+Each call names the engine-owned device pages (lent) to copy, in every pool of the model; page numbers
+may differ between ranks. The engine must not reuse these pages until the copies have finished on every
+rank.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
     compute:    admit, and back_up after each chunk whose pages are whole
@@ -119,8 +119,8 @@ class HostCache(RankCache):
     ) -> None:
         """Record in the statistics that a request starts to compute, once for each start.
 
-        `tokens` are the tokens that could have come from the cache. The first `device_tokens` of them
-        are on the device, including loaded ones. Has no effect except on statistics.
+        `tokens` could have come from the cache. The first `device_tokens` of them are on the device,
+        including loaded ones.
         """
         self._require_group()
         require_text(namespace)
@@ -207,10 +207,9 @@ class HostCache(RankCache):
     def fence(self, request: str) -> None:
         """Block until a preempted request's device pages may be overwritten.
 
-        Waits up to `timeouts.fence_s` for backups that read the pages; backups still running then fail.
-        The request stays known and may prefetch and load again. If the request was released and copies
-        are still in flight, only this rank's copies are waited for. Returns at once for an unknown
-        request.
+        Backups that read the pages fail if they are still running after `timeouts.fence_s`. The request
+        stays known and may prefetch and load again. If the request was released, only this rank's
+        copies are waited for. Returns at once for an unknown request.
         """
         self._require_group()
         if self._replica.knows(request):

@@ -107,11 +107,8 @@ class Timeouts(Settings):
     round_s: Seconds = 60.0
     """One round. Should exceed the engine's compile stalls and stay below its watchdog timeout."""
     lookup_s: Seconds = 5.0
-    """One lookup in the store."""
     persist_s: Seconds = 60.0
-    """One write operation."""
     copy_s: Seconds = 60.0
-    """One copy between device and host."""
     fence_s: Seconds = 1.0
     """How long `fence` waits for backups that read pages which the engine wants to overwrite."""
     quiesce_s: Seconds = 10.0

@@ -40,7 +40,6 @@ class Effects(NamedTuple):
     """For this rank's executor. Processed before the decisions, so that an attached store is not
     mistaken for a staged store that was rejected."""
     decisions: tuple[Decision, ...] = ()
-    """Outcomes of proposals."""
     freed: tuple[str, ...] = ()
     """Finished requests whose engine-owned device pages (lent) are free from now on."""
     notices: tuple[Notice, ...] = ()

@@ -1,8 +1,8 @@
 """Description of all state that a model keeps for a prefix, to check that the cache stores all of it.
 
 If a cache restored a prefix's KV without its recurrent state, or without the sparse-attention index,
-the engine would compute from an incomplete prefix. So an engine describes its model, and a
-configuration that does not cover the whole description raises `ConfigError` at construction.
+the engine would compute from an incomplete prefix. So a configuration that does not cover the model's
+description raises `ConfigError` at construction.
 """
 
 from collections.abc import Sequence

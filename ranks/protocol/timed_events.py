@@ -1,8 +1,8 @@
 """Timed events of one rank, for traces and latency metrics.
 
-Times are seconds of `time.monotonic`, which all processes of one host share. Work with a start and an
-end is one event, emitted at the end. An operation emits events at its start, at each phase and at its
-end, because it may outlive the subscriber. Without a subscriber no event is created.
+Times are seconds of `time.monotonic`, which all processes of one host share. An event is emitted when
+its work finishes. Operations emit events at start, phase changes and end, because they may outlive the
+subscriber. Without a subscriber no event is created.
 """
 
 from collections.abc import Callable
@@ -107,9 +107,7 @@ class StoreCalled(Record, frozen=True):
     """The kind of store: the URI's scheme, preceded by its wrappers."""
     call: str
     operation: int
-    """The operation that the call belongs to."""
     pool: str
-    """The pool of the keys in the call."""
     outcomes: dict[str, int]
     """Number of keys by outcome, as `CallMetrics.outcomes`; `interrupted` if the outcome is unknown."""
     nbytes: int

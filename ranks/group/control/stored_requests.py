@@ -1,12 +1,12 @@
 """Operator requests of a group, encrypted, in the rendezvous store of its ranks.
 
 Rank 0 writes each request under its number. Another rank learns the number from a verdict and reads the
-request on a separate thread. So no rank polls, and a store that does not answer delays no step.
+request on a separate thread, so a store that does not answer delays no step.
 
 The store is not trusted, so requests are encrypted with AES-256-GCM under a key of the ranks, with the
-number as associated data. A request that was modified or moved fails authentication and counts as
-missing. A rank that cannot read a request leaves a mark in the store. When rank 0 sees the mark, it
-rewrites all pending requests together with the next one.
+number as associated data. A modified or moved request counts as missing. A rank that cannot read a
+request sets a mark in the store. When rank 0 sees the mark, it rewrites all pending requests together
+with the next one.
 """
 
 import logging

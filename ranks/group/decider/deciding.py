@@ -129,9 +129,8 @@ class DecidingCache(HostCache):
     ballots return. Steps may overlap: a step that starts before the last round's ballots have returned
     applies no verdict and launches no round.
 
-    Methods that block in other caches do not block here, because only the engine's steps make progress:
-    `flush`, `finish_copies` and `run_until_decided` return the current state. `close` leaves closing to
-    the workers, which drop unwritten pages.
+    Only the engine's steps make progress, so `flush`, `finish_copies` and `run_until_decided` do not
+    block but return the current state. Workers close by themselves and drop unwritten pages.
     """
 
     def __init__(

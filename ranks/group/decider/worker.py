@@ -1,8 +1,8 @@
 """A worker's process in one-scheduler mode: the executor and the ballot of one rank.
 
-The worker makes no decisions. It applies a dispatch in order before the step's forward pass, and starts
-copies around the pass. After the pass it votes with all progress seen. An engine with a drafter
-requests the vote before the step's backups start, so these count in the next vote.
+The worker applies a dispatch in order before the step's forward pass, starts copies around the pass,
+and votes after it. An engine with a drafter requests the vote before the step's backups start, so these
+count in the next vote.
 """
 
 from collections.abc import Callable

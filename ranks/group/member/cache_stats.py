@@ -43,7 +43,6 @@ class PoolUse:
     """Usage of one pool's pages on one tier; equal on all ranks."""
 
     pages: int
-    """Capacity in pages."""
     free: int
     """Unallocated pages."""
     cached: int
@@ -76,7 +75,6 @@ class CacheStats(ExecutorCounts):
     """Total time that this rank waited for others in rounds. The slowest rank has the smallest
     value."""
     replica: ReplicaStats
-    """Statistics of the replica; equal on all ranks."""
     pools: Mapping[str, Mapping[Tier, PoolUse]]
     """Usage of each pool, by pool name and tier; equal on all ranks."""
     in_flight: Mapping[str, int]

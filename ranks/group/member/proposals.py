@@ -1,8 +1,7 @@
 """Proposals on this rank: any thread may stage one, and verdicts decide on it.
 
-The engine's thread votes on the staged proposal in each round and receives the decision. The thread
-that staged the proposal gets the result through a future. A lock protects the state. It is held no
-longer than the start of a thread or the first import of a store's module takes.
+The engine's thread votes on the staged proposal in each round and completes its future with the
+decision. A lock protects the state, held no longer than a thread's start or a module's first import.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Commands common to `Cache` and `HostCache`: match, prefetch, serve, pins and the store.
-
-`cache.Cache` owns the device pages; with `host_cache.HostCache` the engine does.
-"""
+"""Commands common to `Cache` and `HostCache`: match, prefetch, serve, pins and the store."""
 
 from concurrent.futures import Future
 
@@ -41,10 +38,10 @@ class RankCache(Member):
 
         Returns False if there is nothing to read, no store, or the queue is full. The request is known
         from now on; `release` or `abort` forgets it. No device page is locked. Cached pages of `tokens`
-        count as used now, so that they are evicted later than others.
+        count as used now.
 
-        `source` is the URI of another group that serves its host memory (that group's `serving_uri`);
-        empty for the store. Pages that could not be read from a group earlier are requested again.
+        `source` is the URI of another group that serves its host memory (its `serving_uri`); empty for
+        the store. Pages that could not be read from a group earlier are requested again.
         """
         self._require_group()
         require_text(namespace)
@@ -57,9 +54,9 @@ class RankCache(Member):
 
         Serves the whole pages of `tokens`, and the window and state pages that a match at their end
         needs. Call again after each step, because pages not in host memory yet are copied there first.
-        Host pages stay pinned on every rank, and its page server answers readers, until `release` or
-        until no call came for `ttl_s` seconds of agreed time. The number stops growing if computing
-        requests would run short of host memory. Returns 0 if the request is not admitted.
+        Pages stay pinned and served on every rank until `release`, or until no call came for `ttl_s`
+        seconds of agreed time. The number stops growing if computing requests would run short of host
+        memory. Returns 0 if the request is not admitted.
         """
         self._require_group()
         if self.config.peers is None:
@@ -100,12 +97,11 @@ class RankCache(Member):
     def attach_store(self, uri: str) -> "Future[None]":
         """Propose to attach a store, in the background; requests continue meanwhile.
 
-        Call on every rank with the same URI (`{rank}` in it is replaced by the rank), in any order and
-        at any time. Each rank opens the store in the background. Once it is open on all ranks, all use
-        it from the same step on. The engine must keep stepping, so do not wait for the future in the
-        engine's thread.
+        Call on every rank with the same URI (`{rank}` is replaced by the rank), in any order and at any
+        time. Once the store is open on all ranks, all use it from the same step on. The engine must
+        keep stepping, so do not wait for the future in the engine's thread.
 
-        The future completes once the store is attached. It fails with `StorageError` on every rank if:
+        The future fails with `StorageError` on every rank if:
         - one rank could not open the store,
         - one rank got another proposal, or none within `timeouts.open_s`,
         - another store is attached, or quarantined operations of old stores keep half of host memory.
@@ -113,9 +109,9 @@ class RankCache(Member):
         If the group or the cache ends first, the future fails with that error. Host pages cached before
         are persisted along with the next pages that continue them.
 
-        Raises `ConfigError` for an unknown scheme, wrapper or option; the URI of another package's
-        scheme is checked only when the store is opened. Raises `UsageError` while another proposal is
-        pending on this rank. Repeating the pending proposal returns its future.
+        Raises `ConfigError` for an unknown scheme, wrapper or option; another package's scheme is
+        checked only when the store is opened. Raises `UsageError` while another proposal is pending on
+        this rank. Repeating the pending proposal returns its future.
         """
         require_text(uri, "a store's URI")
         if not self._replica.config.host_pages:
@@ -174,15 +170,15 @@ class RankCache(Member):
         """Make all pages cached so far unmatchable for requests not yet admitted or loaded.
 
         Pins are removed. `weights_version` names the weights used from now on. Storage is read and
-        written under that version, and caches that reset to the same version share its pages. Without a
+        written under that version, shared with caches that reset to the same version. Without a
         version, new keys are drawn that no other cache uses, and storage is not used until a reset
-        names a version. After a restart, storage again has the pages of the configured
-        `weights_version` from before the first reset.
+        names a version. After a restart, storage has the pages of the configured `weights_version` from
+        before the first reset.
 
         Requests already admitted continue on their pages, as do requests that have loaded or backed up
         with engine-owned device pages. Their pages are not persisted any more. With engine-owned pages,
-        a request that has neither loaded nor backed up counts as new. The engine must not back up KV
-        that such a request computed before the reset.
+        a request that has done neither counts as new: the engine must not back up its KV from before
+        the reset.
         """
         self._require_group()
         if weights_version is not None:

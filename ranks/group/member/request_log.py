@@ -1,9 +1,8 @@
 """Operator requests received by rank 0, and how they become commands (rule R14).
 
-Rank 0 numbers requests from 1 on. Each rank votes two numbers: the newest request it knows of, and the
-last request up to which it has all. A verdict tells every rank the newest number, so that it can read
-missing requests, and the number up to which every rank has all. Requests up to the latter become
-commands in the same step on every rank.
+Rank 0 numbers requests from 1 on. Each rank votes two numbers: the newest request known to it, and the
+last request up to which it has all. From the verdict, every rank learns the newest number and fetches
+missing requests. Requests that every rank has become commands in the same step on every rank.
 """
 
 import threading

@@ -101,8 +101,8 @@ class ForwardPass:
         pages = self._cache.page_table(span.request, pool)[first:last]
         if len(pages) < last - first or (pages == NO_PAGE).any():
             raise InternalError(
-                f"{span.request} computes pages {first} to {last - 1} and does not have all of them"
-                f" in pool {pool!r}: {pages.tolist()}"
+                f"{span.request} computes pages {first} to {last - 1}, and pool {pool!r} lacks some"
+                f" of them: {pages.tolist()}"
             )
         return pages, span.tokens.page_keys[first:last]
 

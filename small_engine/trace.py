@@ -63,8 +63,8 @@ def _lines(path: str | Path) -> Iterator[bytes]:
                 read += 1
                 if len(line) > _LINE_BYTES_MAX:
                     raise ConfigError(
-                        f"{path}, line {read}: longer than {_LINE_BYTES_MAX >> 20} MiB, which no"
-                        " request is"
+                        f"{path}, line {read}: longer than {_LINE_BYTES_MAX >> 20} MiB, the"
+                        " limit of a request"
                     )
                 yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -42,8 +42,8 @@ def show(store: str) -> bool:
     shape, rank, ranks = Shape(), dist.get_rank(), dist.get_world_size()
     model = TinyTransformer(shape, rank=rank, world_size=ranks, add_up=add_up)
     lines = [
-        f"tensor parallel over {ranks}; tokens of prompts, by where they were",
-        ROW.format("", "prompt", "computed", "device", "host", "storage", "tokens that came out"),
+        f"tensor parallel over {ranks}; prompt tokens by origin",
+        ROW.format("", "prompt", "computed", "device", "host", "storage", "output"),
     ]
     is_right = True
     for scene in tour(config(shape, store), model):
@@ -52,7 +52,7 @@ def show(store: str) -> bool:
         happened = [f"{count} {event}" for event, count in sorted(scene.events.items())]
         said = "; ".join(["as without a cache" if scene.equal else "WRONG", *happened])
         lines.append(ROW.format(scene.name, *counts, said))
-    lines.append(f"the prompt that came again goes on with {without_cache(shape, VISITED)}")
+    lines.append(f"output of the repeated prompt: {without_cache(shape, VISITED)}")
     if not rank:
         print(*lines, sep="\n")
     return is_right

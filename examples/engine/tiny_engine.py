@@ -56,7 +56,7 @@ class Engine:
         """Queue a request and start the prefetch of its prefix."""
         pages = -(-request.last // self._page_tokens)
         if pages > self._cache.device_pool.pages:
-            raise ValueError(f"{request.name} needs {pages} device pages, which there never are")
+            raise ValueError(f"{request.name} needs {pages} device pages, more than there are")
         self._ask_storage(request)
         self.waiting.append(request)
 

@@ -98,7 +98,7 @@ def main() -> int:
         titles = ("with a cache, on two", "with a cache, started again")
         said = [start(title, *given) for title in titles]
     is_right = said == [expected] * 2
-    print("every token is as without a cache" if is_right else "WRONG: other tokens than without")
+    print("every token is as without a cache" if is_right else "WRONG: tokens differ without it")
     return 0 if is_right else 1
 
 

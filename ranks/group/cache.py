@@ -129,7 +129,7 @@ class Cache(RankCache):
         require_text(namespace)
         if namespace.startswith(PASSING):
             raise UsageError(
-                f"namespace {namespace!r} begins with NUL, so nothing of it would be stored; rename it"
+                f"namespace {namespace!r} begins with NUL, so nothing would be persisted; rename it"
             )
         data, reserve = as_token_bytes(tokens), as_count(reserve_tokens)
         rank = as_count(priority, "priority")

@@ -244,11 +244,9 @@ def source_access(config: RankCacheConfig, rank: int, world_size: int, source: s
     Raises `ConfigError` for an invalid URI, a source that is not allowed, or if `peers` is not set.
     """
     if config.peers is None or parse_uri(source).scheme != "peer":
-        raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
+        raise ConfigError(f"cannot read from a group at {source!r}; set peers, and use peer://")
     if config.peers.excludes(source):
-        raise ConfigError(
-            f"{source!r} is none of the sources that are allowed; see allow_sources of peers"
-        )
+        raise ConfigError(f"{source!r} is not an allowed source; see allow_sources of peers")
     options = _reading_options(config.peers)
     uri = f"{source}{'&' if '?' in source else '?'}{options}" if options else source
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
@@ -317,12 +315,14 @@ def _serving_engine(settings: EngineSettings | None, host: str) -> TransferEngin
         engine = TransferEngine(settings.protocol, settings.device, host)
     except StorageError as error:
         if settings.insists:
-            raise ConfigError(f"pages cannot be served as `peers` insists: {error}") from error
-        _log.warning("pages are served over connections alone: %s", error)
+            raise ConfigError(
+                f"the transfer engine that `peers` insists on failed: {error}"
+            ) from error
+        _log.warning("pages are served over connections only: %s", error)
         return None
     _log.warning(
-        "pages are served by Mooncake's transfer engine at %s: it listens on every interface and asks"
-        " for no secret, so whoever reaches its ports can read and write host pages",
+        "pages are served by Mooncake's transfer engine at %s: it listens on every interface"
+        " without a secret, so any process that reaches its ports can read and write host pages",
         engine.address,
     )
     return engine

@@ -21,7 +21,7 @@ class AllowedSources:
                 self._networks.append(ipaddress.ip_network(each.strip("[]")))
             except ValueError as error:
                 if "/" in each:
-                    raise ConfigError(f"{each!r} is no network: {error}") from None
+                    raise ConfigError(f"{each!r} is not a network: {error}") from None
                 name, port = split_host(each)
                 if port is not None:
                     raise ConfigError(f"{each!r} names a port; name the host alone") from None
@@ -37,7 +37,7 @@ class AllowedSources:
         """Raise `ConfigError` unless `host`, whose name resolved to `place`, may be read from."""
         if self._entries and _folded(host) not in self._names and self._is_outside(place):
             raise ConfigError(
-                f"{host} ({place}) is none of the sources that are allowed: {', '.join(self._entries)}"
+                f"{host} ({place}) is not an allowed source; allowed: {', '.join(self._entries)}"
                 " (allow_sources of `peers`)"
             )
 

@@ -146,7 +146,7 @@ class PoolSettings(TaggedSettings, frozen=True, kw_only=True):
         if not re.fullmatch("[a-z0-9.-]{1,32}", self.pool) or self.pool in reserved:
             raise ConfigError(
                 f"a pool cannot be called {self.pool!r}; use up to 32 lower-case letters and"
-                f" digits, and not {', '.join(map(repr, reserved))}, which have a meaning already"
+                f" digits, and not {', '.join(map(repr, reserved))}, which are reserved"
             )
 
 
@@ -328,8 +328,8 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
         name, page_tokens = f"pool {component.pool!r}", self.layout.page_tokens
         if bool(component.host_pages) != bool(self.host_pages):
             raise ConfigError(
-                f"{name}: host_pages is {component.host_pages} beside {self.host_pages} of full"
-                " attention; set both or neither"
+                f"{name}: host_pages is {component.host_pages}, and full attention has"
+                f" {self.host_pages}; set both or neither"
             )
         if isinstance(component, Recurrent):
             if component.checkpoint_tokens % page_tokens:
@@ -349,7 +349,7 @@ class RankCacheConfig(GroupSettings, EvictionSettings):
         for name in self.absent_columns:
             if name not in optional:
                 raise ConfigError(
-                    f"absent_columns names {name!r}, which is no optional column; optional are: "
+                    f"absent_columns names {name!r}, which is not an optional column; known: "
                     f"{', '.join(sorted(optional)) or 'none'}"
                 )
         if self.description is not None:

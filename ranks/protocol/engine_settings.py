@@ -56,5 +56,5 @@ def require_engine_address(address: str) -> None:
         return
     protocol, _, place = address.partition("://")
     if protocol not in get_args(Protocol):
-        raise ConfigError(f"{address!r} is no engine; it begins with tcp:// or rdma://")
+        raise ConfigError(f"{address!r} is not a transfer engine; use tcp:// or rdma://")
     split_address(place)

@@ -79,7 +79,7 @@ def register_eviction_policy(policy: EvictionPolicy) -> None:
     """Register a policy under its name. Call on every rank, before a cache that uses it opens."""
     if policy.name in _POLICIES:
         raise ConfigError(
-            f"there is an eviction policy {policy.name!r} already; choose another name"
+            f"eviction policy {policy.name!r} is already registered; choose another name"
         )
     _POLICIES[policy.name] = policy
 

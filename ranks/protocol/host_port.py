@@ -17,7 +17,9 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (":" in bare) != (bare != host) or not port.isascii():
-        raise ConfigError(f"{address!r} is no address; write host:port, or [host]:port for IPv6")
+        raise ConfigError(
+            f"{address!r} is not an address; write host:port, or [host]:port for IPv6"
+        )
     if not port.isdigit() or len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"the port of {address!r} is {port!r}, must be 0 to 65535")
     return bare, int(port)
@@ -35,7 +37,7 @@ def split_host(text: str) -> tuple[str, int | None]:
         else:
             bare, port = split_address(text)
     if not (is_ip(bare) or _NAME.fullmatch(bare)):
-        raise ConfigError(f"{text!r} is no host; write a name or an address, or host:port")
+        raise ConfigError(f"{text!r} is not a host; write a name or an address, or host:port")
     return bare, port
 
 

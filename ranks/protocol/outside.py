@@ -34,8 +34,8 @@ class Peers(TransferSettings):
             host, _ = split_host(self.reached_at)
             if is_ip(host) and ip_of(host).is_unspecified:
                 raise ConfigError(
-                    f"reached_at is {self.reached_at!r}, which nobody can connect to; write an address"
-                    " or a name by which other hosts reach this one"
+                    f"reached_at is {self.reached_at!r}, which is no host to connect to; give an"
+                    " address or a name by which other hosts reach this one"
                 )
         AllowedSources(self.allow_sources)
         require_long_enough("peers", self.secret)
@@ -60,4 +60,4 @@ class Control(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "\0" in self.path:
-            raise ConfigError("control needs the path of a socket")
+            raise ConfigError("the path of control has a NUL character; give a socket's path")

@@ -203,8 +203,8 @@ def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, gro
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (UsageError("nothing is cached of namespace 'x'"), 2),
-        (LockstepError("the ranks have not agreed on it yet"), 3),
+        (UsageError("nothing is cached for namespace 'x'"), 2),
+        (LockstepError("the ranks have not agreed on the request yet"), 3),
     ],
 )
 def test_what_a_group_cannot_do_is_one_line_with_its_reason(
@@ -289,13 +289,13 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     assert report["pages_verified"] > 0
     assert report["bytes"]["l2_to_l3"] > 0
     log = serving.said()
-    assert log.count("asks: drop namespace=None") == 2
+    assert log.count("request: drop namespace=None") == 2
     assert refused == 3
     # The warning is from before anybody has asked for a level.
     told = re.findall(
-        r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|asks: drop n)", log, re.MULTILINE
+        r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )
-    assert told == [("WARNING", "withdrawn")] * 2 + [("INFO", "asks: drop n")] * 2
+    assert told == [("WARNING", "withdrawn")] * 2 + [("INFO", "request: drop n")] * 2
     assert not (tmp_path / "s").exists()
 
 

@@ -51,7 +51,7 @@ class Answering:
         request = request_of(asked)
         if request.ask in self._refused:
             raise UsageError(
-                f"{request.ask} is not for this group: its engine decides on that itself"
+                f"{request.ask} is refused: this group's engine decides on that itself"
             )
         if isinstance(request, Flush):
             return self._flushed(request)
@@ -74,12 +74,12 @@ class Answering:
                     raise LockstepError(f"the group has ended: {inspection.ended_by}")
                 if inspection.rounds == before and not len(inspection.requests):
                     raise LockstepError(
-                        "queued: the engine computes nothing now, and carries it out with its next"
+                        "queued: the engine is idle and executes this when it computes its next"
                         " request"
                     )
             raise LockstepError(
-                "the ranks have not agreed on it yet; they carry it out with their next step, unless"
-                " one of them hangs, or cannot read it and says why in its log"
+                "the ranks have not agreed on the request yet; they execute it in their next step,"
+                " unless a rank hangs or cannot read the request (see its log)"
             )
         finally:
             # If no rank has started the request, its result is not reported.

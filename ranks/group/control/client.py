@@ -46,7 +46,7 @@ def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked:
         if b"\0" in os.fsencode(path):
             raise ValueError("it has a NUL character")
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path!r} is no path of a socket: {error}") from None
+        raise UsageError(f"{path!r} is not a valid socket path: {error}") from None
     _require_reachable(path)
     try:
         with connected(path, timeout_s) as connection:
@@ -63,11 +63,11 @@ def _line_of(asked: dict[str, object]) -> bytes:
     try:
         line = json.dumps(asked).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"a request is what JSON can hold: {error}") from None
+        raise UsageError(f"the request cannot be encoded as JSON: {error}") from None
     if not isinstance(asked["ask"], str):
         raise UsageError(f"a request is {asked['ask']!r:.80}, must be text")
     if len(line) > LINE_BYTES_MAX:
-        raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
+        raise UsageError(f"a request must not exceed {LINE_BYTES_MAX >> 20} MiB")
     return line
 
 
@@ -104,7 +104,7 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 def unreached(path: Path, error: OSError) -> str:
     """Return an error text that says why a group cannot be reached."""
     if isinstance(error, ConnectionRefusedError):
-        return f"nobody listens at {path} any more: its group has ended"
+        return f"no process listens at {path}; its group has ended"
     return f"{path} cannot be reached: {error.strerror or error}"
 
 
@@ -119,9 +119,9 @@ def _require_reachable(path: Path) -> None:
     except OSError as error:
         raise ConfigError(unreached(path, error)) from error
     if not path.is_socket():
-        raise ConfigError(f"{path} is no socket; name the one that the group was started with")
+        raise ConfigError(f"{path} is not a socket; give the path that the group was started with")
     if os.geteuid() not in {0, owner}:
-        raise ConfigError(f"{path} is the socket of user {owner}, who alone may ask that group")
+        raise ConfigError(f"{path} belongs to user {owner}; only that user can control the group")
 
 
 class _Told(msgspec.Struct):
@@ -139,7 +139,7 @@ def _answer_in(told: bytes, path: Path) -> Any:
         found = msgspec.json.decode(told, type=_Told)
     except ValueError as error:
         said = f"{error}: it answers {told[:80]!r}"
-        raise UsageError(f"what listens at {path} is no group: {said}") from error
+        raise UsageError(f"the process that listens at {path} is not a group: {said}") from error
     if found.error is None:
         return found.answer
     kind = getattr(errors, found.type, None)

@@ -44,7 +44,9 @@ class GroupControl:
         for answer in left:
             # A request already being executed gets its result from the cache.
             if not answer.running() and answer.set_running_or_notify_cancel():
-                answer.set_exception(LockstepError("the group has ended before it was done"))
+                answer.set_exception(
+                    LockstepError("the group ended before the request was executed")
+                )
 
     def _forget(self, ticket: bytes) -> None:
         with self._lock:
@@ -52,7 +54,7 @@ class GroupControl:
 
     def _carry_out(self, content: bytes) -> None:
         ticket, request = REQUESTS.decode(content)
-        log.info("an operator asks: %s", _shown(request))
+        log.info("operator request: %s", _shown(request))
         waiting = self._begun(ticket)
         try:
             became = request.carry_out(self.cache)
@@ -62,7 +64,7 @@ class GroupControl:
             waiting.set_exception(error)
             return
         except BaseException as error:
-            why = f"the group has ended before it was done: {error!r:.500}"
+            why = f"the group ended before the request was executed: {error!r:.500}"
             waiting.set_exception(LockstepError(why))
             raise
         if isinstance(became, Future):

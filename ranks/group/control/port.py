@@ -96,17 +96,17 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _parsed(line: bytes) -> object:
     if len(line) > LINE_BYTES_MAX:
-        raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
+        raise UsageError(f"a request must not exceed {LINE_BYTES_MAX >> 20} MiB")
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"a request is a line of JSON: {error}") from error
+        raise UsageError(f"the request is not a line of JSON: {error}") from error
 
 
 def _listening(path: Path) -> _Server:
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise ConfigError(
-            f"{path} has more bytes than a socket's path may have, {PATH_BYTES_MAX}; choose a shorter"
+            f"{path} exceeds {PATH_BYTES_MAX} bytes, the limit of a socket's path; choose another"
         )
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -126,7 +126,7 @@ def _listening(path: Path) -> _Server:
                 raise
     except OSError as error:
         raise ConfigError(
-            f"no socket for control can be made at {path}: {error.strerror or error}"
+            f"cannot create the control socket at {path}: {error.strerror or error}"
         ) from error
     return server
 
@@ -156,8 +156,8 @@ def _require_private(folder: Path) -> None:
     others_write = seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not seen.st_mode & stat.S_ISVTX
     if others_write or seen.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"other users can write to {folder}, and could put a socket of theirs in the place of the"
-            " group's; choose a folder of your own for control, with mode 0700"
+            f"other users can write to {folder} and could replace the group's socket; choose a private"
+            " folder for control, with mode 0700"
         )
 
 
@@ -166,7 +166,7 @@ def _require_free(path: Path) -> None:
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_socket():
-        raise ConfigError(f"{path} is there and no socket; choose another path for control")
+        raise ConfigError(f"{path} exists and is not a socket; choose another path for control")
     try:
         connected(path, 1.0).close()
     except ConnectionRefusedError:

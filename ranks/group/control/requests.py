@@ -83,7 +83,7 @@ class Drop(ControlRequest, frozen=True):
             there = ", ".join(repr(each) for each in sorted(known)[:_NAMED_MAX])
             more = f", and {len(known) - _NAMED_MAX} more" if len(known) > _NAMED_MAX else ""
             raise UsageError(
-                f"nothing is cached of namespace {self.namespace!r}; there is {there or 'none'}{more}"
+                f"nothing is cached for namespace {self.namespace!r}; cached: {there or 'none'}{more}"
             )
         return cache.drop(self.namespace)._asdict()
 

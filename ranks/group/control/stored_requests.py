@@ -78,7 +78,7 @@ class StoredRequests(RequestLog):
         """
         with self._submitting:
             if self._closed:
-                raise LockstepError("the group has ended before it was done")
+                raise LockstepError("the group ended before the request was executed")
             number = self.count + 1
             nonce = secrets.token_bytes(_NONCE_BYTES)
             sealed = nonce + self._cipher.encrypt(nonce, content, str(number).encode())
@@ -91,7 +91,7 @@ class StoredRequests(RequestLog):
                 self._store.set(str(number), sealed)
             except (OSError, RuntimeError) as error:
                 raise LockstepError(
-                    f"the store in which the ranks have met does not take the request: {error}"
+                    f"the ranks' rendezvous store does not accept the request: {error}"
                 ) from error
             self._sealed[number] = sealed
             self.note(number, content)
@@ -133,7 +133,7 @@ class StoredRequests(RequestLog):
 
     def _retry_later(self, error: Exception) -> None:
         self._asks_again = time.monotonic() + self._again_s
-        why = str(error) or "it is not what rank 0 has written"
+        why = str(error) or "its content is not the one written by rank 0"
         log.warning("request %d cannot be read yet: %s", self.count + 1, why)
 
     def _forget(self) -> None:
@@ -151,9 +151,9 @@ class StoredRequests(RequestLog):
                 f"a request of {len(content)} bytes, must be at most {bounds.bytes_each}"
             )
         if len(waiting) >= bounds.count:
-            raise UsageError(f"{len(waiting)} requests wait, which is as many as may wait")
+            raise UsageError(f"{len(waiting)} requests are queued, which is the limit; retry")
         if waiting_bytes + len(content) > bounds.bytes:
             raise UsageError(
-                f"{waiting_bytes} bytes of requests wait, and with {len(content)} more they would be"
-                f" more than {bounds.bytes}"
+                f"{waiting_bytes} bytes of requests are queued, and {len(content)} more would exceed"
+                f" {bounds.bytes}; retry"
             )

@@ -238,9 +238,9 @@ def decide(told: Iterable[Opened], *, listener: Listener | None = None) -> Decid
     missing = [rank for rank in range(world_size) if rank not in by_rank]
     if missing or not by_rank:
         raise ConfigError(
-            f"the workers of ranks {', '.join(map(str, missing)) or 'none'} have told nothing of"
-            " their caches when the engine started"
+            f"the workers of ranks {', '.join(map(str, missing)) or 'none'} did not report"
+            " their caches when the engine started; see their logs"
         )
     if len({each.replica.life for each in by_rank.values()}) != 1:
-        raise ConfigError("the workers' caches were not opened together; start the engine anew")
+        raise ConfigError("the workers' caches were not opened together; restart the engine")
     return controlled_alone(DecidingCache(by_rank[0], listener=listener))

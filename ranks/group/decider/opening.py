@@ -20,8 +20,8 @@ def require_pipelining(settings: GroupSettings) -> None:
     """Raise `ConfigError` if the scheduler would have to wait for the round of its current step."""
     if settings.pipeline_depth != 1:
         raise ConfigError(
-            "pipeline_depth is 0, and an engine with one scheduler brings the ballots of a step back"
-            " only with its outputs; leave it at 1"
+            "pipeline_depth is 0, must be 1 with one scheduler, because the ballots of a step return"
+            " only with the step's outputs"
         )
 
 

@@ -30,7 +30,7 @@ def require_source(source: str) -> None:
     require_text(source, "a source")
     if "?" in source or "@" in source:
         raise UsageError(
-            "a source is peer://host:port and nothing else; the secret is that of `peers`"
+            "a source must be peer://host:port without options; set the secret in `peers`"
         )
 
 

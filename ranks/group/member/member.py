@@ -407,4 +407,4 @@ class Member:
 def _tell_of_unwritten(rank: int, flushed: Flushed) -> None:
     if flushed.unwritten:
         causes = ", ".join(f"{cause} {pages}" for cause, pages in flushed.unwritten.items())
-        log.warning("rank %d closes, and pages are not written: %s", rank, causes)
+        log.warning("rank %d closes with unwritten pages: %s", rank, causes)

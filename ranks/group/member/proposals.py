@@ -49,8 +49,8 @@ class StagedProposals:
             pending = self._pending
             if pending is not None and pending.proposal != proposal:
                 raise UsageError(
-                    f"to {_words(pending.proposal)} was proposed on this rank and is not decided yet;"
-                    " wait for that"
+                    f"the proposal to {_words(pending.proposal)} is not decided yet on this rank;"
+                    " wait for it"
                 )
             if pending is None:
                 self._executor.stage(proposal)

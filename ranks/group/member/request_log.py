@@ -72,7 +72,7 @@ class RequestLog:
             content = self._kept.get(number)
             if content is None or number > self._count:
                 raise UsageError(
-                    f"request {number} is not here; from {self._gone + 1} to {self._count} are"
+                    f"request {number} is not available; {self._gone + 1} to {self._count} are"
                 )
             return content
 

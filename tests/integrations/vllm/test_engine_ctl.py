@@ -84,7 +84,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
             steps = asked("stats")["steps"]
         # The engine takes steps until all is written.
         wait_for(lambda: asked("stats")["in_flight"] == {}, "an idle engine")
-        with pytest.raises(LockstepError, match="queued: the engine computes nothing now"):
+        with pytest.raises(LockstepError, match="queued: the engine is idle"):
             asked("unpin", name="p")
         again = [users.ask(each) for each in PROMPTS]
         with users.asking():

@@ -193,7 +193,7 @@ def test_the_same_again_joins_what_is_staged_and_something_else_is_refused() -> 
 
     assert first is again
     assert not first.cancel()
-    with pytest.raises(UsageError, match="attach store 'memory://other' was proposed on this rank"):
+    with pytest.raises(UsageError, match="attach store 'memory://other' is not decided yet"):
         cache.detach_store()
     ready(ranks)
     assert cache.detach_store() is not first

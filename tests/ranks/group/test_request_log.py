@@ -84,7 +84,7 @@ def test_what_was_let_go_of_is_not_here_any_more_and_does_not_come_again() -> No
     backlog.let_go(2)
 
     assert (backlog.note(2, b"m"), backlog.count, backlog.waiting) == (False, 3, 1)
-    with pytest.raises(UsageError, match="request 2 is not here; from 3 to 3 are"):
+    with pytest.raises(UsageError, match="request 2 is not available; 3 to 3 are"):
         backlog.read(2)
 
 

@@ -40,11 +40,11 @@ def test_a_group_that_has_no_engine_hands_over_by_connections_and_says_so(
     pair = Pair(stack, "llama", (1, 1), peers=replace(BY_ENGINE, insists=False))
     pair.compute(TOKENS, WHOLE)
     assert pair.goes_on(TOKENS) == WHOLE
-    assert "pages are served over connections alone: Mooncake's transfer engine" in caplog.text
+    assert "pages are served over connections only: Mooncake's transfer engine" in caplog.text
     assert "the other group has none" in caplog.text
 
 
 @pytest.mark.usefixtures("_without_mooncake")
 def test_a_group_that_insists_on_an_engine_does_not_open_without_one(stack: ExitStack) -> None:
-    with pytest.raises(ConfigError, match="pages cannot be served as `peers` insists"):
+    with pytest.raises(ConfigError, match="the transfer engine that `peers` insists on failed"):
         Pair(stack, "llama", (1, 1), peers=BY_ENGINE)

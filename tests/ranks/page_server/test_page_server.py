@@ -418,7 +418,7 @@ class TestBinding:
             ("0.0.0.0:0", "", "which other hosts can reach, and there is no secret"),
             ("[::]:0", "", "which other hosts can reach, and there is no secret"),
             ("0.0.0.0:0", SHARED, "say by which host they reach it"),
-            ("nowhere", "", "'nowhere' is no address; write host:port"),
+            ("nowhere", "", "'nowhere' is not an address; write host:port"),
             ("127.0.0.1:99999", "", "must be 0 to 65535"),
             ("host.invalid:0", "", "pages cannot be served at 'host.invalid:0'"),
         ],

@@ -100,7 +100,7 @@ def test_an_address_that_is_not_allowed_is_a_miss_and_is_not_connected_to(
         assert found(reader, f"peer://{relay.address}") == 0
 
     assert relay.connections == 0
-    assert "is none of the sources that are allowed" in caplog.text
+    assert "is not an allowed source" in caplog.text
 
 
 @pytest.mark.parametrize("aborted", [True, False])

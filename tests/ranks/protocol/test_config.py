@@ -43,18 +43,18 @@ def window(**settings: Any) -> SlidingWindow:
         (lambda: Bounds(prefetches=0), "prefetches is 0, must be at least 1"),
         (lambda: Bounds(quarantine_pages=-5), "quarantine_pages is -5, must be at least 0"),
         (lambda: NamespaceLimit(namespace="a", ttl_s=0), "ttl_s is 0, must be at least 0.001"),
-        (lambda: Control(path="a\0b"), "control needs the path of a socket"),
+        (lambda: Control(path="a\0b"), "the path of control has a NUL character"),
         (
             lambda: Peers(secret="a" * 15),
             "secret of peers has 15 bytes, must be 16 or more",
         ),
         (lambda: Peers(address="10.0.0.4"), "write host:port"),
         (lambda: Peers(address="10.0.0.4:99999"), "must be 0 to 65535"),
-        (lambda: Peers(reached_at="[[::1]]"), "is no host"),
-        (lambda: Peers(reached_at="a host"), "is no host"),
-        (lambda: Peers(reached_at="[::]:80"), "which nobody can connect to"),
+        (lambda: Peers(reached_at="[[::1]]"), "is not a host"),
+        (lambda: Peers(reached_at="a host"), "is not a host"),
+        (lambda: Peers(reached_at="[::]:80"), "which is no host to connect to"),
         (lambda: Peers(reached_at="peer://gpu-7"), "the port of"),
-        (lambda: Peers(allow_sources=("10.0.0.4/8",)), "is no network"),
+        (lambda: Peers(allow_sources=("10.0.0.4/8",)), "is not a network"),
         (
             lambda: Peers(transfer=cast("Any", "nixl")),
             "transfer is 'nixl', must be one of tcp",
@@ -98,7 +98,7 @@ def window(**settings: Any) -> SlidingWindow:
         ),
         (
             lambda: CacheConfig(**pools(), device_pages=8, components=(window(host_pages=0),)),
-            "pool 'window': host_pages is 0 beside 8",
+            "pool 'window': host_pages is 0, and full attention has 8",
         ),
     ],
 )

@@ -60,11 +60,11 @@ def test_everything_is_allowed_where_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("10.0.0.1/8", "'10.0.0.1/8' is no network"),
+        ("10.0.0.1/8", "'10.0.0.1/8' is not a network"),
         ("prefill-0:7001", "names a port; name the host alone"),
         ("10.0.0.1:7001", "names a port; name the host alone"),
-        ("a,b", "is no host"),
-        ("", "is no host"),
+        ("a,b", "is not a host"),
+        ("", "is not a host"),
     ],
 )
 def test_what_is_no_network_and_no_host_is_refused(entry: str, said: str) -> None:
@@ -80,7 +80,7 @@ async def test_nobody_is_connected_to_whose_address_is_not_allowed(
         uri = group.uri.replace("127.0.0.1", "localhost")
         async with opened_at(f"{uri}?allow_sources=127.0.0.0/8"):
             pass
-        with pytest.raises(ConfigError, match=r"localhost \(127.0.0.1\) is none of the sources"):
+        with pytest.raises(ConfigError, match=r"localhost \(127.0.0.1\) is not an allowed source"):
             await make_backend(f"{uri}?allow_sources=10.0.0.0/8,prefill-0").open()
 
 

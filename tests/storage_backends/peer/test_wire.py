@@ -55,7 +55,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([5, 1, bytes(NAMES_MAX + 1)], "`bytes` of length <= 1024"),
     ([1, 2, "ab", [["h:1", [], ""]]], "rank 2 of 1"),
     ([1, 0, "ab", [["h", [], ""]]], "write host:port"),
-    ([1, 0, "ab", [["h:1", [], "h:2"]]], "'h:2' is no engine; it begins with tcp:// or rdma://"),
+    ([1, 0, "ab", [["h:1", [], "h:2"]]], "'h:2' is not a transfer engine; use tcp:// or rdma://"),
     ([8, 1, b"\2", [-1]], "Expected `int` >= 0 - at `$[3][0]`"),
     ([1, 0, "ab", [["h:1", [["kv", "s"]] * 65, ""]]], "of length <= 64"),
     ([1, 0, "ab", ["h:1"] * (RANKS_MAX + 1)], "of length <= 1024"),

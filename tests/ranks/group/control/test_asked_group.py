@@ -110,7 +110,7 @@ def test_a_namespace_that_nobody_knows_is_not_dropped_and_the_others_are_named(
     group: AskedGroup,
 ) -> None:
     with pytest.raises(
-        UsageError, match="nothing is cached of namespace 'tenat'; there is 'tenant'"
+        UsageError, match="nothing is cached for namespace 'tenat'; cached: 'tenant'"
     ):
         group.ask("drop", namespace="tenat")
 
@@ -219,7 +219,7 @@ def test_whoever_waits_at_the_end_is_told_once_nobody_listens_any_more(tmp_path:
         wait_for(lambda: bool(group.values), "the request")
         cache.abandon()
 
-    assert asking.result() == ("the group has ended before it was done", False)
+    assert asking.result() == ("the group ended before the request was executed", False)
     assert group.values == {}
 
 
@@ -256,6 +256,6 @@ def test_what_an_engine_decides_itself_is_not_asked_of_its_group(tmp_path: Path)
     control = Control(path=socket_in(tmp_path).path, refused=("weights",))
     group = AskedGroup(config_with(control), 1)
 
-    with pytest.raises(UsageError, match="weights is not for this group: its engine decides"):
+    with pytest.raises(UsageError, match="weights is refused: this group's engine decides"):
         group.ask("weights", version="2")
     group.end()

@@ -49,12 +49,12 @@ def test_what_is_no_json_is_refused_and_the_port_goes_on(echo: Path, line: bytes
     answer = told(echo, line)
 
     assert answer["type"] == "UsageError"
-    assert "a request is a line of JSON" in str(answer["error"])
+    assert "the request is not a line of JSON" in str(answer["error"])
     assert ask(echo, "list") == {"asked": {"ask": "list"}}
 
 
 def test_a_request_that_is_too_long_is_not_sent(echo: Path) -> None:
-    with pytest.raises(LockstepError, match="16 MiB at most"):
+    with pytest.raises(LockstepError, match="must not exceed 16 MiB"):
         ask(echo, "pin", name="x" * LINE_BYTES_MAX)
 
 
@@ -121,7 +121,7 @@ def test_whoever_connects_before_the_group_serves_is_answered_then(path: Path) -
 def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("notes")
 
-    with pytest.raises(ConfigError, match="is there and no socket"):
+    with pytest.raises(ConfigError, match="exists and is not a socket"):
         ControlPort(path)
     assert path.read_text() == "notes"
 
@@ -150,7 +150,7 @@ def test_a_folder_of_another_user_is_refused(path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("x" * 100, "more bytes than"), ("no/such/folder", "No such file")]
+    ("name", "why"), [("x" * 100, "exceeds 107 bytes"), ("no/such/folder", "No such file")]
 )
 def test_a_path_that_cannot_be_had_is_refused(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
@@ -166,14 +166,14 @@ def test_a_socket_whose_group_has_died_says_so(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
-    with pytest.raises(ConfigError, match=r"nobody listens at .* any more"):
+    with pytest.raises(ConfigError, match=r"no process listens at .*; its group has ended"):
         ask(path, "list")
 
 
 def test_a_file_that_is_no_socket_is_not_asked(path: Path) -> None:
     path.write_text("notes")
 
-    with pytest.raises(ConfigError, match="is no socket"):
+    with pytest.raises(ConfigError, match="is not a socket"):
         ask(path, "list")
 
 
@@ -181,7 +181,7 @@ def test_a_socket_of_another_user_is_not_asked(echo: Path, monkeypatch: pytest.M
     owner = echo.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
 
-    with pytest.raises(ConfigError, match=f"is the socket of user {owner}, who alone may ask"):
+    with pytest.raises(ConfigError, match=f"belongs to user {owner}; only that user can control"):
         ask(echo, "list")
 
 
@@ -189,8 +189,8 @@ def test_a_socket_of_another_user_is_not_asked(echo: Path, monkeypatch: pytest.M
     ("answer", "why"),
     [
         (b"", "has ended before it answered"),
-        (b"hello\n", "is no group"),
-        (b'{"answer": 5}\n', r"is no group: .* at `\$\.answer`: it answers"),
+        (b"hello\n", "is not a group"),
+        (b'{"answer": 5}\n', r"is not a group: .* at `\$\.answer`: it answers"),
         (b'{"error": "its words", "type": "__name__"}\n', "^its words$"),
     ],
 )

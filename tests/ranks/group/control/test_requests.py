@@ -156,7 +156,7 @@ def test_a_group_that_takes_no_steps_says_so_and_does_it_when_it_does() -> None:
     asked = Asked(idle_s=0.05)
     answer = asked.ask(ask="limit", namespace="tenant", host_pages=3)
 
-    with pytest.raises(LockstepError, match="queued: the engine computes nothing now"):
+    with pytest.raises(LockstepError, match="queued: the engine is idle"):
         answer.result(60)
     asked.ranks.step()
     asked.ranks.step()
@@ -171,7 +171,7 @@ def test_whoever_waits_is_told_when_the_group_ends(asked: Asked) -> None:
     answer = asked.ask(ask="unpin", name="p")
     asked.controls[0].close()
 
-    with pytest.raises(LockstepError, match="the group has ended before it was done"):
+    with pytest.raises(LockstepError, match="the group ended before the request was executed"):
         answer.result(60)
 
 
@@ -184,7 +184,9 @@ def test_whoever_asks_for_what_ends_the_group_is_told_by_which_error(asked: Aske
     with pytest.raises(MemoryError):
         asked.ranks.step()
 
-    with pytest.raises(LockstepError, match=r"has ended before it was done: MemoryError\('memory:"):
+    with pytest.raises(
+        LockstepError, match=r"ended before the request was executed: MemoryError\('memory:"
+    ):
         answer.result(60)
 
 
@@ -251,7 +253,7 @@ def test_what_is_asked_is_logged_without_passwords_and_prompts(
     assert control.cache.rank == 0
     assert "hidden" not in caplog.text
     assert "4711" not in caplog.text
-    assert "asks: pin name='p' tokens='2 tokens' " in caplog.text
+    assert "request: pin name='p' tokens='2 tokens' " in caplog.text
     assert "n" * 201 not in caplog.text
 
 

@@ -88,7 +88,7 @@ def test_a_request_that_the_store_does_not_take_has_no_number() -> None:
     store = Store()
     requests = StoredRequests(store, KEY)
     store.fails = True
-    with pytest.raises(LockstepError, match="does not take the request: Broken pipe"):
+    with pytest.raises(LockstepError, match="does not accept the request: Broken pipe"):
         requests.submit(b"a")
     store.fails = False
 
@@ -114,7 +114,7 @@ def test_what_is_in_the_store_cannot_be_read_and_is_gone_with_the_group() -> Non
 
     assert b"password" not in there
     assert store.values == {}
-    with pytest.raises(LockstepError, match="the group has ended before it was done"):
+    with pytest.raises(LockstepError, match="the group ended before the request was executed"):
         requests.submit(b"late")
     assert store.values == {}
 
@@ -151,7 +151,7 @@ def test_a_forged_request_is_one_that_is_not_there_until_rank_0_writes_it_anew(
     first.submit(b"b")
     store.values["2"] = forged(store.values)
     other.learn(2)
-    wait_for(lambda: "request 2 cannot be read yet: it is not what" in caplog.text, "the warning")
+    wait_for(lambda: "request 2 cannot be read yet: its content" in caplog.text, "the warning")
     before = other.count
     newest = first.submit(b"c")
 
@@ -170,10 +170,10 @@ def test_a_request_beyond_a_bound_is_refused_until_others_were_carried_out() -> 
     with pytest.raises(UsageError, match="a request of 21 bytes, must be at most 20"):
         requests.submit(b"a" * 21)
     requests.submit(b"a" * 20)
-    with pytest.raises(UsageError, match="48 bytes of requests wait, and with 11 more"):
+    with pytest.raises(UsageError, match="48 bytes of requests are queued, and 11 more"):
         requests.submit(b"b" * 11)
     requests.submit(b"b")
-    with pytest.raises(UsageError, match="2 requests wait, which is as many as may wait"):
+    with pytest.raises(UsageError, match="2 requests are queued, which is the limit"):
         requests.submit(b"c")
     requests.let_go(1)
 

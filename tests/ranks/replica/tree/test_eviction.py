@@ -237,5 +237,5 @@ def test_what_enters_late_and_is_used_again_for_ever_takes_no_more_memory() -> N
 
 
 def test_no_policy_can_take_the_name_of_another() -> None:
-    with pytest.raises(ConfigError, match="there is an eviction policy 'lru' already"):
+    with pytest.raises(ConfigError, match="eviction policy 'lru' is already registered"):
         register_eviction_policy(find_policy("lru"))

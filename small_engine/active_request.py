@@ -35,9 +35,9 @@ class ActiveRequest:
         """Sequence number of the first admission over all requests; the youngest request has the
         highest."""
         self.computed = 0
-        """The length whose KV is computed or loaded."""
+        """Number of tokens whose KV is computed or loaded."""
         self.reserved = 0
-        """The length that device pages are allocated for."""
+        """Number of tokens that device pages are allocated for."""
         self.was_aside = False
         """Whether the request was retracted and has not started again from scratch since."""
         self.reached = 0

@@ -23,7 +23,6 @@ from ..ranks.protocol.orders import KV_POOL
 from .request import TokenIds
 
 CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
-"""The start of the key chain for page contents."""
 KEY_BYTES = 32
 TOKEN_BYTES = 4
 CHUNK_WORDS = 1 << 15

@@ -12,7 +12,7 @@ class EngineLimits:
     device_pages: int
     prefill_tokens: int
     output_tokens_max: int
-    """0 means no limit."""
+    """Maximum number of output tokens per request; 0 means no limit."""
     verify: bool = True
     idle_s: float = 0.003
     """How long a step waits for local progress if nothing can be computed."""

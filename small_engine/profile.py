@@ -37,9 +37,7 @@ class PoolGeometry:
     """The columns of one pool of a real model, and the layers and elements kept in a replay."""
 
     columns: tuple[Column, ...]
-    """The real model's columns."""
     layers: int
-    """Number of layers in a replay."""
     elements: tuple[int, ...]
     """Number of elements in a replay, by column."""
 

@@ -136,7 +136,6 @@ PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (_LLAMA, _GEMMA, _QWEN_NEXT, _GPT_OSS, _DEEPSEEK, _GLM, _HYBRID_ALL)
 }
-"""The profiles by name."""
 
 
 def find_profile(name: str) -> Profile:

@@ -34,11 +34,11 @@ class Place(Enum):
     """The state of a retracted request."""
 
     SAVING = auto()
-    """Being copied to host memory."""
+    """The request's pages are being copied to host memory."""
     SAVED = auto()
-    """In host memory."""
+    """The request's pages are in host memory."""
     RETURNING = auto()
-    """Being loaded back to the device."""
+    """The request's pages are being loaded back to the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class Retractions:
         self._forward = forward
         self._counts = counts
         self._aside: list[_Retracted] = []
-        """Ordered by first admission, oldest first."""
+        """Retracted requests, in order of first admission, oldest first."""
         self._short_steps = 0
         """Number of consecutive steps in which some request found no room."""
 

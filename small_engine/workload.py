@@ -12,7 +12,6 @@ from .request import BLOCK_TOKENS, WorkloadRequest
 from .trace import read_trace
 
 REQUESTS_DEFAULT = 120
-"""Default number of requests of the built-in workload."""
 
 _SYSTEM_PROMPTS = 3
 _SYSTEM_PROMPT_BLOCKS = 2

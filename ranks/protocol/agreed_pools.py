@@ -15,7 +15,7 @@ class AgreedPool:
 
     layout: ShardLayout
     device_pages: int
-    """0 if the engine owns the device pages."""
+    """Number of device pages; 0 if the engine owns the device pages."""
     host_pages: int
 
 

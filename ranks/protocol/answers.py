@@ -19,7 +19,6 @@ class Dropped(NamedTuple):
     """Result of `drop`: full-attention pages removed or still held, on device and host together."""
 
     pages: int
-    """Number of pages removed."""
     held: int
     """Number of pages that requests or operations still hold. Call `drop` again after those have
     finished."""

@@ -28,9 +28,8 @@ from .orders import KV_POOL
 from .outside import Control, Peers
 
 PAGES_MAX = (1 << 31) - 1
-"""Page numbers are int32."""
+"""Maximum number of pages in a pool, because page numbers are int32."""
 RANKS_MAX = 1024
-"""Maximum number of ranks in a group."""
 
 PREFETCHES_MAX = 1 << 16
 """Upper bound of `Bounds.prefetches`, because each prefetch has lanes in every ballot."""
@@ -38,7 +37,7 @@ PREFETCHES_MAX = 1 << 16
 PoolPages = Annotated[int, Meta(ge=0, le=PAGES_MAX)]
 
 TTL_S_MIN = 0.001
-"""Agreed time has a resolution of one millisecond."""
+"""Minimum time to live, because agreed time has a resolution of one millisecond."""
 
 TtlSeconds = Annotated[float, Meta(ge=TTL_S_MIN, le=TIMEOUT_S_MAX)]
 
@@ -51,24 +50,24 @@ class WritePolicy(StrEnum):
     """When a computed page is copied to host memory and to storage."""
 
     WRITE_THROUGH = "write_through"
-    """As soon as the page is inserted."""
+    """Copy each page as soon as it is inserted."""
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    """Once the page has been hit `selective_hits` times."""
+    """Copy a page once it has been hit `selective_hits` times."""
     WRITE_BACK = "write_back"
-    """When the page is evicted from the device. Its device page is freed once the copy has settled."""
+    """Copy a page when it is evicted; its device page is freed once the copy has settled."""
 
 
 class Eviction(StrEnum):
     """Which page is evicted first from a full pool."""
 
     LRU = "lru"
-    """The least recently used page, by the replica's logical clock."""
+    """Evict the least recently used page first, by the replica's logical clock."""
     LFU = "lfu"
-    """The page with the fewest hits."""
+    """Evict the page with the fewest hits first."""
     SLRU = "slru"
-    """Pages that were used once, before any page that was hit again."""
+    """Evict pages that were used once before any page that was hit again."""
     PRIORITY = "priority"
-    """Pages used only by requests of the lowest priority."""
+    """Evict pages used only by requests of the lowest priority first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,6 @@ class Bounds(Settings):
     prefetch_pages: Count | None = None
     """Host pages that all prefetches together may request; None means half the host pool."""
     persists: AtLeastOne = 64
-    """Concurrent writes to storage."""
     persists_waiting: Count = 4096
     """Queued writes, which keep their host pages pinned; a write beyond the limit is dropped and
     counted."""

@@ -19,7 +19,6 @@ class EngineSettings(Settings):
     """Settings of the transfer engine that moves pages."""
 
     protocol: Protocol = "tcp"
-    """The transfer engine's network protocol."""
     device: str = ""
     """Names of the RDMA devices to use, separated by commas; empty for all. May differ between
     ranks."""

@@ -22,7 +22,6 @@ class Cause(StrEnum):
     """Why pages were added to a tier or removed from it."""
 
     COMPUTED = "computed"
-    """A request computed the pages."""
     BACKED_UP = "backed_up"
     FETCHED = "fetched"
     """A prefetch read the pages from storage."""
@@ -104,7 +103,7 @@ class Hit(NamedTuple):
     storage_tokens: int
     """Tokens that the request's own prefetch loaded to host memory; not counted in `host_tokens`."""
     missed: MissedTokens = MissedTokens()
-    """The uncached rest of `tokens`, by cause."""
+    """Requested tokens that no tier had, by cause."""
     source: str = ""
     """The group that `storage_tokens` were read from; empty for the store."""
 

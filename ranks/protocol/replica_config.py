@@ -50,7 +50,6 @@ class ReplicaConfig(EvictionSettings, WriteSettings):
     engine_pages: int = 0
     """Number of device pages of an engine that owns them; 0 if unknown or if the cache owns them."""
     host_pages: int
-    """Host pages of full attention."""
     components: tuple[ComponentSettings, ...] = ()
     has_store: bool
     model_digest: bytes

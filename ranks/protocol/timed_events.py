@@ -111,7 +111,7 @@ class StoreCalled(Record, frozen=True):
     outcomes: dict[str, int]
     """Number of keys by outcome, as `CallMetrics.outcomes`; `interrupted` if the outcome is unknown."""
     nbytes: int
-    """Bytes of the keys with outcome OK."""
+    """Bytes read or written for keys with outcome OK."""
     began_s: float
     ended_s: float
 

@@ -17,7 +17,6 @@ from ...replica.tree.tokens import as_token_bytes
 from ..member.rank_cache import RankCache
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-"""A name chosen by an operator."""
 
 _NAMED_MAX: Final = 8
 """Maximum number of existing namespaces listed in the error about an unknown one."""

@@ -19,13 +19,12 @@ class ReplicaStats:
     operations: Counts
     """Number of operations by kind and outcome. `no_room` includes operations that were not started."""
     admissions: int
-    """Number of admitted requests."""
     asked_tokens: int
     """Number of tokens that admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
-    """Cached tokens of these, by tier: device, host, storage or peer."""
+    """Tokens of admitted requests that were cached, by tier: device, host, storage or peer."""
     missed_tokens: dict[str, int]
-    """Uncached tokens of these, by cause (see `MissedTokens`)."""
+    """Tokens of admitted requests that were not cached, by cause (see `MissedTokens`)."""
     missed_pages: dict[str, int]
     """Pages that prefetches requested but did not bring, by reason."""
     stored_pages: Counts
@@ -44,7 +43,6 @@ class PoolUse:
 
     pages: int
     free: int
-    """Unallocated pages."""
     cached: int
     """Pages of cached prefixes. The remaining pages belong to requests and operations."""
     held: int
@@ -70,7 +68,7 @@ class CacheStats(ExecutorCounts):
     round_us: list[float]
     """Time that each of the last steps blocked the engine, without the requested idle wait."""
     steps_took: Histogram
-    """Histogram of the same time over all steps."""
+    """Histogram, over all steps, of the time that a step blocked the engine."""
     waited_s: float
     """Total time that this rank waited for others in rounds. The slowest rank has the smallest
     value."""

@@ -34,12 +34,10 @@ class Inspection:
         self.config: ReplicaConfig = replica.config
         """Settings and sizes agreed by all ranks."""
         self.journal: Journal = replica.journal
-        """The last changes in order."""
         self.requests: Requests = replica.requests
         self.prefixes: Prefixes = replica.prefixes
         """The cached prefixes and the locations of their pages."""
         self.in_flight: Mapping[int, Operation] = replica.agenda.in_flight
-        """Operations in flight, by id."""
         self.pins: Mapping[str, Pin] = replica.pinning.pins
         self.epoch, self.lanes = rounds.epoch, rounds.shape.length
         """The epoch of all ranks, and the number of lanes in each round's vector."""

@@ -94,7 +94,7 @@ class AgreedRequests:
 
     def __init__(self, log: RequestLog | None) -> None:
         self.log = log
-        """None if this rank takes no requests."""
+        """The request log; None if this rank takes no requests."""
         self._agreed = 0
         self.obeyed_by: CarryOut | None = None
         """Handler that executes a request."""

@@ -1,1 +1,1 @@
-"""Plug-ins: Lockstep in engines that others write."""
+"""Plug-ins that run Lockstep inside other inference engines."""

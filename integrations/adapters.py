@@ -1,8 +1,8 @@
-"""What the adapters of requests are: their weights, by what their files hold or by the user's word.
+"""Identity of LoRA adapters in page keys: a digest of their files, or a version given by the user.
 
-Any engine can use this: it says under what it keeps an adapter and the KV that this gave. Engines share
-the pages of plain adapters (`plain_adapters.py`). What an engine makes of any other one follows from
-that engine and from its options, so these are part of the adapter's name.
+This module is independent of the engine, which supplies the names under which it keeps an adapter and
+the adapter's KV. Engines share the pages of plain adapters (`plain_adapters.py`). How an engine applies
+any other adapter depends on the engine and its options, so both are part of that adapter's identity.
 """
 
 import logging
@@ -16,26 +16,26 @@ from .weights import FileDigests, weights_digest
 
 @dataclass(frozen=True)
 class LoadedAdapter:
-    """Says what an engine was told of one adapter."""
+    """An adapter as the engine loaded it: its name, its files and the engine's identifiers for it."""
 
     name: str
     path: str | None
-    """Where its weights lie; None if they came in another way."""
+    """Path of the adapter's weights; None if they were not loaded from files."""
     kept_under: tuple[str | int, ...]
-    """What stands for its weights in the engine, and for the KV that these gave."""
+    """Names or ids that identify the weights in the engine, and the KV computed with them."""
     form: str = ""
-    """How the files are read, if the same ones may be read in several ways."""
+    """How the files are read, if the engine can read the same files in several ways."""
 
 
 class AdapterWeights:
-    """Tells adapters apart by their weights. All calls come from one thread.
+    """Identifies adapters by their weights. All calls come from one thread.
 
-    `versions` are the user's word for the weights of adapters, by name. All others are looked at with
-    every call, and read where they have changed.
+    `versions` maps adapter names to versions given by the user. The files of all other adapters are
+    checked on every call, and read again if they have changed.
 
-    An engine keeps weights, and the KV that they gave, under a name or an id, whatever becomes of the
-    files. So where the weights behind one of these change while the engine runs, nobody can say which
-    ones its KV comes from: it is not trusted from then on.
+    An engine keeps weights and their KV under a name or an id, even if the files change later. If the
+    weights behind a name change while the engine runs, the origin of its KV is unknown. Requests with
+    that name are not cached from then on.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class AdapterWeights:
         anew: str,
         log: logging.Logger,
     ) -> None:
-        """`where` is where users give versions, and `anew` how they have changed weights trusted.
+        """Set where users give versions (`where`), and how to restore caching after a change (`anew`).
 
-        `engine` names the engine with all its options that may change how it applies an adapter. With
-        `shares` it applies plain adapters as every other engine does.
+        `engine` names the engine and all options that may change how it applies an adapter. With
+        `shares`, the engine applies plain adapters as every other engine does.
         """
         self._digests = digests
         self._versions = versions
@@ -62,12 +62,15 @@ class AdapterWeights:
         self._shares = shares
         self._log = log
         self._applied: dict[str, str] = {}
-        """The name of weights with what the engine makes of them, by the name of the weights."""
+        """Maps the identity of weights to the identity in keys, which includes the engine if needed."""
         self._known: dict[str | int, str | None] = {}
-        """What the weights are, by what stands for them; None if they are not to be trusted."""
+        """Maps the engine's identifiers to the identity of the weights; None if they are untrusted."""
 
     def identify(self, adapter: LoadedAdapter) -> str | None:
-        """Return what the weights of a request's adapter are; None: do not cache the request."""
+        """Return the identity of a request's adapter in keys; None if the request must not be cached.
+
+        None means that the weights are unknown or have changed.
+        """
         if not self.trusted(adapter):
             return None
         found, doubt = self._find(adapter)
@@ -90,15 +93,15 @@ class AdapterWeights:
         return found
 
     def trusted(self, adapter: LoadedAdapter) -> bool:
-        """Say whether nothing is known that makes it uncertain which weights its KV comes from."""
+        """Return whether the weights behind the KV of this adapter are certain."""
         return all(self._known.get(each, "") is not None for each in adapter.kept_under)
 
     def forget(self, kept_under: str | int) -> None:
-        """Forget weights that the engine has given up, with all KV that they gave it."""
+        """Forget an adapter after the engine has dropped its weights and all KV computed with them."""
         self._known.pop(kept_under, None)
 
     def _find(self, adapter: LoadedAdapter) -> tuple[str | None, str]:
-        """Return what the weights are, or None and why that is not known."""
+        """Return the identity of the weights, or None and the reason why it is unknown."""
         version = self._versions.get(adapter.name)
         if version is not None:
             return self._as_applied(f"version {version} of {adapter.name}", adapter), ""
@@ -111,7 +114,7 @@ class AdapterWeights:
             return None, f"its weights cannot be read ({error})"
 
     def _as_applied(self, weights: str, adapter: LoadedAdapter) -> str:
-        """Return the name of weights, with the engine unless all engines apply them as one function."""
+        """Return the identity of the weights, with the engine added unless the adapter is plain."""
         if weights not in self._applied:
             path = adapter.path
             plain = self._shares and path is not None and is_plain(Path(path).expanduser())

@@ -1,4 +1,4 @@
-"""A store for callers without an event loop: one on a thread, which owns the backend."""
+"""A storage backend for callers without an event loop: a thread owns the backend and runs its loop."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
 LATE_S: Final = 1.0
-"""A call that is so much later than its deadline does not keep the contract (S2), and is named."""
+"""A call that is this much later than its deadline violates the store contract (S2) and is logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ Answer = TypeVar("Answer")
 
 
 class BlockingStore:
-    """One store, called from any thread.
+    """One storage backend that can be called from any thread.
 
-    A call returns what the backend returns, and no sooner than the backend does: until then it may
-    touch the caller's buffers (contract S3).
+    A call returns when the backend returns, and not earlier, because until then the backend may access
+    the caller's buffers (contract S3).
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class BlockingStore:
         engine: str,
         around: Callable[[StorageBackend], StorageBackend] | None = None,
     ) -> None:
-        """Raises `ConfigError` for a URI that makes no sense. Nothing is opened yet.
+        """Create the backend without opening it. Raise `ConfigError` if the URI is invalid.
 
-        `engine` is who waits for answers, for the log; `around` is what stands before the store.
+        `engine` is the name of the waiting engine for log lines. `around` wraps the backend, for
+        example with a cache.
         """
         self.shown = without_secrets(uri)
         self._engine = engine
@@ -59,9 +60,9 @@ class BlockingStore:
         *,
         close_timeout_s: float | None = None,
     ) -> None:
-        """Open the backend, once; raises what keeps it from opening, or that it took too long.
+        """Open the backend, once. Raise the backend's error, or `ConfigError` after `timeout_s`.
 
-        What runs when it is closed has as long to end, or `close_timeout_s`.
+        At close, running calls get `close_timeout_s` to finish, by default `timeout_s`.
         """
         self._close_timeout_s = timeout_s if close_timeout_s is None else close_timeout_s
         self._loop = asyncio.new_event_loop()
@@ -86,10 +87,10 @@ class BlockingStore:
         *,
         leaves: bool = False,
     ) -> Answer:
-        """Return what a use of the backend comes to, which is to be done by `deadline`.
+        """Call the backend and return the result, which is expected before `deadline`.
 
-        `leaves` is for uses without buffers: they are not waited for any longer. Raises `StorageError`
-        where they are left, or the store is not open, and whatever the use raises.
+        With `leaves`, for calls without buffers, a late call is cancelled and raises `StorageError`.
+        Raises `StorageError` if the store is not open, and passes on errors of the call.
         """
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)
@@ -110,9 +111,9 @@ class BlockingStore:
     def begin(
         self, use: Callable[[StorageBackend], Coroutine[Any, Any, Answer]]
     ) -> "Future[Answer]":
-        """Begin a use of the backend, which nobody waits for here.
+        """Start a call to the backend and return its future without waiting.
 
-        Raises `StorageError` where the store is not open.
+        Raises `StorageError` if the store is not open.
         """
         with self._lock:
             if not self._is_open or self._loop is None:
@@ -120,7 +121,7 @@ class BlockingStore:
             return asyncio.run_coroutine_threadsafe(use(self._backend), self._loop)
 
     def close(self) -> None:
-        """Close the backend, when what runs has ended or its time is up. Idempotent."""
+        """Close the backend after running calls have finished or timed out. Idempotent."""
         self._stop()
         thread = self._thread
         if thread is None:
@@ -131,7 +132,7 @@ class BlockingStore:
 
     def _stop(self) -> None:
         with self._lock:
-            # Whatever was begun before stands before this in the loop's queue, and is waited for.
+            # Calls started earlier are ahead of this callback in the loop's queue, so they are awaited.
             self._is_open = False
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)
@@ -140,7 +141,7 @@ class BlockingStore:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             try:
                 runner.run(self._live(memory))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for `open` must hear of it.
+            except BaseException as error:  # noqa: BLE001 - `open` re-raises every error.
                 if not self._opened.done():
                     self._opened.set_exception(error)
                     return
@@ -158,5 +159,5 @@ class BlockingStore:
             await asyncio.wait(running, timeout=self._close_timeout_s)
         try:
             await asyncio.wait_for(self._backend.close(), self._close_timeout_s)
-        except Exception:  # noqa: BLE001 - the engine ends or goes on without the store all the same.
+        except Exception:  # noqa: BLE001 - the engine continues without the store.
             _log.exception("the store did not close cleanly")

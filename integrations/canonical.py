@@ -1,10 +1,9 @@
-"""Canonical bytes for what an engine is configured with: equal in every process, rank and start.
+"""Canonical bytes of an engine's configuration: equal in every process, on every rank, at every start.
 
-What a value is worth here is its type and what it holds, never where it lies in memory: no address, no
-order of a set or mapping, no text that a class makes up for people. What a class adds to a built-in
-type counts with the name of the class: attributes of a mapping, names of a tuple's parts. What has no
-such bytes is refused by the name of the field that holds it, so that no part of a configuration is left
-out unseen.
+The canonical form of a value has its type and contents. It has no memory address, no order of a set or
+mapping, and no text for display. A class derived from a built-in type counts with its name, attributes
+and tuple field names. A value without such a form is refused with the name of its field, so no part of
+a configuration is silently ignored.
 """
 
 import json
@@ -31,14 +30,14 @@ from ..errors import ConfigError
 Json = str | int | bool | None | list["Json"]
 
 LeftOut = Mapping[str, AbstractSet[str]]
-"""The attributes that do not count, by class with its module; they do not in derived classes either."""
+"""Attributes to ignore, by qualified class name; derived classes ignore them, too."""
 
 DIGEST_CHARACTERS = 32
-"""128 bits in hexadecimal: nobody chooses configurations so that they collide."""
+"""128 bits in hexadecimal, enough because nobody chooses configurations to collide."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
 
-# These forms are for just these types: whatever is derived from one may hold more than it.
+# These forms apply to exactly these types, because a derived class may hold more data.
 _ITSELF = frozenset({type(None), bool, int, str})
 _BYTES = frozenset({bytes, bytearray})
 _TEXT = frozenset(
@@ -55,33 +54,34 @@ _NUMBERS = frozenset({int, float})
 _BUILT_IN: tuple[Any, ...] = (dict, list, tuple, str, bytes, int, float, set, frozenset)
 
 _PLAIN: tuple[Any, ...] = (object, set, frozenset, torch.Size, OrderedDict, Counter, defaultdict)
-"""Classes that hold nothing beside contents and attributes, but for a default's factory."""
+"""Classes that hold only contents and attributes, apart from a default factory."""
 
 _PLAIN_REDUCTIONS = frozenset(each.__reduce__ for each in _PLAIN)
-"""How such classes, and those derived from them, tell pickle what they hold."""
+"""The `__reduce__` methods of plain classes, with which pickle finds their state."""
 
 _OUTSIDE = ("_fields", "default_factory")
-"""What named tuples and mappings with defaults have beside contents, and not among their attributes."""
+"""State of named tuples and defaultdicts that is neither contents nor attributes."""
 
 _NOT_HELD = frozenset({"__orig_class__"})
-"""Attributes that say how a class was spelt where it was called, as `OrderedDict[str, int]()`."""
+"""Attributes that only record how a class was written at the call, as in `OrderedDict[str, int]()`."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
-    """Return what `value` is worth, as nested lists whose JSON is its canonical text.
+    """Return the canonical form of `value`: nested lists whose JSON is the canonical text.
 
-    Raises `ConfigError` for a value without canonical bytes; `where` is how the message calls it.
+    Raises `ConfigError` for a value without a canonical form. `where` is the name of the value in the
+    message.
     """
     return _Walk(left_out).of(value, where, ())
 
 
 def digest(canonical_value: Json) -> str:
-    """Return a digest of what `canonical` has returned."""
+    """Return the digest of a value that `canonical` returned."""
     return sha256(_text(canonical_value).encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def log_parts(log: logging.Logger, parts: Iterable[tuple[str, Json]]) -> None:
-    """Log a digest of each part, by its place, so that ranks that differ see in what."""
+    """Log a digest of each part by its place, so that differences between ranks can be located."""
     if log.isEnabledFor(logging.DEBUG):
         for place, found in parts:
             log.debug("%s counts as %s", place, digest(found))
@@ -96,13 +96,13 @@ def _name(kind: type | FunctionType) -> str:
 
 
 class _Walk:
-    """Goes through one configuration. Every list begins with what kind of value it stands for."""
+    """Traverses one configuration. Every list begins with the kind of value that it represents."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self._left_out = left_out
 
     def of(self, value: object, where: str, within: tuple[int, ...]) -> Json:
-        """Return what a value is worth; `within` identifies the objects that hold it."""
+        """Return the canonical form of a value; `within` has the ids of the objects that contain it."""
         if isinstance(value, Enum):
             return ["enum", _name(type(value)), value.name]
         kind = type(value)
@@ -168,7 +168,7 @@ class _Walk:
         called: Callable[[object], str],
         within: tuple[int, ...],
     ) -> list[Json]:
-        """Return what is held by key, in an order that follows from it; `called` names the place."""
+        """Return pairs sorted by their canonical text; `called` returns the place of a key."""
         found: list[Json] = [
             [self.of(key, called(key), within), self.of(each, called(key), within)]
             for key, each in pairs
@@ -177,7 +177,7 @@ class _Walk:
 
 
 def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, object]]:
-    """Return what an object consists of beside its attributes, and these by name."""
+    """Return an object's state outside its attributes, and its attributes by name."""
     kind: Any = type(value)
     beside: dict[str, object] = {}
     attributes: dict[object, object] = {}
@@ -197,7 +197,7 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
     else:
         beside["(made of)"], state = _reduced(value, where)
     if is_dataclass(value) or kind.__getstate__ is object.__getstate__:
-        # A mapping of attributes; where there are slots, one of attributes or None, and one of slots.
+        # The state is a dict of attributes, or with slots a pair: attributes or None, and slots.
         whole: Any = state
         for part in whole if isinstance(state, tuple) else (whole,):
             attributes |= part or {}
@@ -212,7 +212,7 @@ def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, o
 
 
 def _contents(value: Any, base: Any) -> object:
-    """Return what a value holds as one of the built-in type `base`, whatever its class makes of it."""
+    """Return a value's contents as the built-in type `base`, bypassing overridden methods."""
     if base in _SETS:
         return frozenset[object]().union(value)
     if base in _MAPPINGS:
@@ -221,12 +221,12 @@ def _contents(value: Any, base: Any) -> object:
 
 
 def _reduced(value: object, where: str) -> tuple[object, object]:
-    """Return what pickle would make an object of, and its state, if that is all that there is to it."""
+    """Return pickle's constructor arguments and state of an object, if those describe all of it."""
     _require_plain(type(value), where)
     try:
         _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
     except TypeError:
-        # It holds something beside its attributes.
+        # The object holds data outside its attributes.
         raise _refused(type(value), where) from None
     return made[1:], state
 

@@ -1,14 +1,13 @@
-"""Images, audio and other items of a prompt, as part of the keys of its pages.
+"""Images, audio and other multimodal items of a prompt, as part of the keys of its pages.
 
-The ids of an item's placeholders say nothing of its content. So in the page where an item begins, the
-ids up to its last placeholder there, text before it included, are replaced by ids that no text has: 31
-bits each of a digest of these ids, of the item's place and of its content. Pages before it keep their
-keys, and requests with other items share them. Pages behind it differ, because a key covers everything
-before it. A page in which fewer than `IDS_MIN` ids can be replaced has no room for 128 bits; then the
-whole request is in a namespace of its items.
+The placeholder ids of an item say nothing about its content. In the page where an item begins, all ids
+up to the item's last placeholder in that page are replaced. The new ids occur in no text: 31 bits each
+of a digest over the old ids, the item's position and its content. Earlier pages keep their keys, so
+requests with other items share them. Later pages differ, because a key covers all tokens before it. If
+a page has fewer than `IDS_MIN` replaceable ids, 128 bits do not fit. The whole request then gets a
+namespace derived from its items.
 
-Only content counts. What an engine calls an item, as the hash that its caches go by, may be the word of
-a client.
+Only content counts, because a client may choose the hash by which an engine's caches identify an item.
 """
 
 import struct
@@ -26,44 +25,44 @@ import torch
 T = TypeVar("T")
 
 IDS_MIN = 5
-"""Ids of 31 bits that hold 128."""
+"""Number of 31-bit ids that hold 128 bits."""
 
 NAMES_MAX = 1 << 18
-"""How many of an engine's names of items are remembered, with the digests of their contents."""
+"""Maximum number of item names that are remembered with the digests of their contents."""
 
 _NO_TEXT = 1 << 31
-"""The sign of an int32: the ids of text have none."""
+"""The sign bit of an int32, which is never set in ids of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item, or a part of one whose placeholders stand together."""
+    """An item, or a contiguous run of an item's placeholders."""
 
     name: Hashable
-    """The name under which the engine keeps the item's embeddings and its own KV."""
+    """The name under which the engine caches the item's embeddings and KV."""
     start: int
     end: int
-    """Its placeholders are those from `start` to before `end`."""
+    """End (exclusive) of the placeholders, which begin at `start`."""
     content: bytes
-    """A digest of everything in it that the model reads."""
+    """Digest of all data of the item that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemIds:
-    """The ids of a prompt with items as they are in keys."""
+    """Token ids of a prompt with items, as they appear in page keys."""
 
     head: bytes
-    """The first ids of the prompt, as int32, up to the last one that is replaced."""
+    """The first ids of the prompt as int32, up to the last replaced id."""
     pages: tuple[int, ...]
-    """The pages in which ids are replaced."""
+    """Page numbers in which ids are replaced."""
 
     def of(self, tokens: bytes) -> bytes:
-        """Return the ids in keys of the first `tokens` of the prompt, and of what follows it."""
+        """Return the ids in keys of `tokens`, a beginning of the prompt or all of it with output."""
         return self.head[: len(tokens)] + tokens[len(self.head) :]
 
 
 def item_ids(tokens: bytes, items: Sequence[Item], page_tokens: int) -> ItemIds | None:
-    """Return the ids in keys of a prompt of int32 `tokens`; None if a page has no room for an item."""
+    """Return the key ids of a prompt of int32 `tokens`; None if an item does not fit into a page."""
     ids = np.frombuffer(tokens, dtype="<i4").copy()
     beginning: dict[int, list[Item]] = {}
     for item in items:
@@ -83,15 +82,15 @@ def item_ids(tokens: bytes, items: Sequence[Item], page_tokens: int) -> ItemIds 
 
 
 def named_by_content(items: Iterable[Item]) -> list[list[object]]:
-    """Return what keeps apart requests with other items, as part of a namespace."""
+    """Return the part of a namespace that separates requests with different items."""
     return [[each.content.hex(), each.start, each.end] for each in items]
 
 
 def content_digest(*parts: object) -> bytes | None:
-    """Return a digest of nested tensors, arrays, numbers and texts; None if it is not all content.
+    """Return a digest of nested tensors, arrays, numbers and texts; None if the content is incomplete.
 
-    It is none if there is no tensor in it, as in the address of one that lies elsewhere, and if
-    anything in it has no canonical bytes.
+    The content is incomplete if it has no tensor, for example only a reference to remote data, or if a
+    value has no canonical bytes.
     """
     content = _Content()
     try:
@@ -102,11 +101,11 @@ def content_digest(*parts: object) -> bytes | None:
 
 
 class _NoContent(Exception):
-    """There is something whose content is not known."""
+    """A value whose content is unknown."""
 
 
 class _Content:
-    """Writes values so that different ones have different bytes: each has its kind and its length."""
+    """Hashes values unambiguously: the kind and length of each value precede its bytes."""
 
     def __init__(self) -> None:
         self.digest = sha256()
@@ -153,13 +152,13 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class OncePerObject(Generic[T]):
-    """Remembers what was found of an object for as long as the object lives."""
+    """Caches one result per object for as long as the object lives."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ReferenceType[object], T]] = {}
 
     def get(self, held: object, find: Callable[[], T]) -> T:
-        """Return what was found of an object, and find it the first time."""
+        """Return the cached result for an object; call `find` the first time."""
         at = id(held)
         known = self._known.get(at)
         if known is None or known[0]() is not held:
@@ -169,23 +168,23 @@ class OncePerObject(Generic[T]):
 
 
 class ItemNames:
-    """Says whether an engine's name of an item stands for one content only.
+    """Checks that each item name of an engine refers to one content only.
 
-    An engine takes embeddings, and KV on its device, of items that it knows by a name: a client may
-    give that name to another content. So an item's content says what its KV is only if its name has
-    stood for nothing else. Requests with items of another content under one name are not cached, while
-    the last `NAMES_MAX` names are remembered.
+    An engine reuses embeddings and device KV of items by name, and a client may reuse a name for other
+    content. An item's content identifies its KV only if the name never had other content. Requests
+    whose item name has had several contents are not cached, as long as the name is among the last
+    `NAMES_MAX`.
     """
 
     def __init__(self, warn: Callable[[], object]) -> None:
-        """`warn` is called once, when a name is found to stand for two contents."""
+        """Register `warn`, which is called once, when a name is first seen with a second content."""
         self._warn = warn
         self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
-        """The content, by name; None if it is not known, or if there were several."""
+        """Content digest by name; None if the content is unknown or the name has had several."""
         self._warned = False
 
     def note(self, items: Iterable[Item]) -> None:
-        """Note items that the engine is going to compute."""
+        """Record the names and contents of items before the engine computes them."""
         for item in items:
             known = self._known.setdefault(item.name, item.content)
             if known != item.content:
@@ -196,13 +195,13 @@ class ItemNames:
             self._keep(item.name)
 
     def note_unknown(self, names: Iterable[Hashable]) -> None:
-        """Note items of unknown content that the engine is going to compute."""
+        """Record the names of items whose content is unknown before the engine computes them."""
         for name in names:
             self._known[name] = None
             self._keep(name)
 
     def trusted(self, items: Iterable[Item]) -> bool:
-        """Say whether KV that the engine computes for these items is that of their contents."""
+        """Return whether the engine's KV for these items was computed from their contents."""
         return all(self._known.get(item.name, item.content) == item.content for item in items)
 
     def _keep(self, name: Hashable) -> None:

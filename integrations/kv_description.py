@@ -1,12 +1,12 @@
-"""What a model's KV follows from, in every engine's words: part of the key of every page (rule R16).
+"""Engine-neutral description of a model's KV, which is part of the key of every page (rule R16).
 
-The model's own configuration, the type that it computes in, and what a page has. With the weights,
-which the key has beside it, a token's KV is one function of the tokens before it. Engines compute it by
-other kernels and round in other places, as groups of other TP sizes do; it is the same function, so
-they share.
+The description has the model's configuration, its compute dtype and the page layout. Together with the
+weights, which are a separate part of the key, these define a token's KV as a function of the tokens
+before it. Engines use different kernels and round differently, as groups of different TP sizes do. They
+compute the same function, so they share pages.
 
-Positions are where engines differ in what they compute. `POSITIONS` has the kinds that vLLM and SGLang
-were found to compute alike, to the last bit; a test compares them again (`test_engine_positions.py`).
+Engines differ in how they compute positions. `POSITIONS` lists the kinds for which vLLM and SGLang gave
+bit-identical results; `test_engine_positions.py` repeats the comparison.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from ..ranks.protocol.orders import KV_POOL
 from .canonical import canonical, digest
 
 KEYS, VALUES = "k", "v"
-"""The columns of a page of full attention, each in the order heads, tokens, elements."""
+"""Columns of a full-attention page, each of shape (heads, tokens, elements)."""
 
 POSITIONS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
@@ -30,48 +30,48 @@ POSITIONS: Mapping[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
     ),
 }
-"""The kinds of rotary positions that engines compute alike, and what each may be given."""
+"""Kinds of rotary positions that all engines compute alike, with their allowed parameters."""
 
 _OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 _NOT_THE_MODELS = frozenset(
     {
-        # Where it was read, who wrote it, and in which type, which counts as the engine has it.
+        # Origin of the model, and its stored dtype; the engine's compute dtype counts instead.
         *("_name_or_path", "transformers_version", "dtype", "torch_dtype"),
-        # What SGLang writes there: its own options, and sizes that the page and the weights have.
+        # SGLang's own options, and sizes that the page layout and the weights already have.
         *("context_len", "encoder_only", "language_model_only", "language_only"),
         *("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"),
     }
 )
 
 _UNPROVEN = ("quantization_config", "dual_chunk_attention_config", "attention_chunk_size")
-"""What a model may say of itself that engines make different numbers of."""
+"""Fields of a model configuration that engines may implement with different results."""
 
 _WHOLE = frozenset({"full_attention"})
-"""Layers that look at all tokens before them; an engine may pass over the bounds of other ones."""
+"""Layers that attend to all earlier tokens. Engines may ignore the attention limits of other layers."""
 
 
 class PretrainedConfig(Protocol):
-    """`transformers.PreTrainedConfig`, after every override of the engine's."""
+    """`transformers.PreTrainedConfig` after all overrides by the engine."""
 
     def to_dict(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class KvDescription:
-    """What KV follows from beside weights and tokens, and what of it engines may compute otherwise."""
+    """Inputs to KV except weights and tokens, as a digest; some may be read differently by engines."""
 
     digest: str
     unproven: tuple[str, ...]
-    """In words; empty where every engine comes to the same."""
+    """Human-readable parts that engines may compute differently; empty if all engines agree."""
 
     @classmethod
     def of(
         cls, model: PretrainedConfig, dtype: object, layouts: Mapping[str, PageLayout]
     ) -> "KvDescription":
-        """Describe a model that is computed in `dtype`, torch's; `layouts` are its pages by pool.
+        """Describe a model that computes in the torch type `dtype`; `layouts` are its pages by pool.
 
-        Raises `ConfigError` for what has no canonical bytes.
+        Raises `ConfigError` for a value without canonical bytes.
         """
         said = described(model)
         pages = [
@@ -89,7 +89,7 @@ class KvDescription:
 
 
 def described(model: PretrainedConfig) -> dict[str, object]:
-    """Return what a model's own configuration says of KV."""
+    """Return the fields of a model's configuration that determine its KV."""
     return {
         name: _rope(cast("Mapping[str, object]", value)) if name == "rope_parameters" else value
         for name, value in model.to_dict().items()
@@ -98,12 +98,12 @@ def described(model: PretrainedConfig) -> dict[str, object]:
 
 
 def _rope(parameters: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the parameters under the names of today; there may be some for each kind of layer."""
+    """Return rope parameters under their current names; nested ones are per layer kind."""
     inner = {
         name: _rope(cast("Mapping[str, object]", each)) if isinstance(each, Mapping) else each
         for name, each in parameters.items()
     }
-    # SGLang writes the older name beside the newer one.
+    # SGLang writes the old name `type` in addition to `rope_type`.
     return {
         name: each for name, each in inner.items() if name != "type" or "rope_type" not in inner
     }

@@ -1,6 +1,7 @@
-"""What the weights are that an engine loads: the commit they are of, or a digest of their files.
+"""Identity of a model's weights in page keys: a commit, or a digest of the weight files.
 
-Any engine can use this: it says how it is told to load, and where its users give a version.
+This module is independent of the engine, which supplies its load options and the place where users give
+a version.
 """
 
 from dataclasses import dataclass
@@ -12,20 +13,21 @@ from .weights import FileDigests, commit_of, is_commit, weights_digest
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Says how an engine is told to load the weights of one model."""
+    """How an engine loads the weights of one model."""
 
     name: str
-    """A path, or a name at the hub."""
+    """A local path, or a repository name at the hub."""
     revision: object
-    """Which state of the repository at the hub; None where `name` is no such repository."""
+    """Revision of the repository at the hub; None if `name` is not a repository."""
     load_format: str
     from_files: bool
-    """Whether this format reads files of the model's own folder, and nothing else."""
+    """Whether this format reads only files in the model's folder."""
 
     def identity(self, digests: FileDigests, where: str) -> str:
-        """Return what the weights are.
+        """Return the identity of the weights.
 
-        Raises `ConfigError` where that cannot be told; `where` is where users give a version.
+        Raises `ConfigError` if the weights cannot be identified; `where` is the place for a user-given
+        version.
         """
         path = Path(self.name)
         if self.from_files:
@@ -46,10 +48,10 @@ class LoadedWeights:
 
 
 def unreadable(what: str, error: OSError, where: str) -> ConfigError:
-    """Return the error for files that are to tell KV apart and cannot be read."""
+    """Return the error for weight files that cannot be read."""
     return ConfigError(f"{what} cannot be read to tell KV apart by them ({error}); {remedy(where)}")
 
 
 def remedy(where: str) -> str:
-    """Return what a user can do about weights that cannot be told apart."""
+    """Return the remedy for weights that cannot be identified, for error messages."""
     return f"give weights_version in {where}, and change it whenever they change"

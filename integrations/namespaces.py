@@ -1,4 +1,4 @@
-"""What keeps apart requests of the same tokens and of other KV: one text for every engine."""
+"""Namespaces separate requests with equal tokens but different KV; the text is engine-neutral."""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ ADAPTER = "adapter"
 
 
 def namespace_of_parts(parts: Mapping[str, object]) -> str:
-    """Return the namespace of requests with these parts, of which those that are empty do not count.
+    """Return the namespace of requests with these parts, ignoring empty parts.
 
-    Engines that share pages give a part one name: a tenant's salt, what an adapter's weights are.
+    Engines that share pages must use the same part names: a tenant's salt, and an adapter's weights.
     """
     kept = {name: part for name, part in parts.items() if part}
     return json.dumps(kept, sort_keys=True) if kept else ""

@@ -1,10 +1,10 @@
-"""Which LoRA adapters every engine applies as the same function, by their PEFT files.
+"""Detects plain LoRA adapters, which every engine applies as the same function, from PEFT files.
 
-The engines read different parts of a PEFT config. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
+Engines read different parts of a PEFT config. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
 `alpha_pattern`, applies every module that has weights, and ignores `target_modules`. SGLang 0.5.23
-scales all modules by alpha / r, applies what `target_modules` names, fuses q, k and v (and gate and up)
-as if q (and gate) were always there, and reads every file of weights in the folder. A plain adapter is
-one where none of this matters.
+scales all modules by alpha / r and applies the modules in `target_modules`. It fuses q, k and v (and
+gate and up) assuming that q (and gate) exist, and reads every weight file in the folder. None of these
+differences affects a plain adapter.
 """
 
 import json
@@ -27,22 +27,22 @@ _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
 _NEUTRAL = frozenset(
     {
-        # Where the adapter comes from, and how it was trained.
+        # Origin of the adapter, and training options.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
-        # The group size of use_qalora, which is off.
+        # Group size of use_qalora, which is off.
         "qalora_group_size",
     }
 )
-"""Fields that change no byte of KV at any value."""
+"""Fields that never change KV, at any value."""
 
 _AT_VALUES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Other ways to begin change the model's own weights.
+    # Other initialisations change the model's own weights.
     "init_lora_weights": (True, False, None),
 }
-"""Fields that are neutral at these values."""
+"""Fields that do not change KV at these values."""
 
 _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)"
@@ -51,9 +51,9 @@ _TENSOR = re.compile(
 
 
 def is_plain(folder: Path) -> bool:
-    """Say whether every engine applies the adapter in a folder as the same function.
+    """Return whether every engine applies the adapter in a folder as the same function.
 
-    False for whatever is not known to be plain, and for what cannot be read.
+    False for every adapter that is not known to be plain or cannot be read.
     """
     try:
         files = [each.name for each in folder.iterdir() if each.suffix in WEIGHTS]
@@ -81,7 +81,7 @@ def _is_plain_config(config: object) -> bool:
 
 
 def _is_neutral(name: str, worth: object) -> bool:
-    """Say whether a field leaves an adapter plain; of unknown ones, those that are off or empty do."""
+    """Return whether a field leaves an adapter plain; an unknown field does if it is off or empty."""
     if name in _READ_ALIKE | _NEUTRAL:
         return True
     if name in _AT_VALUES:
@@ -90,7 +90,7 @@ def _is_neutral(name: str, worth: object) -> bool:
 
 
 def _is_plain_layout(shapes: Mapping[str, list[int]], config: Mapping[str, Any]) -> bool:
-    """Say whether all weights are of modules that are named, complete, and of the rank `r`."""
+    """Return whether all weights have rank `r`, belong to target modules and form complete modules."""
     layers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, shape in shapes.items():
         found = _TENSOR.fullmatch(name)
@@ -114,7 +114,7 @@ def _is_whole(modules: Mapping[str, set[str]]) -> bool:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes of a safetensors file's tensors; raises `ValueError` for what is none."""
+    """Return the tensor shapes of a safetensors file; raise `ValueError` for any other file."""
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > HEADER_BYTES_MAX:

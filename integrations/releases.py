@@ -1,4 +1,4 @@
-"""The releases of an engine that a plug-in is for; others are refused, because it reaches into them."""
+"""Check that the engine's release is supported; a plug-in depends on engine internals."""
 
 import logging
 import re
@@ -9,14 +9,14 @@ from ..errors import ConfigError
 
 
 class UnsupportedEngine(StrEnum):
-    """Policies for an engine of another release."""
+    """Policies for an engine whose release is not supported."""
 
     REFUSE = "refuse"
     TRY = "try"
 
 
 def is_release(found: str, releases: Sequence[str]) -> bool:
-    """Say whether a version is of one of these releases: 0.33.1 and 0.33.0+cpu are of 0.33."""
+    """Return whether a version belongs to one of the releases: 0.33.1 and 0.33.0+cpu belong to 0.33."""
     return any(re.match(rf"{re.escape(each)}(?!\d)", found) for each in releases)
 
 
@@ -29,7 +29,7 @@ def require_release(
     where: str,
     log: logging.Logger,
 ) -> None:
-    """Raise `ConfigError` for an engine of another release, unless the user wants it tried."""
+    """Raise `ConfigError` for an unsupported release; with `try`, log a warning instead."""
     if is_release(found, releases):
         return
     known = (

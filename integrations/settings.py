@@ -1,4 +1,4 @@
-"""Settings that a user writes into the configuration that an engine hands to a plug-in."""
+"""Plug-in settings, which users write into the engine's own configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,33 +17,36 @@ from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
-"""What one rank's program does before it comes back to its engine may take minutes: a checkpoint that
-it writes, weights that it loads. A rank that has died is noticed at once, whatever this is."""
+"""Default timeout of a round, in seconds.
+
+A rank may spend minutes outside its engine loop, for example to write a checkpoint or load weights. A
+dead rank is detected immediately, whatever this value is.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSettings(GroupSettings):
-    """The settings of every plug-in; equal on every rank."""
+    """Settings of every plug-in; equal on every rank."""
 
     where: ClassVar[str]
-    """The place of these values, as users know it."""
+    """Where users write these settings, for error messages."""
 
     host_memory_gib: Annotated[float, Meta(gt=0, lt=1 << 20)] | None = None
     """Host memory for pages on each rank, in GiB."""
     host_pages: AtLeastOne | None = None
-    """The host memory as a number of full attention's pages; not beside `host_memory_gib`."""
+    """Host memory as a number of full-attention pages; excludes `host_memory_gib`."""
     model: Text | None = None
-    """The model's name in keys; by default the one that the engine was given, which may be a path."""
+    """Model name in keys; by default the name given to the engine, which may be a path."""
     weights_version: Text | None = None
-    """Stands for all weights in keys; if it is given, the files that hold them are not read."""
+    """Replaces the digest of all weights in keys; if given, the weight files are not read."""
     weight_digests: Text | None = None
-    """The folder in which digests of files of weights are remembered; by default the engine's cache."""
+    """Folder for remembered digests of weight files; by default the engine's cache folder."""
     idle_wait_s: Annotated[float, Meta(gt=0, le=1)] = 0.002
-    """How long a step without anything to compute waits for storage and copies."""
+    """How long an idle engine step waits for storage and copies, in seconds."""
     metrics_port: Annotated[int, Meta(ge=1, le=PORT_MAX)] | None = None
-    """The port of rank 0's metrics on loopback, with each other rank's at its own number beyond it."""
+    """Loopback port of rank 0's metrics; rank n uses this port plus n."""
     control: Text | None = None
-    """The Unix socket at which rank 0 takes requests of an operator, for its own user alone."""
+    """Unix socket on which rank 0 accepts operator requests, from its own user only."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
 
     def __post_init__(self) -> None:
@@ -51,14 +54,15 @@ class PluginSettings(GroupSettings):
         if self.host_memory_gib is not None and self.host_pages is not None:
             raise ConfigError("give host_memory_gib or host_pages, and not both")
         if self.store is not None:
-            # Before anything is read or opened; another package's store is looked at when it opens.
+            # Check the URI before anything is opened. Stores of other packages are checked when they
+            # open.
             scheme = parse_uri(self.store).scheme
             if is_built_in(scheme) or scheme not in known_schemes():
                 make_backend(self.store.replace(RANK, "0"))
 
     @classmethod
     def read(cls, given: object) -> Self:
-        """Return the settings that a user has given; `ConfigError` names the key that is wrong."""
+        """Return the user's settings; raise `ConfigError` with the name of a wrong key."""
         if isinstance(given, Mapping):
             keys = cast("Mapping[str, object]", given)
             if isinstance(keys.get("timeouts"), Mapping):
@@ -68,14 +72,14 @@ class PluginSettings(GroupSettings):
         return read_settings(cls, given, cls.where)
 
     def require_host_memory(self) -> None:
-        """Raise `ConfigError` if neither key says how much host memory there is for pages."""
+        """Raise `ConfigError` if neither key gives the size of the host memory."""
         if self.host_memory_gib is None and self.host_pages is None:
             raise ConfigError(
                 "give host_memory_gib, the host memory for pages on each rank in GiB, or host_pages"
             )
 
     def host_pages_of(self, page_bytes: int) -> int:
-        """Return the number of host pages, if one of all pools together has `page_bytes` bytes."""
+        """Return the number of host pages; `page_bytes` is the size of one page over all pools."""
         if self.host_pages is not None:
             return self.host_pages
         assert self.host_memory_gib is not None
@@ -88,9 +92,10 @@ class PluginSettings(GroupSettings):
         return pages
 
     def for_cache(self) -> dict[str, Any]:
-        """Return the settings that a cache has too, by name.
+        """Return the settings that the cache shares, by name.
 
-        An operator may ask it for everything but other weights, which the engine itself knows of.
+        Operators may send every control request except changes of weights, which the engine reports
+        itself.
         """
         control = None if self.control is None else Control(path=self.control, refused=("weights",))
         return {**part_of(self, GroupSettings), "control": control}
@@ -98,11 +103,11 @@ class PluginSettings(GroupSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings(PluginSettings):
-    """The further settings of the plug-ins of serving engines."""
+    """Additional settings of the plug-ins for serving engines."""
 
     adapter_versions: Mapping[str, Text] = field(default_factory=dict[str, str])
-    """The version that keys have for an adapter, by its name, instead of a digest of its files."""
+    """Versions by adapter name, used in keys instead of digests of the adapters' files."""
     share: Share = Share.ALL
-    """With whom pages are shared: `all` engines that compute the same, or those of one `engine`."""
+    """Which engines share pages: `all` that compute the same KV, or only those of the same `engine`."""
     unsupported_engine: UnsupportedEngine = UnsupportedEngine.REFUSE
-    """Policy for an engine of a release that the plug-in is not for: `refuse` it, or `try` it."""
+    """Policy for an engine of an unsupported release: `refuse` or `try`."""

@@ -1,16 +1,13 @@
-"""Which engines share pages: all that compute the same KV, or those that are configured alike.
+"""Which engines share pages: all that compute the same KV, or only equally configured engines.
 
-The key of a page has a description of its KV that is no engine's own (`kv_description.py`). The
-engines that the plug-ins are for compute what it says unless somebody sets them up otherwise. So an
-engine whose settings are as it has them by default shares with every other such engine. The
-`key_exclusions.py` of an engine lists, with reasons, the settings that may have any value. Any other
-setting that is not as by default, whether it is known here or not, puts a digest into the key: of the
-engine's name and version and of all its settings that are not operational. So an unknown setting is a
-miss, never wrong data.
+The key of a page has an engine-neutral description of its KV (`kv_description.py`). Supported engines
+with default settings compute exactly the described KV, so they share pages. An engine's
+`key_exclusions.py` lists, with reasons, the settings that may have any value. Any other non-default
+setting, known or unknown, adds a digest to the key. The digest covers the engine's name and version and
+all non-operational settings. An unknown setting therefore causes a miss, never wrong data.
 
-vLLM's own `compute_hash` is no such digest, because it tells compiled graphs apart. It leaves out how
-weights are loaded, the class of the worker and other settings that change KV, and it includes paths,
-the TP size and the sizes of batches.
+vLLM's `compute_hash` cannot be used, because it identifies compiled graphs. It omits settings that
+change KV, such as weight loading and the worker class. It includes paths, the TP size and batch sizes.
 """
 
 import logging
@@ -25,7 +22,7 @@ from .releases import is_release
 
 
 class Share(StrEnum):
-    """With whom an engine shares the pages of its model."""
+    """Which engines share the pages of a model."""
 
     ALL = "all"
     ENGINE = "engine"
@@ -33,54 +30,54 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """The settings of an engine that are in no key, or only in the keys of engines of its own kind."""
+    """An engine's settings that are in no key, or only in keys that other engines do not share."""
 
     operational: frozenset[str]
     """Settings that cannot change KV."""
     rounding: frozenset[str]
-    """Settings that may change in which order sums are added up, as another TP size does."""
+    """Settings that may change only the order of summation, as a different TP size does."""
 
 
 def names_of(*lists: Mapping[str, str]) -> frozenset[str]:
-    """Return the names in lists of reasons, each of which stands for names with spaces between them."""
+    """Return the setting names in lists of reasons, whose keys are names separated by spaces."""
     return frozenset(name for reasons in lists for names in reasons for name in names.split())
 
 
 def names_in_classes(classes: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
-    """Return the names in lists of reasons by class, as `Class.name`."""
+    """Return the names in lists of reasons by class, in the form `Class.name`."""
     return frozenset(f"{kind}.{name}" for kind, each in classes.items() for name in names_of(each))
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that an engine can be configured with."""
+    """One configurable field of an engine."""
 
     name: str
-    """Its name in `key_exclusions.py`."""
+    """The setting's name in `key_exclusions.py`."""
     place: str
-    """Its place in the configuration, for messages."""
+    """The setting's place in the configuration, for messages."""
     value: object
     default: object
-    """What the engine has if nobody says anything; `MISSING` for what is never a default."""
+    """The engine's default value; `MISSING` for a setting without a default."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is configured with beside its model and its weights."""
+    """An engine's configuration apart from its model and weights."""
 
     engine: str
     version: str
     releases: Sequence[str]
-    """Those of which the defaults are known."""
+    """Releases whose defaults are known."""
     settings: Sequence[Setting]
     package: str
-    """The package of the engine whose dataclasses are looked into."""
+    """The engine's package, whose dataclasses are split into their fields."""
     exclusions: Exclusions
     resolved: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Values by name that the engine itself puts in place of a default, and that count as one, too."""
+    """Values by setting name that the engine substitutes for a default; they count as defaults."""
 
     def digest(self, *beside: Json) -> str:
-        """Return a digest of all settings that are not operational, and of what is `beside` them.
+        """Return a digest of all settings that are not operational, and of the values in `beside`.
 
         Raises `ConfigError` for a value without canonical bytes.
         """
@@ -89,7 +86,7 @@ class EngineSettings:
         return digest([self.version, sorted(found, key=str), *beside])
 
     def set_otherwise(self) -> Iterator[str]:
-        """Yield what keeps the engine from sharing with others: settings, and an unknown release."""
+        """Yield the settings, and an unknown release, that keep the engine from sharing with others."""
         if not is_release(self.version, self.releases):
             yield f"version {self.version}"
         for each in self._settings(self.exclusions.operational | self.exclusions.rounding):
@@ -98,7 +95,7 @@ class EngineSettings:
                 yield each.place
 
     def log_parts(self, log: logging.Logger) -> None:
-        """Log a digest of each setting that counts, so that ranks that differ see in what."""
+        """Log a digest of each setting that counts, to locate differences between ranks."""
         counted = self._settings(self.exclusions.operational)
         log_parts(log, ((each.place, canonical(each.value, each.place)) for each in counted))
 
@@ -115,7 +112,7 @@ def kv_name(
     share: Share,
     log: logging.Logger,
 ) -> str:
-    """Return what the key of every page has for an engine's KV, and say in a line what that means."""
+    """Return the engine's part of every page key, and log which engines share pages."""
     settings.log_parts(log)
     if share is Share.ENGINE:
         log.info("pages are shared with %s engines that are configured alike", settings.engine)
@@ -135,10 +132,10 @@ def kv_name(
 
 
 def settings_in(config: object, where: str, default: object = None) -> list[Setting]:
-    """Return what can be set of a dataclass; what follows from that, and is not set, is left out.
+    """Return the settings in a dataclass, without unset fields and those outside its constructor.
 
-    `default` is the one that the engine has by default; if it is of another class, defaults are those
-    that the class declares.
+    `default` is the engine's default for the whole dataclass. If its class differs, the defaults
+    declared by the class are used.
     """
     kind: Any = type(config)
     known: Any = default if isinstance(default, kind) else None
@@ -155,9 +152,10 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 
 
 def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
-    """Yield a setting, or those that it consists of if it is a dataclass of `package`.
+    """Yield a setting, or the settings inside it if its value is a dataclass of `package`.
 
-    Where there is none by default, that there is one is a setting too, under the name of the class.
+    If the setting is unset by default, the presence of the dataclass is a setting of its own, named
+    after the class.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:
@@ -173,13 +171,13 @@ def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Ite
 
 
 def _is_worth(setting: Setting, default: object) -> bool:
-    # By digests: for `==`, False would be worth 0, and True 1.
+    # Compare digests, because `==` treats 0 as False and 1 as True.
     worth = digest(canonical(setting.value, setting.place))
     return default is not MISSING and worth == digest(canonical(default, "a default"))
 
 
 def _declared(kind: Any, name: str) -> object:
-    # vLLM's classes are pydantic's, of which the fields of a dataclass do not tell defaults.
+    # vLLM's dataclasses are pydantic's, whose `dataclasses.fields` do not have the defaults.
     found = getattr(kind, "__pydantic_fields__", {}).get(name)
     if found is not None:
         return MISSING if found.is_required() else found.get_default(call_default_factory=True)

@@ -1,4 +1,4 @@
-"""How a plug-in speaks to a user who starts an engine: in its log, and before it reads weights."""
+"""Logging and start-up errors of plug-ins: use the engine's log, and fail before weights are read."""
 
 import logging
 from collections.abc import Generator
@@ -8,19 +8,20 @@ from ..errors import ConfigError, LockstepError
 
 
 class Lockstep(LockstepError):
-    """Ends an engine's start: the last line of the log is the name of this class and what is wrong.
+    """Stops the engine at start; the last log line has this class's name and the error.
 
-    It is no `ValueError`, which an engine's own checks would make other errors of.
+    The class does not derive from `ValueError`, because engines convert a `ValueError` from their own
+    checks to other errors.
     """
 
 
-# A traceback leaves out the name of this module alone.
+# A traceback omits the module name only for builtins.
 Lockstep.__module__ = "builtins"
 
 
 @contextmanager
 def ending_the_start() -> Generator[None]:
-    """Raise what is wrong with the configuration as `Lockstep`."""
+    """Convert a `ConfigError` to `Lockstep`, which ends the engine's start."""
     try:
         yield
     except ConfigError as error:
@@ -28,9 +29,9 @@ def ending_the_start() -> Generator[None]:
 
 
 def log_as(engine: str) -> None:
-    """Log with the handlers, and so in the format, of the engine's logger of this name.
+    """Log through the handlers, and so in the format, of the engine's logger named `engine`.
 
-    Does nothing where Lockstep's logger has handlers already, or the engine's has none.
+    Does nothing if Lockstep's logger already has handlers, or if the engine's logger has none.
     """
     ours, theirs = logging.getLogger("lockstep"), logging.getLogger(engine)
     if ours.handlers or not theirs.handlers:

@@ -1,13 +1,12 @@
-"""What a model's or an adapter's weights are: a digest of the files that hold them.
+"""Digests of the files that hold a model's or an adapter's weights.
 
-A name and a path say nothing of weights that are trained again in place, so KV that the former ones
-gave would be found under them. Any engine can use this: it knows of files, and of nothing else.
+A name or path does not identify weights that are retrained in place, so KV of the old weights would
+match. This module is independent of the engine.
 
-Reading them takes minutes for a large model. So what is read once is remembered in a small file, by
-path, size and times, and the ranks of one host read one after the other: the first one reads, and the
-others find what it has remembered. A process keeps what it has found or read, and looks into the small
-file for other files only. Ranks on other hosts have files of their own, and read these; whether all
-ranks have come to the same is compared when their caches open.
+Reading the files of a large model takes minutes. Each digest is remembered in a small record file by
+path, size and times. The ranks of one host read one after the other, so the later ranks find the
+digests of the first. A process also keeps its digests in memory and reads the record only for other
+files. Ranks on other hosts read their own files; the ranks compare their digests when the caches open.
 """
 
 import json
@@ -27,37 +26,39 @@ import msgspec
 from .canonical import DIGEST_CHARACTERS
 
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
-"""What files of weights are called."""
+"""File name endings of weights."""
 
 SAYING = frozenset({".json", ".py"})
-"""What files are called that say how weights are read, and what is computed with them."""
+"""File name endings of configuration and code that say how the weights are read and used."""
 
 NEUTRAL = frozenset(
     {
-        # They make token ids of text, which are in every page's key, or text of token ids.
+        # Conversion between text and token ids; every page's key has the token ids themselves.
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", "vocab.json", "chat_template.json", "generation_config.json"),
-        # They are for training on, and no engine reads them.
+        # State for further training, which no engine reads.
         *("training_args.bin", "trainer_state.json", "optimizer.bin", "optimizer.pt"),
         *("scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"),
     }
 )
-"""Files beside weights that change no byte of KV."""
+"""Names of files next to the weights that never change KV."""
 
 READERS = 8
-"""Threads that read files: one alone does not keep a fast disk busy."""
+"""Threads that read files, because one thread does not saturate a fast disk."""
 
 LOCK_S_MAX = 1800.0
-"""How long a rank waits while another one reads; after that it reads for itself."""
+"""How long a rank waits for another rank's read, in seconds; then the rank reads the files itself."""
 
 LOCK_POLL_S = 0.05
 
 SETTLED_NS = 2_000_000_000
-"""A file that was changed a moment ago may change again within the same tick of its file system's
-clock. So it is not remembered."""
+"""Minimum age of a file before its digest is remembered.
+
+A younger file may change again within one tick of the file system's clock.
+"""
 
 FILES_MAX = 16_384
-"""How many files are remembered; the longest remembered go first."""
+"""Maximum number of remembered files; the oldest entries are dropped first."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -65,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """Holds what of a file changes whenever its bytes do. The change time cannot be set back."""
+    """File metadata that changes whenever the content does. The change time cannot be set back."""
 
     size: int
     mtime_ns: int
@@ -74,23 +75,23 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "FileStamp":
-        """Look at a file; raises `OSError` if that cannot be done."""
+        """Return a file's stamp; raises `OSError` if the file cannot be read."""
         seen = path.stat()
         return cls(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
 
 
 _Known = tuple[FileStamp, str]
-"""What a file looked like, and the digest of what it held then."""
+"""A file's stamp, and the digest of its content at that time."""
 
 _Record = tuple[int, int, int, int, str]
-"""The same, as it is written down."""
+"""The stamp and digest of one file, as stored in the record file."""
 
 
 class FileDigests:
-    """Digests of the contents of files, remembered from one start to the next in the file `record`.
+    """Digests of file contents, remembered across starts in the file `record`.
 
-    Where that cannot be written, every start reads anew, and a warning says so. One object reads a file
-    anew only once it has changed.
+    If the record cannot be written, a warning is logged and every start reads all files. Within one
+    object, a file is read again only after it has changed.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class FileDigests:
         log: logging.Logger = _log,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Tell of what takes long, and of what goes wrong, in the engine's `log`."""
+        """Set the record file; slow reads and errors go to the engine's `log`."""
         self.record = record
         self._log = log
         self._clock_ns = clock_ns
         self._kept: dict[str, _Known] = {}
         self.bytes_read = 0
-        """How much was read of files whose digest was not remembered."""
+        """Bytes read from files whose digest was not remembered."""
 
     def of(self, files: Sequence[Path]) -> list[str]:
-        """Return the digest of each file; raises `OSError` if one cannot be read."""
+        """Return the digest of each file; raises `OSError` if a file cannot be read."""
         paths = [str(path.resolve()) for path in files]
         wanted = {path: FileStamp.of(Path(path)) for path in paths}
         found = self._remembered(wanted)
@@ -153,14 +154,14 @@ class FileDigests:
             del self._kept[next(iter(self._kept))]
 
     def _records(self) -> dict[str, _Record]:
-        """Return what was remembered; nothing of a record that is not there or is damaged."""
+        """Return the stored records; empty if the record file is missing or damaged."""
         try:
             return msgspec.json.decode(self.record.read_bytes(), type=dict[str, _Record])
         except (OSError, ValueError):
             return {}
 
     def _remember(self, read: Mapping[str, _Known], *, may_write: bool) -> None:
-        """Keep what was read of settled files, and write it down; drop files that are gone."""
+        """Keep digests of settled files in memory and in the record; drop entries of deleted files."""
         settled_ns = self._clock_ns() - SETTLED_NS
         settled = {
             path: known
@@ -187,7 +188,7 @@ class FileDigests:
 
     @contextmanager
     def _alone(self) -> Generator[bool]:
-        """Wait until no other process of this host reads; say whether the record may be written."""
+        """Wait until no other process of this host reads; yield whether the record may be written."""
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             lock = self.record.with_suffix(".lock").open("ab")
@@ -210,10 +211,10 @@ class FileDigests:
 
 
 def weights_digest(path: Path, digests: FileDigests) -> str:
-    """Return a digest of the weights in a folder, or in one file.
+    """Return a digest of the weights in a folder or a single file.
 
-    It covers the contents of all files that an engine reads there, and their names. Raises `OSError`
-    if one cannot be read, and `FileNotFoundError` if there are no weights.
+    The digest covers the names and contents of all files that an engine reads there. Raises `OSError`
+    if a file cannot be read, and `FileNotFoundError` if there are no weights.
     """
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if _counts(each))
     if not any(each.suffix in WEIGHTS for each in files):
@@ -225,13 +226,13 @@ def weights_digest(path: Path, digests: FileDigests) -> str:
 
 
 def commit_of(path: Path) -> str | None:
-    """Return the commit whose files a folder of the Hugging Face cache holds; None for another one."""
+    """Return the commit of a snapshot folder of the Hugging Face cache; None for any other folder."""
     is_snapshot = path.parent.name == "snapshots" and is_commit(path.name)
     return path.name if is_snapshot else None
 
 
 def is_commit(revision: object) -> bool:
-    """Say whether a revision names one state of a repository for ever, as no branch and no tag does."""
+    """Return whether a revision is a commit, which never changes, unlike a branch or a tag."""
     return isinstance(revision, str) and _COMMIT.fullmatch(revision) is not None
 
 
@@ -245,7 +246,7 @@ def _is_gone(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        # It may be there again in a moment.
+        # The error may be temporary, so the file is not treated as deleted.
         return False
     return False
 

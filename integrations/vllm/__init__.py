@@ -1,4 +1,4 @@
-"""Lockstep under vLLM 0.32 and 0.33, with a scheduler on every rank.
+"""Lockstep's plug-in for vLLM 0.32 and 0.33, with a scheduler on every rank.
 
 vLLM loads the plug-in by name, from its own configuration:
 
@@ -13,7 +13,7 @@ vLLM loads the plug-in by name, from its own configuration:
         },
     )
 
-`settings` says what the extra configuration may hold. Only `connector` needs vLLM.
+`settings` defines the extra configuration. Only `connector` and modules that it needs import vLLM.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ __all__ = ["LockstepConnector"]
 
 
 def __getattr__(name: str) -> object:
-    # Everything but the connector itself can be used, and tested, where vLLM is not installed.
+    # Other modules must be importable, and testable, without vLLM.
     if name == "LockstepConnector":
         from ..starting import ending_the_start, log_as  # noqa: PLC0415
 
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
 
 
 def _refuse_other_release(error: ImportError) -> None:
-    """Raise `ConfigError` if the connector cannot be imported since vLLM is of another release."""
+    """Raise `ConfigError` if the import failed because vLLM is of an unsupported release."""
     from vllm import __version__  # noqa: PLC0415
 
     from ..releases import is_release  # noqa: PLC0415

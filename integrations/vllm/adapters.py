@@ -1,4 +1,4 @@
-"""What vLLM's adapters are: their weights, by what their files hold or by the user's word."""
+"""Identity of vLLM's LoRA adapters in page keys: a digest of their files, or a user-given version."""
 
 import logging
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"
     " log; a version in adapter_versions avoids reading"
 )
-"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
+"""Flight recorder entry for an adapter whose weights a rank cannot identify."""
 
 
 def adapter_weights(
     digests: FileDigests, versions: Mapping[str, str], options: str = ""
 ) -> AdapterWeights:
-    """Return what tells adapters apart.
+    """Return the object that identifies adapters by their weights.
 
-    `options` stands for all that the engine is told of adapters; see `adapter_options`.
+    `options` is a digest of the engine's adapter options; see `adapter_options`.
     """
     return AdapterWeights(
         digests,
@@ -33,11 +33,11 @@ def adapter_weights(
 
 
 def loaded(adapter: LoraRequest) -> LoadedAdapter:
-    """Return an adapter as vLLM has it: loaded under its id, and its KV under its name."""
+    """Return an adapter as vLLM has it: weights loaded under its id, KV cached under its name."""
     return LoadedAdapter(
         adapter.lora_name,
         adapter.lora_path,
         (adapter.lora_name, adapter.lora_int_id),
-        # The same files are read in two ways.
+        # vLLM reads the same files in two ways.
         " 3d" if adapter.is_3d_lora_weight else "",
     )

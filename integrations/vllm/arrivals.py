@@ -1,4 +1,4 @@
-"""New requests: which are cached, under which ids and namespace, and for how long these hold."""
+"""New requests: which may be cached, with which key ids and namespace, and whether these stay valid."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ from .tracked import TrackedRequest, may_be_cached, namespace_of
 _log = logging.getLogger(__name__)
 
 CONTENT_NOT_KNOWN = "of unknown content"
-"""Entry of the flight recorder for items whose content a rank cannot digest."""
+"""Flight recorder entry for items whose content a rank cannot digest."""
 
 
 class Arrivals:
-    """Takes in new requests. All calls come from the engine's thread, in one order on every rank."""
+    """Admits new requests. All calls come from the engine's thread, in the same order on every rank."""
 
     def __init__(self, cache: HostCache, adapters: AdapterWeights, *, own_embeddings: bool) -> None:
-        """Without `own_embeddings` other engines give this one embeddings of items, by names alone."""
+        """Without `own_embeddings`, other engines send this engine embeddings of items by name only."""
         self._cache = cache
         self._adapters = adapters
         self._own_embeddings = own_embeddings
@@ -38,13 +38,13 @@ class Arrivals:
             )
         )
         self._sessions: dict[str, VllmRequest] = {}
-        """Those that go on, which may bring items at any time."""
+        """Open sessions, which may add items at any time."""
         self._count = 0
         self._told = False
-        """Whether the log says that the content of items is not known."""
+        """Whether the log already says that the content of items is unknown."""
 
     def track(self, request: VllmRequest) -> TrackedRequest | None:
-        """Return what is remembered of a new request; None for one that is not cached."""
+        """Return the tracked state of a new request; None if the request is not cached."""
         items = self._contents.of(request)
         if items is None:
             self._names.note_unknown(each.identifier for each in request.mm_features)
@@ -67,25 +67,25 @@ class Arrivals:
         adapter = None
         if request.lora_request is not None:
             adapter = self._adapters.identify(loaded(request.lora_request))
-            # Ranks that have read other files, or could not, are told so by the digest. Not by the
-            # adapter's name, which may be another one on each rank; each rank logs it.
+            # The digest detects ranks that read other files or none. The fact excludes the adapter's
+            # name, which may differ between ranks; each rank logs the name.
             self._cache.witness("adapter of request", self._count, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
         return self._tracked(request, adapter, items)
 
     def computes(self, scheduled: Collection[str]) -> None:
-        """Note what the sessions among the requests that are `scheduled` have brought by now."""
+        """Record the items that scheduled sessions have added so far."""
         for name in self._sessions.keys() & scheduled if self._sessions else ():
             features = self._sessions[name].mm_features
             self._names.note_unknown(each.identifier for each in features)
 
     def left(self, request: VllmRequest) -> None:
-        """Forget a request that has ended."""
+        """Forget a finished request."""
         self._sessions.pop(request.request_id, None)
 
     def trusted(self, tracked: TrackedRequest) -> bool:
-        """Say whether what the engine computes for a request is what its key says."""
+        """Return whether the engine's KV for a request matches the identity in its keys."""
         adapter = tracked.request.lora_request
         return (adapter is None or self._adapters.trusted(loaded(adapter))) and (
             not tracked.items or self._names.trusted(tracked.items)
@@ -112,21 +112,21 @@ class Arrivals:
 
 
 class Contents:
-    """Digests the contents of items, once for each object in which vLLM keeps one.
+    """Digests the contents of items, once for each object in which vLLM keeps an item.
 
-    vLLM calls an item by a hash of its content, or by a `uuid` that a client gives, and does not say
-    which. So its content is read from the tensors that its processor has made of it. Requests with the
-    same item have the same object, while it is in vLLM's cache of processed items.
+    vLLM identifies an item by a hash of its content or by a `uuid` from a client, and does not say
+    which. The content is therefore read from the tensors that vLLM's processor produced. Requests with
+    the same item share one object while the item is in vLLM's processor cache.
     """
 
     def __init__(self) -> None:
         self._known = OncePerObject[bytes | None]()
 
     def of(self, request: VllmRequest) -> Items | None:
-        """Return the items of a request; None if what one of them holds is not known here.
+        """Return the items of a request; None if the content of an item is unknown on this rank.
 
-        It lies elsewhere with `mm_processor_cache_type: shm`. In a model with an encoder and a decoder,
-        items have no place in the prompt.
+        With `mm_processor_cache_type: shm` the content is in another process. In an encoder-decoder
+        model, items have no position in the prompt.
         """
         items = [self._item(each) for each in request.mm_features]
         known = tuple(each for each in items if each and each.end <= request.num_prompt_tokens)
@@ -144,7 +144,7 @@ class Contents:
         return Item(feature.identifier, place.offset, place.offset + place.length, content)
 
     def _held(self, data: object) -> bytes | None:
-        """Return a digest of what was processed; None if there is none of it all."""
+        """Return a digest of the processed item; None if its data is missing or incomplete."""
         if not isinstance(data, Mapping):
             return None
         fields = cast("Mapping[str, Any]", data)

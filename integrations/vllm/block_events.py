@@ -1,11 +1,10 @@
-"""KV events in vLLM's words: which of its blocks are in host memory and in the store.
+"""KV events in vLLM's terms: which of vLLM's blocks are in host memory and in the store.
 
-vLLM names a block by a hash of its own over everything before it, and a router knows blocks by nothing
-else. The replica's notices name pages by their keys. So each page's hash is computed here from what
-vLLM would have hashed: the hash of the page before, the page's tokens, and what else tells requests
-apart. Adapter and salt are the same for all requests of a namespace; images are those that begin up to
-a page's end, the same for all that have its key. Only pages that are told of are hashed, once each, and
-only as many are remembered as host memory has.
+vLLM, and so a router, identifies a block by vLLM's hash over all tokens up to its end. The replica's
+events identify pages by their keys. This module computes each page's block hashes from vLLM's inputs:
+the previous block's hash, the tokens and the extra keys. Adapter and salt are the same for all requests
+of a namespace. The items that begin before a page's end are the same for all requests with the page's
+key. Each published page is hashed once, and only pages in host memory are remembered.
 """
 
 from collections import Counter, OrderedDict
@@ -20,14 +19,14 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import LoraRequest, MultiModalFeature, VllmRequest
 
 NAMESPACES_MAX = 1 << 14
-"""How many namespaces are remembered; what is stored of one that was forgotten is not told."""
+"""Maximum number of remembered namespaces. Pages of a forgotten namespace are not published."""
 
 ExtraKeys = tuple[Any, ...] | None
 
 
 @dataclass(slots=True)
 class Place:
-    """The place of an item; see `MultiModalPosition`."""
+    """Position of a multimodal item in the prompt; see `MultiModalPosition`."""
 
     offset: int
     length: int
@@ -36,7 +35,7 @@ class Place:
 
 @dataclass(slots=True)
 class Item:
-    """What is hashed of an item of another modality, and nothing of its content."""
+    """The hashed fields of a multimodal item, without its content."""
 
     identifier: str
     mm_position: Place
@@ -45,13 +44,13 @@ class Item:
 
     @classmethod
     def of(cls, item: MultiModalFeature) -> "Item":
-        """Return what is hashed of an item of vLLM's."""
+        """Return the hashed fields of one of vLLM's items."""
         return cls(item.identifier, Place(item.mm_position.offset, item.mm_position.length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Holds what vLLM hashes of a request beside its tokens; it stands in for the request."""
+    """A placeholder for a request in vLLM's hashing: its hashed fields except the tokens."""
 
     lora_request: LoraRequest | None
     mm_features: Sequence[MultiModalFeature]
@@ -60,54 +59,54 @@ class Origin:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but the tokens is hashed."""
+        """Whether only the tokens are hashed."""
         return not (self.lora_request or self.mm_features or self.cache_salt)
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
-    """A page in which items begin, and whose ids in keys are others than its tokens."""
+    """A page in which items begin, so that its ids in keys differ from its tokens."""
 
     origin: Origin
-    """It has the items that begin up to the page's end."""
+    """Includes the items that begin before the page's end."""
     tokens: tuple[int, ...]
-    """Those of the page."""
+    """The tokens of the page."""
 
 
 class BlockHasher(Protocol):
-    """vLLM's own hashing."""
+    """vLLM's block hash function."""
 
     hash_tokens: int
-    """How many tokens one hash takes in."""
+    """Tokens covered by one hash."""
     block_tokens: int
-    """How many tokens a block has, a multiple of `hash_tokens`."""
+    """Tokens per block, a multiple of `hash_tokens`."""
 
     def hash(self, before: bytes | None, tokens: Sequence[int], extra: ExtraKeys) -> bytes:
-        """Return the hash of what ends with `tokens`; `before` is that of what is before them."""
+        """Return the hash of a block that ends with `tokens`; `before` is the previous hash."""
         ...
 
     def extra_keys(self, origin: Origin, start: int, end: int) -> ExtraKeys:
-        """Return what else counts for the tokens from `start` to `end` of a request."""
+        """Return the other hashed values for the tokens from `start` to `end` of a request."""
         ...
 
 
 class Page(NamedTuple):
-    """A page as vLLM knows it."""
+    """A page with vLLM's hashes of its blocks."""
 
     origin: Origin
     end: int
-    """How many tokens there are up to its end."""
+    """Number of tokens up to the page's end."""
     before: bytes | None
-    """The hash of the block before it; None at the beginning."""
+    """Hash of the block before the page; None for the first page."""
     hashes: tuple[bytes, ...]
-    """Those of its blocks."""
+    """Hashes of the page's blocks."""
     extra: tuple[ExtraKeys, ...]
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PagesStored:
-    """Pages that follow each other came to a tier."""
+    """Consecutive pages were stored in a tier."""
 
     tier: Tier
     pages: tuple[Page, ...]
@@ -115,38 +114,40 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """Blocks left a tier."""
+    """Blocks were removed from a tier."""
 
     tier: Tier
     hashes: tuple[bytes, ...]
 
 
 class BlockEvents:
-    """Folds the notices of a cache that names pages, from its first one on.
+    """Converts a cache's events to changes of vLLM blocks, beginning with the cache's first event.
 
-    Told is full attention. Storage is told of as far as this engine knows: what it has written, and
-    what it has found there. What leaves the store, nobody tells an engine.
+    Only the full-attention pool is published. The storage tier is published as far as this engine
+    knows: pages that it wrote or read there. The engine learns of no removal by the store.
     """
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
         self._heard: list[Stored | Removed | Reset] = []
         self._origins: OrderedDict[str, Origin] = OrderedDict()
-        """By namespace."""
+        """Hashed request fields by namespace."""
         self._item_pages: OrderedDict[bytes, ItemPage] = OrderedDict()
-        """By key."""
+        """Pages with items, by key."""
         self._seeds: dict[bytes, Origin] = {}
-        """By the key before a namespace's first page."""
+        """Hashed request fields, by the key that precedes a namespace's first page."""
         self._pages: dict[bytes, Page] = {}
-        """What host memory has, by key."""
+        """Pages in host memory, by key."""
         self._stored: set[bytes] = set()
-        """Which of these were told to be in storage as well."""
+        """Keys in `_pages` that were also published for storage."""
         self._more: Counter[bytes] = Counter()
-        """How many pages of a key there are beyond the first: a reset to earlier weights gives new
-        pages the keys of those that requests still hold."""
+        """Number of additional pages per key.
+
+        After a reset to earlier weights, new pages get the keys of pages that requests still hold.
+        """
 
     def listen(self, notices: Iterable[Notice]) -> None:
-        """Hear what has happened; cheap, for the engine's thread."""
+        """Record events; cheap enough for the engine's thread."""
         for notice in notices:
             if isinstance(notice, Stored | Removed):
                 if notice.pool == KV_POOL and notice.tier is not Tier.DEVICE:
@@ -161,10 +162,10 @@ class BlockEvents:
         seed: Callable[[str], bytes],
         item_pages: Mapping[bytes, tuple[int, int]] | None = None,
     ) -> None:
-        """Note what requests of a namespace have in common; `seed` gives the key before its pages.
+        """Record the hashed fields of a namespace; `seed` returns the key that precedes its pages.
 
-        `item_pages` are the request's pages whose ids in keys stand for items, by key, with their first
-        tokens and those behind them; None if its namespace has the items.
+        `item_pages` maps the keys of the request's pages with item ids to their token ranges. None
+        means that the namespace identifies the items.
         """
         items = tuple(map(Item.of, request.mm_features))
         for key, (start, end) in (item_pages or {}).items():
@@ -185,7 +186,7 @@ class BlockEvents:
             self._seeds.pop(seed(dropped), None)
 
     def take(self, seed: Callable[[str], bytes]) -> Iterator[PagesStored | PagesRemoved]:
-        """Yield what has changed since it was last asked."""
+        """Yield the changes since the last call."""
         heard, self._heard = self._heard, []
         for notice in heard:
             if isinstance(notice, Reset):
@@ -201,7 +202,8 @@ class BlockEvents:
         before = self._pages.get(notice.after)
         origin = before.origin if before is not None else self._seeds.get(notice.after)
         if origin is None:
-            # Of before a reset, so no new request finds it; or of a namespace that was forgotten.
+            # Pages from before a reset, which no new request matches, or pages of a forgotten
+            # namespace.
             return
         ids: list[int] = np.frombuffer(notice.tokens, dtype="<i4").tolist()
         page_tokens = len(ids) // len(notice.keys)
@@ -213,7 +215,7 @@ class BlockEvents:
                 if (begun := self._item_pages.get(key)) is not None:
                     origin, tokens = begun.origin, begun.tokens
                 elif min(tokens) < 0:
-                    # The request of these items was forgotten, and with it what the engine calls them.
+                    # The request with these items was forgotten, so vLLM's item names are unknown.
                     break
                 page = self._pages[key] = self._page(origin, before, tokens)
                 run.append(page)
@@ -251,7 +253,7 @@ class BlockEvents:
             yield PagesRemoved(notice.tier, tuple(gone))
 
     def _reset(self, seed: Callable[[str], bytes]) -> Iterator[PagesRemoved]:
-        """Take back all that was told, of storage what is known of it, and begin with other keys."""
+        """Yield the removal of all published blocks, and switch to the keys after the reset."""
         for tier, keys in ((Tier.HOST, [*self._pages]), (Tier.STORAGE, [*self._stored])):
             if gone := tuple(each for key in keys for each in self._pages[key].hashes):
                 yield PagesRemoved(tier, gone)

@@ -1,8 +1,9 @@
-"""Where a backend of vLLM has keys and values in its blocks: read in vLLM 0.32, backend by backend.
+"""Positions of keys and values in the KV blocks of vLLM 0.32's attention backends.
 
-The blocks of every backend are [heads, tokens, elements] by name, with the elements of a key and of a
-value in one row. Most backends mean it so. Those for CPUs arrange a head's part of a block as their
-kernels read it: the keys of all tokens before the values, and both by instruction set.
+The blocks of every backend have the nominal shape [heads, tokens, elements], with a token's key and
+value elements in one row. Most backends use this order. The CPU backends store each head's part of a
+block in kernel order: the keys of all tokens before the values, both in an order that depends on the
+instruction set.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,13 +13,13 @@ import torch
 
 
 class AttentionBackend(Protocol):
-    """`vllm.v1.attention.backend.AttentionBackend`, the class itself."""
+    """The class `vllm.v1.attention.backend.AttentionBackend` itself, not an instance."""
 
     def get_name(self) -> str: ...
 
 
 class AttentionLayer(Protocol):
-    """`vllm.model_executor.layers.attention.Attention`; on a CPU it also has an `isa`."""
+    """`vllm.model_executor.layers.attention.Attention`; on a CPU the layer also has an `isa`."""
 
     @property
     def attn_backend(self) -> AttentionBackend: ...
@@ -31,16 +32,16 @@ _TILE = 16
 
 
 def form_of(layer: AttentionLayer) -> str:
-    """Return the name of how a layer's blocks are arranged."""
+    """Return the name of a layer's block format: its backend, on a CPU with the instruction set."""
     name = layer.attn_backend.get_name()
     isa = getattr(layer, "isa", None)
     return name if isa is None else f"{name} {isa}"
 
 
 def keys_and_values(form: str, blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return the keys and the values in `blocks`, nothing copied; None if their places are not known.
+    """Return views of the keys and values in `blocks`; None if the format is unknown.
 
-    `blocks` is one layer's tensor as vLLM has registered it, [blocks, heads, tokens, elements].
+    `blocks` is one layer's tensor as vLLM registered it, [blocks, heads, tokens, elements].
     """
     divide = _FORMS.get(form)
     return None if divide is None else divide(blocks, head_size)
@@ -51,7 +52,7 @@ def _side_by_side(blocks: torch.Tensor, head_size: int) -> KeysAndValues:
 
 
 def _keys_in_columns(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """An element of all keys, then the next one; values as they are."""
+    """Keys are stored element by element, each for all tokens; values are stored token by token."""
     halves = _halves(blocks, head_size)
     if halves is None:
         return None
@@ -62,7 +63,7 @@ def _keys_in_columns(blocks: torch.Tensor, head_size: int) -> KeysAndValues | No
 
 
 def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Pairs of elements of 16 keys, and pairs of tokens of 16 elements of values."""
+    """Keys: pairs of elements in tiles of 16 tokens. Values: pairs of tokens, 16 elements a tile."""
     halves = _halves(blocks, head_size)
     if halves is None or blocks.dtype is not torch.bfloat16 or head_size % _TILE:
         return None
@@ -75,7 +76,7 @@ def _in_tiles(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
 
 
 def _halves(blocks: torch.Tensor, head_size: int) -> KeysAndValues | None:
-    """Return a head's keys and its values as flat rows, if it has as much of each; else None."""
+    """Return each head's keys and values as flat rows; None if their sizes differ."""
     tokens, width = blocks.shape[2:]
     if width != 2 * head_size or blocks.element_size() < 2 or blocks[0, 0].stride() != (width, 1):
         return None
@@ -92,4 +93,4 @@ _FORMS: Mapping[str, Callable[[torch.Tensor, int], KeysAndValues | None]] = {
     "CPU_ATTN vec16": _keys_in_columns,
     "CPU_ATTN amx": _in_tiles,
 }
-"""By the name of the backend and of the instruction set."""
+"""Functions that split blocks, by the backend's name and, on a CPU, its instruction set."""

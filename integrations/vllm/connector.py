@@ -1,12 +1,12 @@
-"""The connector that vLLM loads: `KVConnectorBase_V1`, in both forms in which vLLM runs.
+"""The connector that vLLM loads, a `KVConnectorBase_V1`, for both process layouts of vLLM.
 
-vLLM makes it twice or more: once for its scheduler, and once in each worker. The scheduler's instance
-holds the cache and gives it commands; a worker's begins the copies where the forward pass stands, and
-hands back to the scheduler what the scheduler's half has decided, since that is the way on which vLLM
-expects to hear of it.
+vLLM creates one instance for its scheduler and one in each worker. The scheduler's instance owns the
+cache and issues its commands. A worker's instance starts copies at the right points of the forward
+pass. The worker also returns the scheduler instance's results to vLLM's scheduler, because vLLM expects
+them from workers.
 
-With a scheduler on every rank both instances are in one process. With one scheduler and many workers
-the cache is the scheduler's, its pages are the workers', and vLLM brings what they say to each other.
+With a scheduler on every rank, both instances share a process. With one scheduler for many workers, the
+scheduler owns the cache, the workers own the pages, and vLLM carries the messages between them.
 """
 
 import sys
@@ -69,10 +69,10 @@ from .watching import Watching
 
 
 class InOrder(set[str]):
-    """A set of request ids, as vLLM wants it, that is iterated in the order in which it was made.
+    """A set of request ids, as vLLM requires, that iterates in insertion order.
 
-    vLLM frees blocks in the order in which it iterates, and a plain set of ids would be iterated in
-    another order on each rank; from then on their prefix caches would differ.
+    vLLM frees blocks in iteration order. A plain set iterates in a different order on each rank, so the
+    ranks' prefix caches would diverge.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -83,7 +83,7 @@ class InOrder(set[str]):
         return iter(self._names)
 
     def joined(self, names: Iterable[str]) -> "InOrder":
-        """Return these ids and then `names`."""
+        """Return these ids followed by `names`."""
         return InOrder((*self._names, *names))
 
 
@@ -105,7 +105,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerHalf | None = None
         self._opened: bytes | None = None
         self._told: list[bytes] = []
-        """The ranks that the workers named in the handshake."""
+        """The encoded ranks from the workers' first handshake."""
         self._result: PassResult | None = None
         self._scheduler: SchedulerSide | None = None
         self._watching: Watching | None = None
@@ -122,10 +122,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
                 )
                 self._watching = Watching(self._scheduler, self._settings.store)
 
-    # The worker's half, in the order of a step.
+    # The worker instance's methods, in the order of a step.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Open this rank over the KV tensors, or leave them for the scheduler's half beside it."""
+        """Open this rank over the KV tensors, or pass them to the scheduler's instance.
+
+        With a scheduler on every rank, that instance is in this process.
+        """
         if self._one_decider:
             rank, self._opened = open_worker_rank(
                 self._config,
@@ -148,15 +151,15 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return None if self._opened is None else OpenedRank(self._opened)
 
     def unregister_kv_caches(self) -> None:
-        """Let no copy touch the KV, which vLLM is about to unmap: it goes to sleep (from 0.33 on)."""
+        """Wait for all copies, because vLLM unmaps the KV for sleep mode (vLLM 0.33 and later)."""
         self._half.wait_for_copies()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Let no copy touch a block that this step may overwrite."""
+        """Apply the scheduler's commands, and wait for copies of blocks that this step overwrites."""
         self._half.obey(_pass(kv_connector_metadata))
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Begin the loads: this is before the forward pass, on the engine's stream."""
+        """Start the loads; vLLM calls this before the forward pass, on the engine's stream."""
         super().bind_connector_metadata(connector_metadata)
         metadata = _pass(connector_metadata)
         self._half.obey(metadata)
@@ -164,22 +167,22 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         self._half.begin_loads()
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
-        """Do nothing: loads are asynchronous, and have begun."""
+        """Do nothing, because `bind_connector_metadata` has already started the asynchronous loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request computes only once its load has ended on every rank."""
+        """Do nothing, because a request computes only after its load has finished on every rank."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
     ) -> None:
-        """Do nothing: whole pages are copied after the forward pass."""
+        """Do nothing, because whole pages are copied after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Begin the backups of what the forward pass computes; the engine keeps their blocks."""
+        """Start backups of the pages that the forward pass computes; their blocks stay allocated."""
         self._half.begin_backups()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return what every rank tells the scheduler in this step, as the scheduler has decided it."""
+        """Return the finished transfers of this step as decided by the scheduler's instance."""
         result, self._result = self._result, None
         if result is None:
             return KVConnectorTransferResults()
@@ -190,21 +193,21 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Return this rank's ballot; with a drafter vLLM asks for it before `wait_for_save`."""
+        """Return this rank's ballot; with a drafter vLLM calls this method before `wait_for_save`."""
         return self._half.ballots()
 
-    # The scheduler's half.
+    # The scheduler instance's methods.
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """Take the pool, in which blocks can be held while they are copied."""
+        """Set the block pool, in which blocks are refcounted while they are copied."""
         self._lending.held.pool = gpu_block_pool
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Open the cache for the workers, which have told of their ranks, if it is not theirs.
+        """Open the cache over the workers' ranks in one-scheduler mode; otherwise do nothing.
 
-        vLLM 0.33 repeats the handshake whenever it wakes up. The workers' ranks stay open meanwhile.
+        vLLM 0.33 repeats the handshake after each wake-up. The workers' ranks stay open during sleep.
         """
         if not self._one_decider:
             return
@@ -225,7 +228,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many more tokens every rank can load, or None while that is not agreed."""
+        """Return how many more tokens every rank can load; None while the ranks have not agreed yet."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
@@ -237,7 +240,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             self._watched.load_begun(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: ScheduledStep) -> KVConnectorMetadata:
-        """End the scheduler's pass: give the commands that follow from it, launch the round."""
+        """End the scheduler's pass: issue its commands and launch the round."""
         result = self._side.end_pass(scheduler_output)
         self._watched.loads_ended(result)
         cache = self._side.cache
@@ -250,7 +253,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Say whether the request's blocks must be kept while some rank still copies them."""
+        """Return whether the request's blocks must be kept because a rank still copies them."""
         return self._finished(request, block_ids[0])
 
     def request_finished(
@@ -259,7 +262,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return self._finished(request, block_ids)
 
     def update_connector_output(self, connector_output: TransferOutput) -> None:
-        """Add what has settled since the step, before the engine reads it and perhaps stops."""
+        """Add transfers that settled after the step, before vLLM reads the output and may stop."""
         cache = self._side.cache
         if isinstance(cache, DecidingCache):
             ballots = connector_output.kv_connector_worker_meta
@@ -276,14 +279,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
             connector_output.finished_recving = received
 
     def has_pending_push_work(self) -> bool:
-        """Say whether an engine without requests has to go on stepping, since only steps bring news."""
+        """Return whether an idle engine must keep stepping, because only steps exchange messages."""
         side = self._scheduler
         if side is None or not isinstance(side.cache, DecidingCache):
             return False
         return side.cache.stepping_helps or side.gives
 
     def has_pending_block_frees(self) -> bool:
-        """Say whether waiting frees blocks, so that no request need be preempted for them."""
+        """Return whether blocks will be freed soon, so that vLLM need not preempt a request."""
         return self._side.pending_frees
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -296,27 +299,27 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return {CacheHitSource(source): tokens for source, tokens in found.items()}
 
     def reset_cache(self) -> bool:
-        """Let no copy touch a block, and offer nothing that may be of former weights."""
+        """Wait for all copies, and stop serving pages that may belong to previous weights."""
         self._tell_events(changed=self._side.reset())
         return True
 
-    # Both.
+    # Methods of both instances.
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Return what was added to the statistics, now and then; workers tell with their ballots."""
+        """Return the change of the statistics, at intervals; workers send theirs with their ballots."""
         told = None if self._watching is None else self._watching.told()
         return None if told is None else LockstepStats(data=told)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache: what is not saved is computed again."""
+        """Return False, because a cache may lose KV: missing pages are computed again."""
         return False
 
     def shutdown(self) -> None:
-        """Write out what is on its way, and leave the group. Every rank calls it.
+        """Flush I/O in flight and leave the group. Every rank must call this.
 
-        vLLM calls it at the end of the process too, where `sys.last_value` says whether an exception
-        has brought that about.
+        vLLM also calls this method at process exit. `sys.last_value` then says whether an exception
+        caused the exit.
         """
         if self._worker is not None:
             worker, self._worker = self._worker, None
@@ -327,7 +330,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Prefer contiguous blocks, heads first: they are copied fastest. Any order is served."""
+        """Prefer contiguous blocks with heads first, the fastest to copy. Any order is supported."""
         return "LBHNC"
 
     @classmethod
@@ -381,11 +384,11 @@ def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
 
 
 def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
-    """Tell a scheduler's connector each version that its engine is told from now on; idempotent.
+    """Forward each new weight version from the engine core to the scheduler's connector; idempotent.
 
-    vLLM keeps that name in its engine core (`finish_weight_update(weight_version=...)`,
-    `update_weight_version`), and tells no connector. The engine core is in the process of the scheduler
-    in every form in which vLLM runs. vLLM does what it does without it.
+    vLLM keeps the version in its engine core (`finish_weight_update(weight_version=...)`,
+    `update_weight_version`) and does not pass it to connectors. The engine core is always in the
+    scheduler's process. The patch does not change vLLM's own behaviour.
     """
     engine: Any = EngineCore
     set_version = engine.set_weight_version

@@ -1,4 +1,4 @@
-"""What the plug-in uses of vLLM 0.32's objects, and nothing else; its bases are in `connector`."""
+"""Protocols for the parts of vLLM 0.32's objects that the plug-in uses, except base classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,26 +12,26 @@ from .block_forms import AttentionLayer
 
 
 class MultiModalPosition(Protocol):
-    """The place of an item of another modality in the prompt."""
+    """Position of a multimodal item in the prompt."""
 
     offset: int
     length: int
 
     @property
     def is_embed(self) -> object | None:
-        """Which of the placeholders the item's embeddings stand in for; None for all."""
+        """Mask of the placeholders that embeddings replace; None for all."""
         ...
 
 
 class MultiModalFeature(Protocol):
-    """An item of another modality; its identifier is a hash of it, or a client's word."""
+    """A multimodal item. Its identifier is a hash of its content, or a name from a client."""
 
     identifier: str
     modality: str
 
     @property
     def data(self) -> object | None:
-        """The model's inputs by name, each in the `data` of an object; None if they are elsewhere."""
+        """The model's inputs by name, each in an object's `data`; None if in another process."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class MultiModalFeature(Protocol):
 
 
 class LoraRequest(Protocol):
-    """An adapter."""
+    """`vllm.lora.request.LoRARequest`: a LoRA adapter."""
 
     lora_name: str
     lora_int_id: int
@@ -48,7 +48,7 @@ class LoraRequest(Protocol):
 
 
 class VllmRequest(Protocol):
-    """`vllm.v1.request.Request`. The scheduler keeps it up to date; it is the same object always."""
+    """`vllm.v1.request.Request`, updated by the scheduler; one object for the request's lifetime."""
 
     request_id: str
     resumable: bool
@@ -57,9 +57,9 @@ class VllmRequest(Protocol):
     cache_salt: str | None
     num_computed_tokens: int
     num_output_placeholders: int
-    """Tokens that are being computed in passes whose output the scheduler has not seen yet."""
+    """Tokens in passes whose output the scheduler has not processed yet."""
     kv_transfer_params: object
-    """What the router has said of other engines: a map, unless a client has sent something else."""
+    """The router's parameters for disaggregated prefill; clients may send any type."""
 
     @property
     def status(self) -> Enum: ...
@@ -76,7 +76,7 @@ class VllmRequest(Protocol):
 
 
 class Blocks(Protocol):
-    """`vllm.v1.core.kv_cache_manager.KVCacheBlocks`: the blocks of a request by group of layers."""
+    """`vllm.v1.core.kv_cache_manager.KVCacheBlocks`: a request's blocks by layer group."""
 
     def get_block_ids(self) -> tuple[Sequence[int], ...]: ...
 
@@ -86,31 +86,31 @@ class BlockState(Protocol):
 
     @property
     def resolve_block_ids(self) -> Callable[[str], tuple[Sequence[int], ...]]:
-        """Give the block ids of a scheduled request, for each group of layers."""
+        """Function that returns the block ids of a scheduled request by layer group."""
         ...
 
 
 class BlockPool(Protocol):
-    """`vllm.v1.core.block_pool.BlockPool`: the blocks of all groups."""
+    """`vllm.v1.core.block_pool.BlockPool`: the blocks of all layer groups."""
 
     blocks: Sequence[Any]
-    """By block id."""
+    """Blocks by block id."""
     cached_block_hash_to_block: Any
-    """Those that vLLM's own prefix cache can find."""
+    """Blocks that vLLM's own prefix cache can find."""
 
     @property
     def touch(self) -> Callable[[Sequence[Any]], object]:
-        """Count one user more for each of these blocks."""
+        """Function that increments the refcount of each block."""
         ...
 
     @property
     def free_blocks(self) -> Callable[[Sequence[Any]], object]:
-        """Count one user less; a block without any is free, and the first ones are taken first."""
+        """Function that decrements refcounts and frees blocks at 0; earlier blocks are reused first."""
         ...
 
     @property
     def unpin_blocks(self) -> Callable[[Sequence[Any], Callable[[Any], None]], object]:
-        """Do the same, and call back for each block that is handed out, or reset, after that."""
+        """Function like `free_blocks` that calls back for each block later reallocated or reset."""
         ...
 
 
@@ -121,16 +121,16 @@ class ScheduledStep(Protocol):
     total_num_scheduled_tokens: int
     preempted_req_ids: AbstractSet[str] | None
     kv_connector_block_state: BlockState | None
-    """The block tables of what is scheduled."""
+    """Block tables of the scheduled requests."""
 
 
 class TransferOutput(Protocol):
-    """`vllm.v1.outputs.KVConnectorOutput`; the scheduler reads it after the connector has."""
+    """`vllm.v1.outputs.KVConnectorOutput`; the scheduler reads this object after the connector."""
 
     finished_sending: set[str] | None
     finished_recving: set[str] | None
     kv_connector_worker_meta: object | None
-    """What the workers' halves have returned in this step, aggregated."""
+    """Aggregated metadata that the workers' connectors returned in this step."""
 
 
 class TransferConfig(Protocol):
@@ -163,12 +163,12 @@ class ModelConfig(Protocol):
 
     model: str
     model_weights: str
-    """The place of the weights, if that is not where the model is; else empty."""
+    """Path of the weights if it differs from the model's path; otherwise empty."""
     revision: str | None
-    """The commit, where the model is a repository that is not on this host's disk."""
+    """Revision of a model that is a repository at the hub, not a local path."""
     seed: int
     dtype: object
-    """The type in which the model is computed; torch's."""
+    """The model's compute dtype, a `torch.dtype`."""
 
     @property
     def hf_config(self) -> PretrainedConfig: ...
@@ -205,14 +205,14 @@ class EncoderTransferConfig(Protocol):
     """`vllm.config.ECTransferConfig`."""
 
     is_ec_consumer: bool
-    """Whether other engines give this one the embeddings of items, by their identifiers."""
+    """Whether other engines send this engine embeddings of items, by the items' identifiers."""
 
 
 class AttentionConfig(Protocol):
     """`vllm.config.AttentionConfig`."""
 
     hisparse_config: object
-    """How the KV of a sparse attention is kept in host memory, if it is."""
+    """Options for keeping a sparse attention's KV in host memory; None if unused."""
 
 
 class CompilationConfig(Protocol):
@@ -220,7 +220,7 @@ class CompilationConfig(Protocol):
 
     @property
     def static_forward_context(self) -> Mapping[str, AttentionLayer]:
-        """The model's layers by their names, once the model is loaded, in the worker's process."""
+        """The model's layers by name, available in the worker process once the model is loaded."""
         ...
 
 
@@ -251,7 +251,7 @@ class EngineConfig(Protocol):
 
 
 class PublishingEngine(EngineConfig, Protocol):
-    """`vllm.config.VllmConfig`, with what says which KV events are published and how."""
+    """`vllm.config.VllmConfig` with the options for publishing KV events."""
 
     @property
     def cache_config(self) -> PrefixCacheConfig: ...
@@ -266,20 +266,20 @@ class AttentionSpec(Protocol):
     head_size: int
     head_size_v: int
     num_head_slots: int | None
-    """The heads of a block, where they are not the model's KV heads."""
+    """Number of heads per block if it differs from the model's KV heads."""
     tokens_per_state: int
-    """How many tokens one entry stands for."""
+    """Number of tokens per entry."""
     state_content_bytes: int | None
-    """What one head and token take, where it is not the elements of a key and a value."""
+    """Bytes per head and token if these are not the plain elements of a key and a value."""
 
 
 class WindowSpec(Protocol):
     """`vllm.v1.kv_cache_interface.SlidingWindowSpec`."""
 
     sliding_window: int
-    """The last tokens that a token attends to, itself included."""
+    """Number of tokens that a token attends to, including itself."""
     extra_retained_tokens: int
-    """Tokens before these that are kept for drafts."""
+    """Number of earlier tokens that are kept for draft tokens."""
 
 
 class LatentSpec(Protocol):
@@ -296,15 +296,15 @@ class StateSpec(Protocol):
 
     block_size: int
     shapes: Sequence[tuple[int, ...]]
-    """What one rank has: the inputs of a convolution, and what the recurrence has come to."""
+    """Shapes on one rank: the inputs of a convolution, and the recurrent state."""
     dtypes: Sequence[torch.dtype]
-    """The types of these."""
+    """The dtype of each shape."""
     mamba_type: Enum
-    """What computes it; a `MambaAttentionBackendEnum`."""
+    """The kind of layer, a `MambaAttentionBackendEnum`."""
     mamba_cache_mode: str
-    """Which states are kept."""
+    """Which states vLLM keeps."""
     tp_replicated: bool
-    """Whether every rank has all of it."""
+    """Whether every rank has the whole state."""
 
 
 class CacheGroup(Protocol):
@@ -312,7 +312,7 @@ class CacheGroup(Protocol):
 
     layer_names: list[str]
     kv_cache_spec: AttentionSpec
-    """What the layers of the group keep."""
+    """Specification of the KV of the group's layers."""
 
 
 class EngineCacheConfig(Protocol):
@@ -323,9 +323,9 @@ class EngineCacheConfig(Protocol):
 
 
 class HashedCacheConfig(EngineCacheConfig, Protocol):
-    """`vllm.v1.kv_cache_interface.KVCacheConfig`, with how its blocks are hashed."""
+    """`vllm.v1.kv_cache_interface.KVCacheConfig` with the fields for block hashes and zeroing."""
 
     hash_block_size: int | None
-    """Tokens that one hash of the engine's takes in."""
+    """Number of tokens per block hash."""
     needs_kv_cache_zeroing: bool
-    """Whether workers overwrite a block with zeros before a request gets it."""
+    """Whether workers zero a block before a request gets it."""

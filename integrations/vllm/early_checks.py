@@ -1,4 +1,4 @@
-"""The checks of what a user has set that vLLM makes before it starts a process or reads weights."""
+"""Check Lockstep's settings when vLLM starts, before it spawns processes or reads weights."""
 
 from functools import wraps
 from typing import Any
@@ -13,9 +13,9 @@ CONNECTOR = "LockstepConnector"
 
 
 def check_before_the_start() -> None:
-    """Check an engine's settings when vLLM chooses its executor, in the user's process; idempotent.
+    """Check the settings when vLLM selects its executor, in the user's process; idempotent.
 
-    vLLM looks the connector up earlier, but tells it no setting then.
+    vLLM resolves the connector class earlier, but passes it no settings then.
     """
     executor: Any = Executor
     get_class = executor.get_class

@@ -1,4 +1,4 @@
-"""What an engine's KV cache looks like as pages of Lockstep, and which engines cannot be served yet."""
+"""Maps an engine's KV tensors to Lockstep's pools and pages, and refuses unsupported engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,28 +20,28 @@ from .state_parts import state_columns
 LATENT, INDEX = "latent", "index"
 
 _Columns = list[tuple[Column, Sequence[torch.Tensor]]]
-"""What holds a pool's pages: each column, and its layers in order."""
+"""The columns of a pool's pages, each with its tensors in layer order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePool:
-    """One group of layers: the layout of its pages, and what holds them."""
+    """One group of layers as a pool: its page layout and the tensors with its pages."""
 
     group: PoolGroup
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """By column, for each layer in order."""
+    """Tensors by column, one for each layer, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
     """The pools of an engine, the main one first.
 
-    A page of attention has keys and values apart, each in the order [heads, tokens, elements], so every
-    engine of the same model, type and page size has the same pages. Where a backend has them in its
-    blocks is for `block_forms` to say. Of a backend that is not known there a page is what its blocks
-    are, under a name that no other backend shares. Latent attention, and the index of a sparse one, are
-    the same on every rank.
+    An attention page has separate columns of keys and values, each of shape [heads, tokens, elements].
+    Engines with the same model, dtype and page size therefore have identical pages. `block_forms` maps
+    a backend's blocks to these columns. For an unknown backend, a page is a raw block in a column named
+    after the backend. The columns of latent attention and of a sparse-attention index are equal on
+    every rank.
     """
 
     pools: tuple[EnginePool, ...]
@@ -56,8 +56,8 @@ class EngineLayout:
     ) -> "EngineLayout":
         """Describe the tensors [blocks, heads, tokens, elements] that vLLM has registered.
 
-        `cache_config` is the worker's own, and `layers` are the model's, by the names that the tensors
-        have. Raises `ConfigError`, in words that name the model's part, for what is not supported.
+        `cache_config` is the worker's own configuration. `layers` has the model's layers by the same
+        names as the tensors. Raises `ConfigError` with the layer's name for an unsupported layer.
         """
         groups = cache_config.kv_cache_groups
         names = [name for group in groups for name in group.layer_names]
@@ -84,23 +84,23 @@ class EngineLayout:
 
     @property
     def layout(self) -> PageLayout:
-        """The layout of the main pool's pages."""
+        """The page layout of the main pool."""
         return self.pools[0].layout
 
     def components(self, pages: int) -> tuple[ComponentConfig, ...]:
-        """Return what a cache keeps beside the main pool with its `pages`."""
+        """Return the configuration of the other pools if the main pool has `pages` host pages."""
         return tuple(each.group.component(each.layout, pages) for each in self.pools[1:])
 
     def host_bytes(self, pages: int, world_size: int) -> int:
-        """Return what so many host pages, with those beside them, take on each rank."""
+        """Return the bytes of `pages` host pages per rank, including those of the other pools."""
         return sum(
             each.layout.shard(0, world_size).page_bytes * each.group.host_pages(pages)
             for each in self.pools
         )
 
     def lend(self, world_size: int) -> dict[str, EnginePages]:
-        """Return the tensors as pages that a cache copies to and from, by pool."""
-        # Every rank holds as much of a page; which part of it is known only once the group is.
+        """Return the tensors by pool as device pages that the cache copies to and from."""
+        # Shards of all ranks have equal size; a rank's own shard is unknown until the group is open.
         return {
             each.group.name: EnginePages(each.layout.shard(0, world_size), each.tensors)
             for each in self.pools
@@ -125,7 +125,7 @@ def _columns(
     ranks: int,
     layers: Mapping[str, AttentionLayer],
 ) -> _Columns:
-    """Return the columns of a group; layers with other heads or sizes than the first have their own."""
+    """Return the columns of a group; layers of another shape, dtype or role get separate columns."""
     sorts: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         role = getattr(specs[name], "cache_role", None)
@@ -152,7 +152,7 @@ def _columns(
 
 
 def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return a tensor by block where it is by parts of blocks, which a backend reads one by one."""
+    """Return a tensor indexed by block; some backends index by parts of blocks."""
     if parts == 1:
         return tensor
     return tensor.view(len(tensor) // parts, parts, *tensor.shape[1:]).transpose(1, 2)
@@ -161,15 +161,15 @@ def _in_whole_blocks(tensor: torch.Tensor, parts: int) -> torch.Tensor:
 def _of_attention(
     spec: AttentionSpec, tensors: Sequence[torch.Tensor], ranks: int, forms: set[str]
 ) -> _Columns:
-    """Return the columns of keys and values, if all layers have them in known places."""
+    """Return columns of keys and values; a single raw column if their positions are unknown."""
     called = ", ".join(sorted(forms))
-    # A backend that packs a token says how many bytes and slots it makes of it.
+    # A backend that packs tokens sets the number of bytes or slots per token.
     packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
     dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
     divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
     found = [each for each in divided if each is not None]
     if len(found) < len(tensors):
-        # Slots that are no heads stand in another order on each number of ranks.
+        # Slots that are not heads have an order that depends on the number of ranks.
         alike = f"kv of {called}" + (f" on {ranks} ranks" if spec.num_head_slots else "")
         return [_column(alike, tensors, tensors[0].shape[2], ranks)]
     keys, values = [keys for keys, _ in found], [values for _, values in found]
@@ -187,12 +187,12 @@ def _of_latent(spec: LatentSpec, tensors: Sequence[torch.Tensor]) -> _Columns:
 def _column(
     name: str, views: Sequence[torch.Tensor], tokens: int, ranks: int | None = None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return the column of these layers, which so many ranks divide; all have the same without."""
+    """Return the column of these layers, divided among `ranks`; replicated if `ranks` is None."""
     first = views[0]
     column = Column(
         name=name,
         layers=len(views),
-        # Where there are more ranks than KV heads, each rank's copy counts as a head of its own.
+        # If there are more ranks than KV heads, each rank's copy of a head counts as a separate head.
         heads=first.shape[1] * (ranks or 1),
         elements=first[0, 0].numel() // tokens,
         dtype=dtype_name(first.dtype),
@@ -202,7 +202,7 @@ def _column(
 
 
 def require_supported(config: EngineConfig) -> None:
-    """Raise `ConfigError` for an engine whose ranks Lockstep cannot serve under vLLM."""
+    """Raise `ConfigError` for a vLLM configuration that Lockstep does not support."""
     transfer, parallel = config.kv_transfer_config, config.parallel_config
     assert transfer is not None
     if transfer.kv_load_failure_policy != "recompute":
@@ -219,7 +219,7 @@ def require_supported(config: EngineConfig) -> None:
         if size != 1:
             raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
-        # Both watch when the same blocks are handed out again, and vLLM keeps one watcher for each.
+        # Both register a callback for reallocated blocks, and vLLM keeps one callback per block.
         raise ConfigError(
             "hisparse_config is set in attention_config, and vLLM tells only one of hisparse and"
             " LockstepConnector when a block is used anew; leave out one of them"
@@ -227,9 +227,9 @@ def require_supported(config: EngineConfig) -> None:
 
 
 def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> None:
-    """Raise `ConfigError` where workers overwrite blocks before they ask which copies read them.
+    """Raise `ConfigError` if workers overwrite blocks before they wait for copies of these blocks.
 
-    For an engine with one scheduler; a scheduler on every rank waits for the copies by itself.
+    Applies to an engine with one scheduler; a scheduler on every rank waits for the copies itself.
     """
     if config.use_v2_model_runner and cache_config.needs_kv_cache_zeroing:
         raise ConfigError(
@@ -240,15 +240,16 @@ def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> Non
 
 
 def drafts_after_saves(config: EngineConfig, version: str) -> bool:
-    """Say whether vLLM calls `wait_for_save` before its drafter has written its part of the KV."""
+    """Return whether vLLM calls `wait_for_save` before its drafter has written the draft KV."""
     drafts = config.speculative_config is not None
     return drafts and config.use_v2_model_runner and is_release(version, ["0.32"])
 
 
 def require_drafts_before_saves(config: EngineConfig, version: str) -> None:
-    """Raise `ConfigError` where a page could be copied before the drafter has written its KV.
+    """Raise `ConfigError` if a page could be copied before the drafter has written its KV.
 
-    For an engine with a scheduler on every rank; workers under one scheduler begin copies a step later.
+    Applies to an engine with a scheduler on every rank. Under one scheduler, workers start the copies
+    one step later.
     """
     if drafts_after_saves(config, version):
         raise ConfigError(

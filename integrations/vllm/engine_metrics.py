@@ -1,4 +1,4 @@
-"""The statistics of `stats` as vLLM takes them: for its log, and for its own port of metrics."""
+"""Adapters from `stats` to vLLM's log and to vLLM's Prometheus metrics."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,11 +16,11 @@ from .contract import EngineConfig, ParallelConfig
 from .stats import ALL, Number, Told, add, line, spread
 
 _registered: list[Any] = []
-"""The metrics in the registry. vLLM forgets its own when another engine starts in its process."""
+"""Registered metrics, to unregister when another engine starts in the process; vLLM forgets its own."""
 
 
 class LockstepStats(KVConnectorStats):
-    """Carries what was told from the engine to its log and its metrics."""
+    """Carries changes of statistics from the engine to vLLM's log and metrics."""
 
     data: Told
 
@@ -38,7 +38,7 @@ class LockstepStats(KVConnectorStats):
 
 
 class LockstepMetrics(KVConnectorPromMetrics):
-    """Lockstep's metrics beside vLLM's own: the names of `metrics_port`, with vLLM's labels too."""
+    """Lockstep's metrics among vLLM's own: same names as on `metrics_port`, plus vLLM's labels."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         while _registered:
-            # Ray's metrics are in no registry.
+            # Ray's metrics are not in the registry.
             with suppress(KeyError):
                 REGISTRY.unregister(_registered.pop())
         self._metrics = {name: self._made(family) for name, family in ALL.items()}
@@ -57,7 +57,7 @@ class LockstepMetrics(KVConnectorPromMetrics):
         self._begin_at_0(vllm_config.parallel_config)
 
     def observe(self, transfer_stats_data: Told, engine_idx: int = 0) -> None:
-        """Count what an engine has told."""
+        """Apply the changes of statistics that an engine has sent."""
         engine = self.per_engine_labelvalues[engine_idx]
         for name, values in transfer_stats_data.items():
             family, metric = ALL[name], self._metrics[name]
@@ -73,8 +73,8 @@ class LockstepMetrics(KVConnectorPromMetrics):
                             labelled.observe(each)
 
     def _begin_at_0(self, parallel: ParallelConfig) -> None:
-        """Expose counters before vLLM is first told of them, which is in a step of the engine."""
-        # With a scheduler on every rank each process tells of its own rank alone.
+        """Expose counters at 0 before the engine sends the first values in a step."""
+        # With a scheduler on every rank, each process exports only its own rank.
         alone = parallel.distributed_executor_backend == "external_launcher"
         own = parallel.rank if alone else 0
         workers = [own] if alone else range(parallel.world_size)

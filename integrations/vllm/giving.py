@@ -1,9 +1,9 @@
-"""Requests whose prompts were computed here, for engines that go on with them.
+"""Producer side of disaggregated prefill: serve finished prompts to the engines that continue them.
 
-Their answer has left by the time their last pages are on the host: what it promises is served as soon
-as every rank has it. What is not there when all copies have ended never comes, and is computed there.
-Where host memory may keep no more, what was served longest gives way: whoever goes on with it has
-mostly read it within a moment.
+The response with the handoff leaves before the last pages are in host memory. Promised pages are served
+as soon as every rank has them. Pages still missing after all copies have finished never arrive, and the
+other engine computes them. If host memory cannot keep more served pages, the request served for longest
+is released, because consumers usually read within moments.
 """
 
 import logging
@@ -19,39 +19,39 @@ from .transfer_params import Handoff, goes_elsewhere
 log = logging.getLogger(__name__)
 
 ROOM_STEPS = 4
-"""In so many steps what gives way has mostly left, so that there is room for what comes."""
+"""Number of steps within which released pages are usually freed for other requests."""
 
 
 @dataclass(slots=True, eq=False)
 class _Given:
-    """One such request, of which more is to come."""
+    """A finished request that is being served while copies may add more pages."""
 
     tracked: TrackedRequest
     served: int = 0
-    """How often it was served since its copies have ended, or since something gave way to it."""
+    """Number of calls to `serve` since the copies finished or another request was released."""
 
 
 class Giving:
-    """Serves requests that have ended, each for a while, out of the host memory of all ranks."""
+    """Serves finished requests from the host memory of all ranks, each for a limited time."""
 
     def __init__(self, cache: HostCache, ttl_s: float, *, has_states: bool, backs_up: bool) -> None:
-        """Each is served for `ttl_s` of agreed time, unless there is nothing but a store to do so.
+        """Serve each request for `ttl_s` seconds of agreed time.
 
-        With `has_states` others can go on only where a state was kept. An engine that does not back up
-        has nothing to give.
+        With `has_states`, other engines can continue only at a saved state. An engine that does not
+        back up has nothing to serve.
         """
         self._cache = cache
         self._ttl_s = ttl_s
         self._backs_up = backs_up
         self._has_states = has_states
         self._coming: dict[str, _Given] = {}
-        """Those of which copies bring more, by name."""
+        """Requests whose copies may add more pages, by name."""
         self._served: deque[tuple[int, str]] = deque()
-        """All others, and until when in agreed time; the first ones end first."""
+        """Fully served requests with the end of their time in agreed milliseconds, earliest first."""
         self._told: set[str] = set()
 
     def handoff(self, tracked: TrackedRequest, request: VllmRequest) -> Handoff | None:
-        """Return what a request that ends is to be answered with; None if nobody goes on with it."""
+        """Return the handoff for a finished request's response; None if no other engine goes on."""
         if not goes_elsewhere(request.kv_transfer_params):
             return None
         source = self._cache.serving_uri
@@ -63,16 +63,16 @@ class Giving:
         return Handoff(source, tokens) if tokens else None
 
     def begin(self, tracked: TrackedRequest) -> None:
-        """Serve a request that has ended. It is not to be released before `over` names it."""
+        """Serve a finished request. The caller must not release it before `over` returns its name."""
         self._coming[tracked.name] = _Given(tracked)
 
     @property
     def waits(self) -> bool:
-        """Whether steps bring more of what was promised, since copies are under way."""
+        """Whether further steps serve more promised pages, because copies are in flight."""
         return bool(self._coming)
 
     def serve(self) -> bool:
-        """Serve what has come to host memory by now, once in each step; say whether that is all."""
+        """Serve newly backed-up pages, once per step; return whether no request waits for more."""
         for name, given in list(self._coming.items()):
             tracked, length = given.tracked, given.tracked.given
             copied = not self._cache.awaits_copies(name)
@@ -90,7 +90,7 @@ class Giving:
         return not self._coming
 
     def over(self) -> list[str]:
-        """Return the requests whose time is over, which are not served any more."""
+        """Return the requests whose serving time is over."""
         now_ms = self._cache.inspection.agreed_ms
         over: list[str] = []
         while self._served and now_ms > self._served[0][0]:
@@ -98,7 +98,7 @@ class Giving:
         return over
 
     def _nothing_to_give(self, tracked: TrackedRequest, source: str) -> str:
-        """Return why no other engine can have what a request has computed; empty if one can."""
+        """Return why no other engine can read a request's pages; empty if one can."""
         if not self._backs_up:
             return "kv_role is kv_consumer, and such an engine saves nothing"
         if not source and self._cache.config.store is None:
@@ -108,7 +108,7 @@ class Giving:
         return ""
 
     def _promised(self, tracked: TrackedRequest) -> int:
-        """Return after how many tokens of a request's prompt another engine will be able to go on."""
+        """Return the number of prompt tokens after which another engine will be able to continue."""
         unit = tracked.page_tokens
         tokens = min(tracked.lent_pages * unit, tracked.loadable_elsewhere)
         if not self._has_states:

@@ -1,9 +1,10 @@
-"""vLLM's groups of layers as pools: which there are, and how much of a prefix each is needed for.
+"""vLLM's layer groups as pools: their kinds, and which part of a prefix each pool must restore.
 
-Each group has a block table of its own. A block is one group's at a time, and the i-th layers of all
-groups lie in the same memory. A group is a pool here, and a page is a block, of every layer of the
-group. The first group of full attention is the main pool; of the others a page comes and goes with the
-page of the same tokens there. All of this follows from the engine's configuration, with no tensor.
+Each layer group has its own block table. A block belongs to one group at a time, and the i-th layers of
+all groups share memory. Here a group is a pool, and a page is a block with every layer of the group.
+The first full-attention group is the main pool. A page of another pool is stored and evicted with the
+main pool's page of the same tokens. All of this follows from the engine's configuration, without
+tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,16 @@ from ...ranks.protocol.orders import KV_POOL
 from .contract import AttentionSpec, EngineCacheConfig, StateSpec, WindowSpec
 
 EVERY_TOKEN = 1 << 30
-"""The window of layers that attend to every token, and are in a group beside the main one."""
+"""Window size for further full-attention groups next to the main pool."""
 STATES_SHARE = 4
-"""For so many host pages of tokens there is one for a state, which stands for all tokens before it: one
-is kept where a prompt, or a chunk of one, ends."""
+"""Number of token host pages per state host page.
+
+A state covers all tokens before it. One state is kept at the end of each prompt or prefill chunk.
+"""
 
 
 class Kind(Enum):
-    """How much of a prefix a request that goes on after it needs."""
+    """Which part of a prefix a pool must restore before a request can continue."""
 
     FULL = KV_POOL
     WINDOW = "window"
@@ -34,28 +37,28 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolGroup:
-    """One group of layers as a pool; equal on every rank."""
+    """One layer group as a pool; equal on every rank."""
 
     name: str
-    """Of the pool."""
+    """The pool's name."""
     group: int
-    """Which of the engine's groups it is."""
+    """Index of the engine's layer group."""
     kind: Kind
     block_tokens: int
     span_tokens: int
-    """How many of the last tokens a request that goes on needs; of a state, how far apart they are."""
+    """Trailing tokens that a continuing request needs; for a state, the distance between states."""
 
     @property
     def page_tokens(self) -> int:
-        """The tokens of a page of the pool."""
+        """Tokens per page of the pool."""
         return 1 if self.kind is Kind.STATE else self.block_tokens
 
     def host_pages(self, pages: int) -> int:
-        """Return the number of its host pages beside so many of the main pool."""
+        """Return this pool's number of host pages if the main pool has `pages`."""
         return -(-pages // STATES_SHARE) if self.kind is Kind.STATE else pages
 
     def component(self, layout: PageLayout, pages: int) -> ComponentConfig:
-        """Return what a cache keeps of it beside the main pool with its `pages`."""
+        """Return this pool's component configuration if the main pool has `pages` host pages."""
         host_pages = self.host_pages(pages)
         if self.kind is Kind.STATE:
             return Recurrent(
@@ -73,9 +76,9 @@ class PoolGroup:
 
 
 def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
-    """Return the pools of an engine, the main one first.
+    """Return the pools of an engine, the main pool first.
 
-    Raises `ConfigError`, in words that name the layers, for a group that Lockstep does not serve.
+    Raises `ConfigError` with the layer's name for an unsupported layer group.
     """
     pools: list[PoolGroup] = []
     for number, group in enumerate(cache_config.kv_cache_groups):
@@ -100,13 +103,13 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
 
 
 def specs_of(layers: Sequence[str], spec: Any) -> Mapping[str, Any]:
-    """Return the `KVCacheSpec` of each layer of a group; where layers differ, each has its own."""
+    """Return the `KVCacheSpec` of each layer of a group; layers that differ have separate ones."""
     each: Mapping[str, Any] = getattr(spec, "kv_cache_specs", {})
     return {layer: each.get(layer, spec) for layer in layers}
 
 
 def _served(layer: str, spec: Any) -> tuple[Kind, int]:
-    """Return of what kind a layer is, and its `span_tokens`."""
+    """Return a layer's kind and its `span_tokens`."""
     find = _KINDS.get(type(spec).__name__)
     if find is None:
         raise _refusal(layer, spec, f"LockstepConnector serves {', '.join(_KINDS)}")
@@ -127,7 +130,7 @@ def _attention(layer: str, spec: AttentionSpec) -> tuple[Kind, int]:
 
 def _window(layer: str, spec: WindowSpec) -> tuple[Kind, int]:
     _require_dense(layer, spec)
-    # The token that is computed next is in its own window.
+    # The next computed token is part of its own window.
     span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
         raise _refusal(layer, spec, "LockstepConnector serves windows of 2 tokens or more")
@@ -156,4 +159,4 @@ _KINDS: Mapping[str, Callable[[str, Any], tuple[Kind, int]]] = {
     "MLAAttentionSpec": _attention,
     "MambaSpec": _state,
 }
-"""vLLM's classes by name. A class derived from one of them is another layout."""
+"""Supported vLLM classes by name. A subclass has a different layout."""

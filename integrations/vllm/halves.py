@@ -1,7 +1,7 @@
-"""The worker's half of the connector, by where the scheduler's half is: beside it, or elsewhere.
+"""The worker side of the connector, for a scheduler in the same process or in another process.
 
-Both begin the copies where the forward pass stands. With the scheduler elsewhere this rank also hears
-from it what to do, and answers with its ballot.
+Both modes start copies at the right points of the forward pass. With the scheduler in another process,
+the worker also applies the scheduler's orders and returns its ballot (vote).
 """
 
 import time
@@ -25,84 +25,85 @@ from .tracked import PassResult
 
 @dataclass
 class PassMetadata(KVConnectorMetadata):
-    """Carries what the scheduler's half gives the worker's half for one step."""
+    """Data from the scheduler's connector to the workers' connectors for one step."""
 
     result: PassResult
     dispatch: bytes = b""
-    """What a scheduler elsewhere tells its workers; empty where it is in the same process."""
+    """Orders of a scheduler in another process; empty if the scheduler is in this process."""
     computes: bool = True
     """Whether the step computes anything."""
 
 
 @dataclass
 class OpenedRank(KVConnectorHandshakeMetadata):
-    """Carries what a worker tells the scheduler when it has opened its rank."""
+    """A worker's handshake message to the scheduler: the rank that the worker has opened, encoded."""
 
     opened: bytes
 
 
 @dataclass
 class Ballots(KVConnectorWorkerMetadata):
-    """Carries the ballots of workers to the scheduler, and folds them on the way."""
+    """Carries the workers' ballots to the scheduler, folded when vLLM aggregates them."""
 
     folded: FoldedBallots
     counts: dict[int, ExecutorCounts] = field(default_factory=dict[int, ExecutorCounts])
-    """The executors' counters by rank, of the workers that have sent them with this ballot."""
+    """Executor counters by rank, only of workers that sent counters with this ballot."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Ballots":
-        """Return the ballots of both."""
+        """Return the combination of both ballots."""
         if not isinstance(other, Ballots):
             raise InternalError(f"a worker answered with a {type(other).__name__}")
         return Ballots(self.folded.joined(other.folded), self.counts | other.counts)
 
 
 class BesideScheduler:
-    """Leaves everything but the moments of copies to the cache of the scheduler in this process."""
+    """Worker with its scheduler in the same process: starts copies in the scheduler's cache."""
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
 
     def obey(self, metadata: PassMetadata) -> None:
-        """Do what the scheduler tells before this step overwrites any block: the cache was told."""
+        """Do nothing, because the cache in this process already has the scheduler's commands."""
 
     def begin_loads(self) -> None:
-        """Begin the copies to the device."""
+        """Start the copies to the device."""
         self._handover.opened.begin_loads()
 
     def begin_backups(self) -> None:
-        """Begin the copies to the host."""
+        """Start the copies to the host."""
         self._handover.opened.begin_backups()
 
     def ballots(self) -> Ballots | None:
-        """Return this rank's ballot of the step, if the scheduler waits for it."""
+        """Return this rank's ballot of the step, or None if the scheduler needs none."""
         return None
 
     def wait_for_copies(self) -> None:
-        """Return when no copy touches the engine's KV, which is about to be unmapped."""
+        """Wait until no copy accesses the engine's KV, which is about to be unmapped."""
         self._handover.opened.keep_off()
 
     def close(self) -> None:
-        """Stop all copies; here the scheduler's half closes the cache."""
+        """Do nothing, because the scheduler's side closes the cache."""
 
 
 class UnderScheduler:
-    """Obeys the scheduler in another process, which has the replica."""
+    """Worker with its scheduler in another process: applies the orders of the replica there."""
 
     def __init__(self, rank: WorkerRank, fence_s: float, *, drafts_last: bool = False) -> None:
-        """A copy that somebody waits for, and that has not ended after `fence_s`, fails.
+        """A copy that is awaited, for example before its blocks are reused, fails after `fence_s`.
 
-        With `drafts_last` the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
+        With `drafts_last`, the drafter writes its KV after `begin_backups`; see `drafts_after_saves`.
         """
         self._rank = rank
         self._fence_s = fence_s
         self._drafts_last = drafts_last
         self._late = False
-        """Whether backups of the step before wait for its drafter."""
+        """Whether backups of the last step still wait for the drafter."""
         self._counts_due_s = 0.0
         self._obeyed: PassMetadata | None = None
 
     def obey(self, metadata: PassMetadata) -> None:
-        # The engine may say it twice: before it overwrites blocks, and before the forward pass.
+        # vLLM may pass the same metadata twice: before it overwrites blocks and before the forward
+        # pass.
         if metadata is not self._obeyed:
             self._begin_late_backups()
             self._obeyed = metadata
@@ -128,7 +129,7 @@ class UnderScheduler:
         self._rank.close()
 
     def _counts(self) -> dict[int, ExecutorCounts]:
-        """Return what this rank has counted: now and then, and in each step that computes nothing."""
+        """Return this rank's counters at intervals and in steps that compute nothing; otherwise {}."""
         now = time.monotonic()
         if now < self._counts_due_s and (self._obeyed is None or self._obeyed.computes):
             return {}
@@ -136,7 +137,7 @@ class UnderScheduler:
         return {self._rank.rank: self._rank.executor.counts()}
 
     def _begin_late_backups(self) -> None:
-        """Begin backups that waited for the drafter, before the next step adds others."""
+        """Start backups that waited for the drafter, before the next step adds more."""
         if self._late:
             self._late = False
             self._rank.begin_backups()

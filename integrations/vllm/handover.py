@@ -1,7 +1,8 @@
-"""The two halves of one engine's plug-in meet here: they are made apart, in one process.
+"""Exchange between the worker's and the scheduler's connector when both are in one process.
 
-vLLM makes the worker's half first and tells it of the KV tensors; the scheduler's half then opens the
-cache over them. A scheduler whose worker lives in another process finds nothing here.
+vLLM creates the worker's connector first and registers the KV tensors with it. The scheduler's
+connector then opens the cache over these tensors. If the worker is in another process, the scheduler's
+connector finds no entry here.
 """
 
 from dataclasses import dataclass
@@ -15,18 +16,18 @@ from .contract import EngineCacheConfig, ParallelConfig
 
 @dataclass(slots=True)
 class Handover:
-    """Holds what the halves of one engine give each other."""
+    """Data shared by the two connectors of one engine."""
 
     kv_caches: dict[str, torch.Tensor]
     """The worker's KV tensors, by layer name."""
     cache_config: EngineCacheConfig
-    """The worker's, which says of each layer what it keeps; the scheduler's says it of each group."""
+    """The worker's cache configuration, with a specification per layer; the scheduler's is per group."""
     cache: HostCache | None = None
-    """The scheduler's cache, once it is open."""
+    """The scheduler's cache, once open."""
 
     @property
     def opened(self) -> HostCache:
-        """The scheduler's cache."""
+        """The scheduler's cache, which must be open."""
         assert self.cache is not None, "the engine steps before its scheduler's half was made"
         return self.cache
 
@@ -37,14 +38,14 @@ _by_engine: dict[str, Handover] = {}
 def put(
     engine_id: str, kv_caches: dict[str, torch.Tensor], cache_config: EngineCacheConfig
 ) -> Handover:
-    """Leave the worker's KV tensors for the scheduler's half."""
+    """Store the worker's KV tensors for the scheduler's connector."""
     handover = Handover(kv_caches, cache_config)
     _by_engine[engine_id] = handover
     return handover
 
 
 def take(engine_id: str, parallel: ParallelConfig) -> Handover:
-    """Return what the worker's half has left; raises `ConfigError` if that is in another process."""
+    """Return the worker's entry; raise `ConfigError` if the worker is in another process."""
     handover = _by_engine.pop(engine_id, None)
     if handover is None:
         raise ConfigError(

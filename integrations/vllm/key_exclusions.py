@@ -1,7 +1,7 @@
-"""The settings of vLLM that are in no key of a page, or only in keys of vLLM alone (rule R16).
+"""vLLM settings that are in no page key, or only in keys that other engines do not share (rule R16).
 
-Any other setting of vLLM, known here or not, changes the key unless it is as vLLM has it by default
-(`sharing.py`). `Class` alone is the setting that there is such an object at all.
+Any other setting of vLLM, known or unknown, changes the key unless it has vLLM's default value
+(`sharing.py`). A bare `Class` is the setting whether the object exists.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,11 @@ from typing import Final
 from ..sharing import Exclusions, names_in_classes, names_of
 
 RELEASES: Final = ("0.32", "0.33")
-"""The releases that the plug-in is for. Before one is added, `tests/integrations/sharing` has to pass
-with it. If its defaults compute another KV of some models, `kv_description.py` has to name these models
-as unproven, so that their keys have the release."""
+"""Supported releases. `tests/integrations/sharing` must pass before a release is added.
+
+If a release's defaults compute other KV for some models, `kv_description.py` must list these models as
+unproven, so that their keys include the release.
+"""
 
 OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
     "VllmConfig": {
@@ -129,10 +131,10 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    "ParallelConfig.enable_batch_sharded_sampling": False,  # Unless it is asked for.
-    "ParallelConfig.dcp_q_replicate": False,  # Unless a model asks for it (`set_dcp_defaults`).
+    "ParallelConfig.enable_batch_sharded_sampling": False,  # Unless the user enables it.
+    "ParallelConfig.dcp_q_replicate": False,  # Unless a model enables it (`set_dcp_defaults`).
 }
-"""The values with which vLLM itself replaces None. No other value counts as None."""
+"""Values that vLLM substitutes for None. No other value counts as None."""
 
 ALWAYS_THERE: Final[Mapping[str, str]] = {
     "ModelConfig LoRAConfig": "Its settings count one by one.",

@@ -1,4 +1,4 @@
-"""The KV events of `block_events` as vLLM publishes them, where `kv_events_config` asks for events."""
+"""Publishes the KV events of `block_events` through vLLM, if `kv_events_config` enables events."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ _MEDIUMS = {Tier.HOST: MEDIUM_CPU, Tier.STORAGE: MEDIUM_STORAGE}
 
 
 class EngineHasher:
-    """Hashes as the engine does that is configured so."""
+    """Hashes blocks as the engine does."""
 
     def __init__(self, algorithm: str, *, hash_tokens: int, block_tokens: int) -> None:
         self.hash_tokens = hash_tokens
@@ -46,7 +46,7 @@ class EngineHasher:
 
 
 class KVEvents:
-    """Makes vLLM's events of a cache's notices."""
+    """Converts a cache's events to vLLM's KV events."""
 
     def __init__(
         self, hasher: EngineHasher, *, group: int, spec: object, store: str | None
@@ -56,12 +56,12 @@ class KVEvents:
         self._kind = get_kv_cache_spec_kind(spec).value
         self._events = BlockEvents(hasher)
         self.listen = self._events.listen
-        # Seen from a router: a store of each rank's own is this engine's alone.
+        # For a router, a store per rank is local, because only this engine can read it.
         remote = "LOCAL" if store is None or RANK in store else "REMOTE"
         self._localities = {Tier.HOST: "LOCAL", Tier.STORAGE: remote}
 
     def saw(self, cache: RankCache, tracked: TrackedRequest) -> None:
-        """Note a request that is new in its namespace."""
+        """Record the namespace of a new request."""
         self._events.saw(
             tracked.request,
             tracked.namespace,
@@ -70,11 +70,14 @@ class KVEvents:
         )
 
     def forget(self) -> None:
-        """Take back all that was told: it is of former weights, of which vLLM's hashes say nothing."""
+        """Withdraw all published blocks after a change of weights.
+
+        vLLM's block hashes do not include the weights.
+        """
         self._events.listen([Reset(0, None)])
 
     def take(self, cache: RankCache) -> list[KVCacheEvent]:
-        """Return what has changed since it was last asked."""
+        """Return vLLM's events for the changes since the last call."""
         told = self._events.take(lambda each: _seed(cache, each))
         return [
             self._stored(each) if isinstance(each, PagesStored) else self._removed(each)
@@ -110,7 +113,7 @@ class KVEvents:
 def wanted(
     config: PublishingEngine, cache_config: HashedCacheConfig, store: str | None
 ) -> KVEvents | None:
-    """Return what makes events of a cache's notices; None for an engine that publishes none."""
+    """Return the converter of the cache's events; None if the engine publishes no events."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None

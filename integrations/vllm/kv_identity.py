@@ -1,10 +1,9 @@
-"""What vLLM's KV is, apart from the tokens: part of the key of every page (rule R16).
+"""Identity of vLLM's KV apart from the tokens, which is part of the key of every page (rule R16).
 
-The weights, by what their files hold, or by a version that the user gives; and what the configuration
-makes of KV, as `sharing.py` says. With the model's name and the page layout, which the cache has of its
-own, they tell apart what must not share.
+The identity has the weights, by a digest of their files or a user-given version, and the configuration
+as described in `sharing.py`. The cache itself adds the model's name and the page layout to the key.
 
-All ranks must come to the same, and their caches compare it when they open.
+All ranks must compute the same identity; their caches compare it when they open.
 """
 
 import logging
@@ -32,7 +31,7 @@ FROM_FILES = frozenset(
         *("runai_streamer_sharded", "sharded_state", "pt", "npcache", "mistral"),
     }
 )
-"""The load formats of vLLM that read files of the model's own folder, and nothing else."""
+"""Load formats of vLLM that read only files in the model's folder."""
 
 
 def kv_identity(
@@ -45,10 +44,10 @@ def kv_identity(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> str:
-    """Return what the key of every page has for this engine's KV; `layouts` are its pages by pool.
+    """Return the engine's part of every page key; `layouts` are its page layouts by pool.
 
-    `environment` are the variables that the engine reads, of which the user has set those `given`.
-    Raises `ConfigError` for what has no canonical bytes.
+    `environment` has the variables that the engine reads; `given` names those that the user set. Raises
+    `ConfigError` for a value without canonical bytes.
     """
     model = config.model_config
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
@@ -65,7 +64,7 @@ def settings_of(
     environment: Mapping[str, object],
     given: Collection[str],
 ) -> EngineSettings:
-    """Return what the engine is configured with; see `kv_identity`."""
+    """Return the engine's configuration as settings; see `kv_identity`."""
     found = settings_in(config, "vllm_config")
     found += [
         Setting(name, name, value, MISSING if name in given else value)
@@ -82,7 +81,7 @@ def settings_of(
 
 
 def _resolved(config: EngineConfig) -> dict[str, object]:
-    """Return what vLLM puts in place of defaults, by name."""
+    """Return the values that vLLM substitutes for defaults, by setting name."""
     worker = config.parallel_config.worker_cls
     found = {**RESOLVED, "LoRAConfig.lora_dtype": config.model_config.dtype}
     if worker.startswith("vllm.v1.worker."):
@@ -91,7 +90,7 @@ def _resolved(config: EngineConfig) -> dict[str, object]:
 
 
 def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
-    """Return what may change how this engine applies an adapter, as a digest."""
+    """Return a digest of the options that may change how this engine applies an adapter."""
     adapters = Setting("lora_config", "lora_config", config.lora_config, None)
     return EngineSettings(
         "vLLM", engine_version, RELEASES, [adapters], PACKAGE, EXCLUSIONS
@@ -99,10 +98,10 @@ def adapter_options(config: EngineConfig, *, engine_version: str) -> str:
 
 
 def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) -> str:
-    """Return what the engine's weights are, those of a draft model included.
+    """Return the identity of the engine's weights, including those of a draft model.
 
-    The user's `version`, if there is one, stands for all of them, and nothing is read. Raises
-    `ConfigError`, which says what to do, where they cannot be told.
+    A user-given `version` replaces the digest of all weights, and no file is read. Raises `ConfigError`
+    with a remedy if the weights cannot be identified.
     """
     if version is not None:
         return f"version {version}"
@@ -118,10 +117,10 @@ def weights_of(config: EngineConfig, version: str | None, digests: FileDigests) 
 
 def _weights(model: ModelConfig, load: LoadConfig, ranks: int, digests: FileDigests) -> str:
     if load.load_format == DUMMY:
-        # Each rank draws the part that it holds.
+        # Each rank draws its own shard at random.
         return f"dummy {model.seed} on {ranks}"
     name = model.model_weights or model.model
-    # The revision is one of the model, and weights from elsewhere have none.
+    # The revision belongs to the model; weights from another place have none.
     revision = model.revision if name == model.model else None
     loaded = LoadedWeights(name, revision, load.load_format, load.load_format in FROM_FILES)
     return loaded.identity(digests, WHERE)

@@ -1,4 +1,4 @@
-"""Requests that have ended, until the engine has their blocks back."""
+"""Finished requests whose blocks the engine cannot reuse yet."""
 
 from ...ranks.group.host_cache import HostCache
 from .giving import Giving
@@ -7,47 +7,48 @@ from .pending_backups import PendingBackups
 from .tracked import Ended, TrackedRequest
 
 GIVEN_WAIT_S = 1.0
-"""How long the last token waits for what another engine was promised to be there, in agreed time."""
+"""How long an engine without requests steps until promised pages are served, in agreed seconds."""
 
 
 class Leaving:
-    """Gives the commands for requests that end, and says whose blocks are free by now."""
+    """Issues the commands for finished requests, and reports whose blocks are free."""
 
     def __init__(self, cache: HostCache, giving: Giving, backups: PendingBackups) -> None:
-        """`giving` keeps those that other engines go on with, `backups` those not yet on the host."""
+        """`giving` serves requests to other engines; `backups` waits for room in host memory."""
         self._cache = cache
         self._giving = giving
         self._backups = backups
         self._ended: list[Ended] = []
-        """Those that have ended since the last pass."""
+        """Requests that finished since the last pass."""
         self._leaving: dict[str, Ended] = {}
-        """Those whose blocks are still copied, by name."""
+        """Requests whose blocks are still being copied, by name."""
         self._over: list[TrackedRequest] = []
-        """Those whose load is over, and of which the engine has not heard yet."""
+        """Requests whose load has finished, not yet reported to the engine."""
         self._given_back: list[str] = []
-        """Those, by name, that still lend blocks which the engine was given back all the same."""
+        """Names of requests whose blocks were returned to the engine with copies still in flight."""
 
     @property
     def lent(self) -> list[str]:
-        """The requests for whose blocks nothing is waited for but copies that read them."""
+        """Names of requests whose blocks are only waiting for copies that read them."""
         return [name for name, each in self._leaving.items() if not each.loading]
 
     @property
     def frees(self) -> bool:
-        """Whether waiting frees blocks of requests that another engine goes on with."""
+        """Whether waiting frees blocks of requests that another engine continues."""
         return any(
             each.tracked.given and self._cache.awaits_copies(name)
             for name, each in self._leaving.items()
         )
 
     def ended(self, request: Ended) -> None:
-        """Note that a request has ended."""
+        """Record a finished request."""
         self._ended.append(request)
 
     def commit(self) -> None:
-        """Give the commands for what has ended since the last pass, in the order of arrival.
+        """Issue the commands for requests finished since the last pass, in order of arrival.
 
-        The engine tells of requests that are aborted together in another order on each rank.
+        The order of arrival is equal on every rank. The order in which the engine reports requests
+        aborted together is not.
         """
         ended, self._ended = self._ended, []
         for each in sorted(ended, key=lambda each: each.tracked.number):
@@ -69,36 +70,36 @@ class Leaving:
                 self._over.append(each.tracked)
 
     def keep_off(self) -> bool:
-        """Return when no copy touches blocks that were given back; say whether there were any."""
+        """Wait for copies of blocks that were already returned; return whether there were any."""
         given_back, self._given_back = self._given_back, []
         for name in given_back:
             self._cache.keep_off(name)
         return bool(given_back)
 
     def freed(self) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """Return those of which a load was waited for and is over, and those whose blocks are free."""
+        """Return the requests whose awaited load has finished, and those whose blocks are free."""
         loaded, self._over = self._over, []
         freed: list[TrackedRequest] = []
         self._cache.collect_freed()
-        # Also of those that are not released, and of a backup that was given up before any was told of.
+        # `collect_freed` names only released requests; these may be unreleased or without any copy.
         for name in [name for name in self._leaving if not self._cache.lends(name)]:
             ended = self._leaving.pop(name)
-            # That the load is over says no more than that the blocks are free.
+            # For a finished request, the end of its load only means that its blocks are free.
             (loaded if ended.loading else freed).append(ended.tracked)
         return loaded, freed
 
     def last_steps(self) -> bool:
-        """Take steps for an engine that takes none; say whether it is to hear of anything.
+        """Run steps for an engine that takes none; return whether the engine gets any result.
 
-        Copies have mostly ended by now, and a step lets all ranks know it. What another engine was
-        promised is waited for: nothing would serve it later.
+        Most copies have finished by now, and a step lets all ranks agree on that. Pages promised to
+        another engine are awaited, because no later step would serve them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)
         if not (self._leaving or self._over):
             return False
         if len(self.lent) < len(self._leaving):
-            # A load writes into the blocks.
+            # A load writes into the blocks, so it must finish.
             cache.finish_copies()
         for _ in range(LAST_STEPS):
             if any(map(cache.lends, self._leaving)):
@@ -106,9 +107,9 @@ class Leaving:
         return True
 
     def give_back(self, *, still_read: bool) -> list[TrackedRequest]:
-        """Return all requests whose blocks are only read, and which the engine is to have back now.
+        """Return all requests whose blocks are only read; the engine gets their blocks back now.
 
-        Where they are `still_read`, `keep_off` comes before anything overwrites them.
+        If the blocks are `still_read`, `keep_off` must run before they are overwritten.
         """
         names = self.lent
         if still_read:

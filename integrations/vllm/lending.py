@@ -1,8 +1,8 @@
-"""The engine's blocks as device pages that are lent, by pool, and blocks that are held while copied.
+"""The engine's blocks as engine-owned device pages (lent), by pool, and blocks kept during copies.
 
-A request's block tables are by group, and in each a block's place is that of its tokens. Block 0 is
-nobody's: it stands where a window has moved past, and where no state was kept. A state is in the block
-of the tokens that it comes after.
+A request has one block table per layer group, in token order. Block 0 is a placeholder for tokens
+outside a window and for states that were not kept. A state is in the block of the tokens that precede
+it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,20 +18,20 @@ from .groups import Kind, PoolGroup
 from .tracked import TrackedRequest
 
 BlockTables = Sequence[Sequence[int]]
-"""The block ids of a request, for each group of the engine's."""
+"""A request's block ids, one sequence per layer group of the engine."""
 
 Pages = npt.NDArray[np.int32]
 
 NOBODYS = 0
-"""The block that stands where a request has none."""
+"""Block id of the placeholder for a missing block."""
 
 
 @dataclass(slots=True)
 class HeldBlocks:
-    """Blocks that backups read, and that a request may give up before these have ended on every rank.
+    """Blocks that backups read and that their request may free before every rank has finished the copy.
 
-    The engine's pool counts who uses a block, and gives it to nobody else while it is held here. Ranks
-    hold and let go alike, since both follow from commands and verdicts.
+    The engine's pool refcounts blocks, so it does not reuse a block that is held here. All ranks hold
+    and free the same blocks, because both follow from commands and verdicts.
     """
 
     pool: BlockPool | None = None
@@ -41,17 +41,17 @@ class HeldBlocks:
 
     @property
     def can_be_found(self) -> bool:
-        """Whether the engine's own prefix cache finds any block in the pool, as far as is known."""
+        """Whether the engine's prefix cache has any block, as far as the pool is known."""
         return self.pool is not None and len(self.pool.cached_block_hash_to_block) > 0
 
     def hold(self, request: str, copy: int, blocks: Sequence[int]) -> None:
-        """Keep blocks until a copy of a request's has ended."""
+        """Hold blocks until a copy of a request's blocks has finished."""
         assert self.pool is not None, "the engine has not given its block pool"
         self.pool.touch([self.pool.blocks[each] for each in blocks])
         self._held.append((request, copy, list(blocks)))
 
     def let_go(self, copies: Callable[[str], Collection[int]]) -> None:
-        """Give back the blocks of copies that have ended: those not among a request's `copies`."""
+        """Free the blocks of finished copies; `copies` returns a request's copies in flight."""
         held, self._held = self._held, []
         for request, copy, blocks in held:
             if copy in copies(request):
@@ -63,26 +63,26 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """Says which blocks a request lends to each pool, and holds some of them."""
+    """Selects a request's blocks for each pool, and holds some of them during copies."""
 
     pools: Sequence[PoolGroup]
     held: HeldBlocks = field(default_factory=HeldBlocks)
-    """Those that are copied from."""
+    """Blocks that copies read."""
 
     @property
     def has_states(self) -> bool:
-        """Whether a prefix can be restored only where a state was kept."""
+        """Whether a prefix can be restored only at a saved state."""
         return any(pool.kind is Kind.STATE for pool in self.pools)
 
     def for_load(self, blocks: BlockTables, first: int, last: int) -> dict[str, Pages]:
-        """Return what the pages of tokens from `first` to `last` are brought to."""
+        """Return the destination blocks by pool for a load of pages `first` to `last` (exclusive)."""
         return {
             pool.name: _pages(blocks, pool, last - 1 if pool.kind is Kind.STATE else first, last)
             for pool in self.pools
         }
 
     def for_backup(self, blocks: BlockTables, pages: int, *, state: bool) -> dict[str, Pages]:
-        """Return what holds the first `pages` pages, and, if there is one, the `state` after them."""
+        """Return the source blocks by pool for the first `pages` pages, and the `state` after them."""
         of_state = pages - 1 if state else pages
         return {
             pool.name: _pages(blocks, pool, of_state if pool.kind is Kind.STATE else 0, pages)
@@ -90,7 +90,7 @@ class Lending:
         }
 
     def passing(self, lent: dict[str, Pages]) -> list[int]:
-        """Return the blocks among these that the request may give up while it still runs."""
+        """Return the blocks that the request may free while it still runs: windows and states."""
         passing = [lent[pool.name] for pool in self.pools if pool.kind is not Kind.FULL]
         found = np.concatenate(passing) if passing else np.empty(0, dtype=np.int32)
         return [int(block) for block in found[found != NO_PAGE]]
@@ -99,13 +99,14 @@ class Lending:
 def load(
     cache: HostCache, lending: Lending, tracked: TrackedRequest, blocks: BlockTables, tokens: int
 ) -> None:
-    """Load what the engine takes of a request's hit, which may be less than it was promised.
+    """Load the part of a request's match that the engine accepted, which may be less than offered.
 
-    The load fails where that cannot be restored: a part of a page, or no window at its end.
+    The load fails if that part cannot be restored, for example if it ends inside a page or its last
+    window is missing.
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)
-    # Another `hit` would count as another question, for no more than is taken.
+    # Another `hit` would count as a second query in the statistics.
     found = cache.match(taken, tracked.namespace).host_tokens
     if found == start + tokens:
         lent = lending.for_load(blocks, start // unit, (start + tokens) // unit)

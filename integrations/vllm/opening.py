@@ -1,8 +1,8 @@
-"""How the cache under one vLLM engine is opened, in both forms in which vLLM runs.
+"""Open the cache under one vLLM engine, for both process layouts of vLLM.
 
-A scheduler on every rank: each process has a whole cache, over the KV tensors of the worker beside it.
-One scheduler and many workers: each worker opens its rank, of which the scheduler hears
-(`ranks.decider`).
+With a scheduler on every rank, each process has a whole cache over the KV tensors of the worker in the
+same process. With one scheduler and many workers, each worker opens its rank and sends the result to
+the scheduler (`ranks.decider`).
 """
 
 import logging
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WITH_WORKERS_APART = ("mp", "ray")
-"""vLLM's executors whose workers are in processes of their own, whatever their number."""
+"""vLLM executors that always run workers in separate processes."""
 
 
 def has_one_decider(parallel: ParallelConfig) -> bool:
-    """Say whether one scheduler decides for workers in other processes."""
+    """Return whether one scheduler decides for workers in other processes."""
     return parallel.distributed_executor_backend in _WITH_WORKERS_APART
 
 
 def read_settings(config: EngineConfig) -> ConnectorSettings:
-    """Return the settings; raises `ConfigError` for all that can be told before there is any KV."""
+    """Return the settings; raise `ConfigError` for every error detectable before the KV exists."""
     transfer = config.kv_transfer_config
     assert transfer is not None
     parsed = parse(transfer.kv_connector_extra_config)
@@ -77,7 +77,7 @@ def open_beside_worker(
     engine_id: str,
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Open this rank's cache over the KV tensors of the worker beside it. Every rank comes here."""
+    """Open this rank's cache over the KV tensors of the worker in this process; a collective call."""
     parallel = config.parallel_config
     met = handover.take(engine_id, parallel)
     settings, pages = _settings(config, met.cache_config, parsed, met.kv_caches)
@@ -99,7 +99,7 @@ def open_worker_rank(
     *,
     names_pages: bool,
 ) -> tuple[WorkerRank, bytes]:
-    """Open one worker's rank; return it and what the scheduler is to hear. All workers come here."""
+    """Open one worker's rank; return the rank and its message to the scheduler; a collective call."""
     settings, pages = _settings(config, cache_config, parsed, kv_caches)
     group = TorchCollective.create(timeout_s=settings.timeouts.open_s)
     return open_worker(settings, pages, group, names_pages=names_pages)
@@ -112,7 +112,7 @@ def open_for_workers(
     told: Iterable[bytes],
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's half for workers that have told this when they opened."""
+    """Return the scheduler's side for workers whose opening messages are `told`."""
     cache = decide(map(OPENINGS.decode, told), listener=None if events is None else events.listen)
     return _side(cache, config, lending, parsed, events)
 
@@ -123,9 +123,9 @@ def _settings(
     parsed: ConnectorSettings,
     kv_caches: dict[str, torch.Tensor],
 ) -> tuple[HostCacheConfig, dict[str, EnginePages]]:
-    """Return the settings of a rank's cache, and the engine's pages that it copies to and from.
+    """Return the settings of a rank's cache, and the engine-owned device pages (lent) by pool.
 
-    `cache_config` is the worker's own.
+    `cache_config` is the worker's own configuration.
     """
     world_size = config.parallel_config.world_size
     layers = config.compilation_config.static_forward_context
@@ -170,13 +170,13 @@ def _side(
     parsed: ConnectorSettings,
     events: KVEvents | None,
 ) -> SchedulerSide:
-    """Return the scheduler's half over a cache that was opened."""
+    """Return the scheduler's side over an open cache."""
     transfer = cast("TransferConfig", config.kv_transfer_config)
     watch(cache, parsed.metrics_port)
     start_line.tell(cache, log)
     encoders = config.ec_transfer_config
     adapters = adapter_weights(
-        # Records of their own: no request waits while another engine reads the weights of a model.
+        # A separate record file, so that no request waits while another engine reads a model's weights.
         _digests(parsed, "adapters"),
         parsed.adapter_versions,
         adapter_options(config, engine_version=engine_version),
@@ -194,6 +194,6 @@ def _side(
         ),
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,
-        # Where workers are elsewhere, only the engine's steps bring what they answer.
+        # Workers in other processes send their answers only in the engine's own steps.
         waits_in_pass=not isinstance(cache, DecidingCache),
     )

@@ -1,23 +1,26 @@
-"""Steps that a pass of the scheduler takes of its own: a moment's wait in the place of another pass.
+"""Extra cache steps within a scheduler pass: a short wait instead of another pass.
 
-How many there are follows from replicated state and from what was scheduled, the same on every rank.
+The number of extra steps follows from replicated state and the schedule, so it is equal on every rank.
 """
 
 from ...ranks.group.host_cache import HostCache
 
 LOOKUP_STEPS = 4
-"""Steps in which a pass of an engine that has nothing to compute waits for answers to lookups."""
+"""Steps that a pass of an idle engine waits for lookup results."""
 
 BUSY_WAIT_S = 0.001
-"""For how long, once, a pass does so while other requests compute. All of them wait for it, which is
-worth it to a request that would be put off by a whole forward pass; a slow store is not waited for."""
+"""Maximum wait for lookup results, once per pass, while other requests compute.
+
+All requests wait for this long. That is worthwhile because the looked-up request would otherwise be
+delayed by a whole forward pass. A slow store is not awaited.
+"""
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005
-"""In how many steps, and for how long in each, the last token waits for copies that have ended."""
+"""Number of steps, and seconds per step, that wait for finished copies after the last token."""
 
 
 class PassSteps:
-    """Takes steps in passes, unless only the engine's own steps bring what other ranks say."""
+    """Runs extra steps within passes, unless ranks answer only in the engine's own steps."""
 
     def __init__(self, cache: HostCache, idle_wait_s: float, *, allowed: bool) -> None:
         self._cache = cache
@@ -27,9 +30,9 @@ class PassSteps:
         self._left = 0
 
     def begin(self, *, idle: bool, behind: bool) -> None:
-        """Begin a pass, in which nothing else computes if it is `idle`.
+        """Begin a pass; `idle` means that no other request computes.
 
-        With `behind` the ranks have not told each other yet of copies that ended after the last token.
+        With `behind`, the ranks have not yet agreed on copies that finished after the last token.
         """
         self._left = (LOOKUP_STEPS if idle else 1) if self._allowed else 0
         self._wait_s = self._idle_wait_s if idle else min(self._idle_wait_s, BUSY_WAIT_S)
@@ -37,7 +40,7 @@ class PassSteps:
             self._step(LAST_WAIT_S)
 
     def prefetched(self, name: str) -> bool:
-        """Say whether a request need not wait for its prefetch, if need be after some steps."""
+        """Return whether a request's prefetch is done, after extra steps if needed and allowed."""
         while not self._cache.prefetch_done(name):
             if not self._left or not self._cache.looks_up(name):
                 return False
@@ -46,6 +49,6 @@ class PassSteps:
         return True
 
     def _step(self, wait_s: float) -> None:
-        """End the step that the pass is in, and begin another."""
+        """End the current step and begin another."""
         self._cache.end_step(idle_s=wait_s)
         self._cache.begin_step()

@@ -1,10 +1,10 @@
-"""Backups of a request's whole pages, also those that host memory has no room for yet.
+"""Backups of a request's whole pages, including pages for which host memory has no room yet.
 
-What found no room is tried again in later passes, also after the request has ended, until it has gone
-to host memory and the store, or there was no progress for `PATIENCE_S`. No block is held for that: a
-block that is free keeps its content until the engine hands it out again, and the engine says when it
-does so (`BlockPool.unpin_blocks`). From the first page on that is gone, a backup is given up. So the
-engine's own prefix cache can be emptied at any time, and no request waits for blocks.
+A backup without room is retried in later passes, even after the request has finished. Retries stop when
+all pages are in host memory and the store, or after `PATIENCE_S` without progress. Waiting backups hold
+no blocks. A free block keeps its content until the engine reallocates it, and the engine reports
+reallocation (`BlockPool.unpin_blocks`). A backup is cut at its first lost page. The engine can
+therefore reset its prefix cache at any time, and no request waits for blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,38 +22,38 @@ from .lending import Lending, Pages
 from .tracked import TrackedRequest
 
 PATIENCE_S = 10.0
-"""A backup that has come no further for so long, in agreed time, is given up."""
+"""A backup without progress for this long, in agreed seconds, is abandoned."""
 LAST_WAIT_S = 1.0
-"""For so long an engine that has nothing left to compute goes on with backups, in agreed time."""
+"""How long an engine without requests continues backups, in agreed seconds."""
 REQUESTS_MAX = 64
-"""Of at most so many requests backups wait; the oldest are given up for others."""
+"""Maximum number of requests with waiting backups; the oldest are abandoned first."""
 TRIES_MAX = 4
-"""So many are tried in one pass."""
+"""Maximum number of requests retried per pass."""
 
 
 @dataclass(slots=True, eq=False)
 class _Backup:
-    """The pages of a prefix, and the blocks that held them when they were computed."""
+    """The pages of a prefix, and the blocks in which they were computed."""
 
     tokens: bytes
     lent: dict[str, Pages]
     state: bool
-    """Whether they end with a state."""
+    """Whether the prefix ends with a state."""
 
     def blocks(self) -> list[int]:
-        """Return the blocks that are not gone."""
+        """Return the blocks that have not been reallocated."""
         lent = np.concatenate(list(self.lent.values()))
         return [int(block) for block in np.unique(lent[lent != NO_PAGE])]
 
     def intact(self) -> int:
-        """Return how many of the first pages are in their blocks still."""
+        """Return the number of leading pages that are still in their blocks."""
         gone = np.flatnonzero(self.lent[KV_POOL] == NO_PAGE)
         return int(gone[0]) if len(gone) else len(self.lent[KV_POOL])
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """The backups that a request still waits for, the shortest prefix first."""
+    """A request's waiting backups, shortest prefix first."""
 
     tracked: TrackedRequest
     name: str
@@ -61,11 +61,11 @@ class _Pending:
     until_ms: int
     backups: list[_Backup] = field(default_factory=list[_Backup])
     ended: bool = False
-    """Whether the engine has done with the request, so that it is released with its last backup."""
+    """Whether the engine has finished the request, so that its last backup releases it."""
 
 
 class PendingBackups:
-    """Backs up what requests compute, in this pass or in a later one."""
+    """Backs up computed pages, in this pass or in a later one."""
 
     def __init__(self, cache: HostCache, lending: Lending) -> None:
         self._cache = cache
@@ -74,22 +74,23 @@ class PendingBackups:
         self._pending: dict[str, _Pending] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Say whether a request's backup waits."""
+        """Return whether a backup of the request waits."""
         return name in self._pending
 
     def __len__(self) -> int:
-        """Return of how many requests backups wait."""
+        """Return the number of requests with waiting backups."""
         return len(self._pending)
 
     @property
     def is_due(self) -> bool:
-        """Whether the next pass may bring one further."""
+        """Whether the next pass may advance a backup."""
         return any(map(self._cache.backup_is_due, self._pending))
 
     def back_up(self, tracked: TrackedRequest, scheduled: int, blocks: BlockState) -> None:
-        """Back up the whole pages that a request fills with the tokens that are scheduled for it.
+        """Back up the whole pages that a request fills with the tokens scheduled for it.
 
-        Not those of former weights, which nobody else may get.
+        Pages that depend on previous weights are not backed up, because no other request may match
+        them.
         """
         computed, known = tracked.tokens_after(scheduled)
         pages = known // tracked.page_tokens
@@ -97,7 +98,7 @@ class PendingBackups:
             return
         tracked.lent_pages = pages
         length = pages * tracked.page_tokens
-        # A state is not the one after a page if it has gone beyond, or may yet go back.
+        # A state belongs to the page's end only if it is exactly there and cannot be rolled back.
         state = computed == known == length
         if state and length <= tracked.loadable_elsewhere:
             tracked.state_pages = pages
@@ -114,13 +115,13 @@ class PendingBackups:
                 return
             pending = self._wait_for(tracked)
         elif len(pending.backups) > 1 and not pending.backups[-1].state:
-            # The longer one has all but the ends of windows in between.
+            # The new, longer backup includes the last one except for its window pages.
             pending.backups.pop()
         pending.backups.append(backup)
         self._watch(backup)
 
     def try_again(self) -> None:
-        """Go on with backups for which there may be room by now; once in each pass."""
+        """Retry backups for which there may be room; once per pass."""
         tries, now_ms = 0, self._cache.inspection.agreed_ms
         for pending in list(self._pending.values()):
             if not self._cache.awaits_room(pending.name) or now_ms > pending.until_ms:
@@ -130,9 +131,9 @@ class PendingBackups:
                 self._try(pending)
 
     def finish(self, patience_s: float = LAST_WAIT_S) -> None:
-        """Go on with them for an engine that takes no further step, as long as that helps.
+        """Continue backups for an engine that takes no further step, while there is progress.
 
-        No copy touches a block on this rank after that.
+        Afterwards no copy of a backup accesses a block on this rank.
         """
         cache = self._cache
 
@@ -147,15 +148,15 @@ class PendingBackups:
             self._lending.held.let_go(lambda _: ())
 
     def ended(self, name: str) -> None:
-        """Release a request once its backups are over: the engine has done with it."""
+        """Mark a request as finished, so that it is released after its last backup."""
         self._pending[name].ended = True
 
     def drop(self, name: str) -> None:
-        """Forget the backups of a request whose blocks hold them no more, or that is released."""
+        """Forget the backups of a request that was released or has lost its blocks."""
         self._pending.pop(name, None)
 
     def give_up(self) -> None:
-        """Give all up: blocks may be overwritten with nobody asking."""
+        """Abandon all backups, because blocks may be overwritten without notice."""
         for pending in list(self._pending.values()):
             self._give_up(pending)
 
@@ -179,7 +180,7 @@ class PendingBackups:
         self._give_up(pending)
 
     def _intact(self, pending: _Pending) -> Iterator[_Backup]:
-        """Yield what is left of each backup, the shortest first; the caller removes what is done."""
+        """Yield the intact part of each backup, shortest first; the caller removes finished backups."""
         while pending.backups:
             backup = pending.backups[0]
             pages, unit = backup.intact(), pending.tracked.page_tokens
@@ -194,7 +195,7 @@ class PendingBackups:
                 pending.backups.pop(0)
 
     def _copy(self, name: str, namespace: str, backup: _Backup, passing: Sequence[int]) -> bool:
-        """Begin a backup, and hold the blocks that are `passing` for its copy; say if there is one."""
+        """Start a backup and hold the `passing` blocks for its copy; return whether one started."""
         before = self._cache.copies(name)
         self._cache.back_up(name, backup.tokens, backup.lent, namespace)
         begun = self._cache.copies(name)
@@ -203,7 +204,7 @@ class PendingBackups:
         return begun != before
 
     def _watch(self, backup: _Backup) -> None:
-        """Have the engine say when it hands a block out again."""
+        """Register for the reallocation of the backup's blocks in the engine."""
         pool = self._lending.held.pool
         if pool is not None:
             blocks = [pool.blocks[each] for each in backup.blocks()]

@@ -1,13 +1,12 @@
-"""The scheduler's half of the plug-in: it turns what vLLM's scheduler does into commands.
+"""The scheduler's side of the plug-in, which turns scheduling decisions of vLLM into cache commands.
 
-Every rank has a scheduler that decides the same in the same step, since everything that it hears
-from here follows from verdicts: a hit that every rank has, a load that has ended on every rank, pages
-that every rank has done with. So all ranks give the same commands.
+Every rank has a scheduler that makes the same decisions in the same step, because all results from this
+module follow from verdicts. A match, a finished load or a freed page is reported only when every rank
+has it. All ranks therefore issue the same commands.
 
-One pass of the scheduler is one step of the cache. The first question of a pass applies a verdict,
-and the pass ends with `end_pass`, which launches the round. A pass that asks for a request which
-storage is still being asked about is some steps: what storage mostly has to say is that it has nothing,
-which is known sooner than the engine would come round again.
+One scheduler pass is one cache step. The first query of a pass applies a verdict, and `end_pass`
+launches the round. A pass with pending storage lookups runs several steps. Most lookups are misses, and
+their answers arrive earlier than the engine's next pass.
 """
 
 from collections.abc import Sequence
@@ -29,11 +28,11 @@ from .transfer_params import Handoff
 from .weights import InFlight, Weights
 
 ABORTED = "FINISHED_ABORTED"
-"""What vLLM calls the status of a request that was ended from outside."""
+"""vLLM's status name for an aborted request."""
 
 
 class SchedulerSide:
-    """Gives the commands of one rank's cache. All calls come from the engine's thread."""
+    """Issues the commands of one rank's cache. All calls come from the engine's thread."""
 
     def __init__(
         self,
@@ -47,13 +46,13 @@ class SchedulerSide:
         backs_up: bool,
         waits_in_pass: bool = False,
     ) -> None:
-        """With `waits_in_pass` a pass may be several steps, which a cache needs no engine step for."""
+        """With `waits_in_pass`, a pass may run several cache steps without an engine step."""
         self.cache = cache
         self._arrivals = arrivals
         self._weights = weights or Weights()
         self._in_flight = settings.in_flight
         self._device_is_mixed = False
-        """Whether the engine's own prefix cache may find blocks of former weights."""
+        """Whether the engine's own prefix cache may match blocks of previous weights."""
         self._page_tokens = cache.config.layout.page_tokens
         self._lending = lending
         self._loads = loads
@@ -64,38 +63,38 @@ class SchedulerSide:
         self._giving = Giving(cache, waits.ttl_s, has_states=lending.has_states, backs_up=backs_up)
         self._taking = Taking(cache, waits.patience_s, loads=loads)
         self._scheduled: frozenset[str] = frozenset()
-        """What the last pass let compute, by the engine's ids."""
+        """The engine's ids of the requests scheduled in the last pass."""
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
-        """Requests by the engine's id, which is another one on each rank."""
+        """Requests by the engine's id, which differs between ranks."""
         self._loading: dict[str, TrackedRequest] = {}
         self._backups = PendingBackups(cache, lending)
         self._leaving = Leaving(cache, self._giving, self._backups)
         self._in_vain: list[TrackedRequest] = []
-        """Requests whose load was in vain, and which have not begun anew yet."""
+        """Requests whose load failed and that have not restarted yet."""
         self._in_pass = False
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has no request that is not finished."""
+        """Whether the engine has no unfinished request."""
         return not self._unfinished
 
     @property
     def gives(self) -> bool:
-        """Whether steps bring more of what other engines go on with, or of what waits for room."""
+        """Whether more steps advance handoffs to other engines or backups without host memory."""
         return self._giving.waits or self._backups.is_due
 
     @property
     def pending_frees(self) -> bool:
-        """Whether waiting frees blocks of requests that have ended."""
+        """Whether waiting frees blocks of finished requests."""
         return self.cache.pending_frees or self._leaving.frees
 
     def tracked(self, request: VllmRequest) -> TrackedRequest | None:
-        """Return what is remembered of a request; None for one that may not be cached."""
+        """Return the tracked state of a request; None if the request is not cached."""
         return self._requests.get(request.request_id)
 
     def arrived(self, request: VllmRequest) -> None:
-        """Note a new request, and begin to bring what storage has of it."""
+        """Register a new request, and start its prefetch from storage."""
         self._unfinished.add(request.request_id)
         tracked = self._arrivals.track(request)
         if tracked is None:
@@ -106,16 +105,16 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def hit(self, request: VllmRequest, device_tokens: int) -> int | None:
-        """Return how many tokens can be loaded beyond `device_tokens`; None: ask again later."""
+        """Return how many tokens beyond `device_tokens` can be loaded; None to query again later."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
         if tracked.computed or tracked.loaded:
-            # Asked again, so it was preempted, perhaps between passes: this one says so at its end.
+            # A repeated query means that the request was preempted, which may be reported only at the
+            # pass's end.
             self._preempted(tracked)
-        # With each question: a pass may have begun with the outputs of the step before, and the engine
-        # may have emptied its prefix cache since.
+        # Check at every query, because the engine may reset its prefix cache after a pass has begun.
         self._look_at_device()
         tracked.stale = self._device_is_mixed and device_tokens > 0
         if not self._reads(tracked):
@@ -138,14 +137,14 @@ class SchedulerSide:
         return found
 
     def allocated(self, request: VllmRequest, blocks: BlockTables, load_tokens: int) -> None:
-        """Begin the load of what the engine takes of its hit, into the request's `blocks`."""
+        """Start loading the part of the match that the engine accepted into the request's `blocks`."""
         tracked = self._requests.get(request.request_id)
         if tracked is not None and load_tokens:
             load(self.cache, self._lending, tracked, blocks, load_tokens)
             self._loading[request.request_id] = tracked
 
     def end_pass(self, step: ScheduledStep) -> PassResult:
-        """Give the commands that follow from what was scheduled, and launch the round."""
+        """Issue the commands that follow from the schedule, and launch the round."""
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
@@ -160,7 +159,7 @@ class SchedulerSide:
         self._arrivals.computes(step.num_scheduled_tokens)
         for tracked, tokens in scheduled:
             if not (tracked.computed or tracked.loaded):
-                # Where the engine finds a part of a block, it says nothing of that when it asks.
+                # The engine may match part of a block, which `device_tokens` in the query omits.
                 tracked.stale |= self._device_is_mixed and tracked.request.num_computed_tokens > 0
             if not tracked.computed:
                 self._admit(tracked)
@@ -172,7 +171,7 @@ class SchedulerSide:
         if step.total_num_scheduled_tokens:
             self._weights.computed()
         if scheduled:
-            # Ranks whose engines decide differently are told so by the digest.
+            # The digest detects ranks whose engines schedule differently.
             self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
         self._give()
         computes = step.total_num_scheduled_tokens or self._awaits_output()
@@ -182,9 +181,9 @@ class SchedulerSide:
         return self._result()
 
     def handoff(self, request: VllmRequest) -> Handoff | None:
-        """Return where another engine can go on after a request that ends here; None for any other.
+        """Return where another engine can continue a request that finishes here; otherwise None.
 
-        To be asked before `finished`.
+        Must be called before `finished`.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None or request.status.name == ABORTED:
@@ -194,31 +193,31 @@ class SchedulerSide:
         return handoff
 
     def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
-        """Forget a request; say whether its blocks must stay as they are until they are freed."""
+        """Forget a request; return whether its blocks must be kept until they are reported as freed."""
         self._unfinished.discard(request.request_id)
         self._arrivals.left(request)
         tracked = self._requests.pop(request.request_id, None)
         aborted = request.status.name == ABORTED
         if aborted and not self._unfinished:
-            # An engine that has nothing left to do may unmap all its blocks before it steps again.
+            # An engine without requests may unmap all blocks before its next step.
             self.cache.keep_off()
             self._lending.held.let_go(lambda _: ())
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
-        # Blocks of a preempted request were given away with nobody asking. Those of an aborted one
-        # could be held back, but an engine that aborts its last request never steps to free them.
+        # Blocks of a preempted request were already reallocated. Those of an aborted request could be
+        # held, but an engine that aborts its last request never steps to free them.
         fenced = not loading and (not blocks or aborted)
         if fenced and self._unfinished:
-            # At once, since the engine has its blocks at once. What the replica is to hear of it
-            # waits for the next pass, since ranks hear of aborts in different orders.
+            # Wait now, because the engine reuses the blocks now. The replica's command waits for the
+            # next pass, because ranks see aborts in different orders.
             self.cache.keep_off(tracked.name)
             self._let_go(tracked.name)
         self._leaving.ended(Ended(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.lends(tracked.name)
 
     def _commit(self) -> None:
-        """Give the commands for what has ended or failed since the last pass, by order of arrival."""
+        """Issue the commands for requests that finished or failed since the last pass, by arrival."""
         self._leaving.commit()
         in_vain, self._in_vain = self._in_vain, []
         for tracked in in_vain:
@@ -226,13 +225,13 @@ class SchedulerSide:
                 self._begin_anew(tracked)
 
     def settle(self) -> PassResult | None:
-        """Give back blocks that are held back, if nothing else keeps the engine stepping.
+        """Free held-back blocks if no unfinished request keeps the engine stepping.
 
-        An engine that stops with blocks held back cannot drop its own prefix cache, which it must be
-        able to whenever its weights change. Copies have mostly ended by now, and a step lets all ranks
-        know it. Nobody waits for backups that have not: that is for the next pass, or for `reset`,
-        since nothing overwrites a block before. A block of a rank is overwritten by that rank alone,
-        so each has to wait for its own copies only.
+        An engine that stops with blocks held back cannot reset its prefix cache, which every change of
+        weights requires. Most copies have finished by now, and a step lets all ranks agree on that.
+        Unfinished backups are not awaited here but before the next pass or in `reset`, because no block
+        is overwritten earlier. Each rank awaits only its own copies, because a rank's blocks are
+        overwritten by that rank only.
         """
         if self._unfinished:
             return None
@@ -248,40 +247,41 @@ class SchedulerSide:
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def answered(self) -> PassResult:
-        """Apply a verdict that has just come, ahead of the next pass; return what follows from it.
+        """Apply a verdict that arrived before the next pass; return the results.
 
-        For a cache that decides for workers elsewhere. Loads that have failed are told of with the next
-        pass, since the engine has read by now which ones failed in this one.
+        For a cache that decides for workers in other processes. Failed loads are reported in the next
+        pass, because the engine has already read this pass's failures.
         """
         self._begin_pass()
         result = self._result(told_of_failures=False)
         if self._unfinished or not (self._leaving.lent or self._backups):
             return result
-        # An engine that has nothing left to do gets all its blocks back at once, so that it can drop
-        # its prefix cache; whatever it does with them next begins with this fence.
+        # An idle engine gets all blocks back now, so that it can reset its prefix cache. This fence
+        # precedes any reuse.
         self.cache.keep_off()
         self._lending.held.let_go(lambda _: ())
         freed = self._leaving.give_back(still_read=False)
         return replace(result, freed=(*result.freed, *ids_of(freed)))
 
     def reset(self) -> bool:
-        """Return when no copy touches a block; say whether all that is cached is of former weights."""
-        # The engine may have preempted what it is about to unmap, with nobody asking.
+        """Wait for all copies; return whether all cached pages now belong to previous weights."""
+        # The engine may have preempted requests without a query, and now unmaps their blocks.
         self.cache.keep_off()
         self._commit()
         self._backups.give_up()
         return self._weights.reset() and self._changed()
 
     def weights_are(self, version: str) -> bool:
-        """Take `version` for the name of the weights from now on; say whether they are others."""
+        """Set the name of the weights from now on; return whether the weights have changed."""
         self._commit()
         self.cache.witness("the weights are", version)
         return self._weights.named(version) and self._changed()
 
     def close(self, *, failed: bool) -> None:
-        """Write out what is on its way, together with the other ranks, and end.
+        """Flush I/O in flight together with the other ranks, and close the cache.
 
-        A process that has `failed`, or whose epoch is over, ends alone: nobody else ends with it.
+        A process that has `failed`, or whose epoch has ended, abandons the cache without waiting for
+        other ranks.
         """
         if failed or self.cache.inspection.ended_by is not None:
             self.cache.abandon()
@@ -300,18 +300,18 @@ class SchedulerSide:
             self._steps.begin(idle=idle, behind=behind)
 
     def _awaits_output(self) -> bool:
-        """Say whether the pass before still computes: an engine that schedules ahead waits for that."""
+        """Return whether the last pass still computes; an engine that schedules ahead waits for it."""
         before = map(self._requests.get, self._scheduled)
         return any(each is not None and each.request.num_output_placeholders for each in before)
 
     def _give(self) -> None:
-        """Serve what other engines go on with, and let go of that whose time is over."""
+        """Serve handoffs to other engines, and release those whose time is over."""
         self._giving.serve()
         for name in self._giving.over():
             self.cache.release(name)
 
     def _let_go(self, gone: str | None = None) -> None:
-        """Give the engine back what its backups have read; all of a request's that is `gone`."""
+        """Free the engine's blocks of finished backups, and all held blocks of the request `gone`."""
         self._lending.held.let_go(lambda name: () if name == gone else self.cache.copies(name))
 
     def _reads(self, tracked: TrackedRequest) -> bool:
@@ -323,7 +323,10 @@ class SchedulerSide:
         )
 
     def _changed(self) -> bool:
-        """Let requests that hold nothing begin anew, and keep to the others what they have."""
+        """Restart requests without pages, and mark the others as stale.
+
+        No other request gets the pages that a stale request computes.
+        """
         self._backups.give_up()
         for tracked in self._requests.values():
             if tracked.computed or tracked.loaded:
@@ -336,20 +339,20 @@ class SchedulerSide:
         return True
 
     def _look_at_device(self) -> None:
-        """Take note that the engine has emptied its own prefix cache since the weights changed.
+        """Check whether the engine has reset its prefix cache since the weights changed.
 
-        Until it has, it may give requests blocks of former weights, and what they compute is of both.
+        Until then, requests may get blocks of previous weights, so their own pages mix both weights.
         """
         if self._device_is_mixed:
-            # One that waits without tokens, as after a preemption, has no blocks.
+            # A waiting request without computed tokens, for example after a preemption, has no blocks.
             self._device_is_mixed = self._lending.held.can_be_found or any(
                 each.stale and each.request.num_computed_tokens for each in self._requests.values()
             )
 
     def _begin_anew(self, tracked: TrackedRequest) -> None:
-        """Let a request that holds nothing find what there is of the weights of now.
+        """Restart a request without pages, so that it matches pages of the current weights.
 
-        What a failed load has read is not on the host any more, and comes from storage again.
+        Host pages of a failed load are gone, so the prefetch reads them from storage again.
         """
         self.cache.release(tracked.name)
         tracked.give_up()
@@ -358,7 +361,7 @@ class SchedulerSide:
         self._prefetch(tracked)
 
     def _admit(self, tracked: TrackedRequest) -> None:
-        """Count a request that begins to compute, with what the engine has of it by now."""
+        """Count a request that starts to compute, with the tokens that the engine already has."""
         tokens, found = tracked.loadable_tokens, tracked.request.num_computed_tokens
         self.cache.admit(
             tracked.name, tracked.head(tokens), tracked.namespace, device_tokens=min(found, tokens)

@@ -1,4 +1,4 @@
-"""What a user may write into `kv_connector_extra_config`, checked once, when the engine starts."""
+"""The user's settings in `kv_connector_extra_config`, checked once, at engine start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from .weights import InFlight, WeightsChange
 WHERE = "kv_connector_extra_config"
 
 SECRET_FILE = "secret_file"  # noqa: S105 - a name.
-"""Stands for the secret of peers."""
+"""Key for a file with the peers' secret, instead of `secret`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandingOver(Settings):
-    """Bounds on what engines do for each other; equal on every rank, in agreed time."""
+    """Time limits of prefill-decode handoffs; equal on every rank, in agreed time."""
 
     ttl_s: TtlSeconds = 60.0
-    """For how long a request that has ended here is kept for the engine that goes on with it."""
+    """How long a finished request's pages are kept for the engine that continues it, in seconds."""
     patience_s: TtlSeconds = 5.0
-    """How long a request waits for what the engine that has computed it has promised."""
+    """How long a request waits for pages promised by the prefill engine, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorSettings(ServingSettings):
-    """The extra configuration of a connector; equal on every rank."""
+    """The connector's extra configuration; equal on every rank."""
 
     where: ClassVar[str] = WHERE
 
     weights_change: WeightsChange = WeightsChange.WITH_RESET
-    """Whether the weights may be others after each reset, or only once they are named."""
+    """Whether every reset may change the weights, or only a new name."""
     in_flight: InFlight = InFlight.KEEP
-    """What becomes of loads that are under way when the weights change."""
+    """Policy for loads in flight when the weights change."""
     peers: Peers | None = None
-    """How this rank and those of other engines read each other's host memory; see `ranks.outside`."""
+    """How ranks of different engines read each other's host memory; see `ranks.outside`."""
     handing_over: HandingOver = HandingOver()
-    """For how long engines that share a request's work wait for each other: ttl_s, patience_s."""
+    """Time limits between engines that share a request's work: ttl_s, patience_s."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class ConnectorSettings(ServingSettings):
 
 
 def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
-    """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
+    """Return the settings; raise `ConfigError` with the wrong key and its valid values."""
     peers = extra.get("peers")
     if isinstance(peers, Mapping) and SECRET_FILE in peers:
         extra = {**extra, "peers": _with_secret(cast("Mapping[str, Any]", peers))}
@@ -57,7 +57,7 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
 
 
 def _with_secret(peers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of peers with the secret that a file has, which no log shows."""
+    """Return the peer settings with the secret read from a file; the secret is never logged."""
     if "secret" in peers:
         raise ConfigError(f"{WHERE}: peers: give secret or {SECRET_FILE}, and not both")
     path = peers[SECRET_FILE]

@@ -1,4 +1,4 @@
-"""The line in vLLM's log that says what is kept, how much of it fits, and what a token costs."""
+"""The start line in vLLM's log: cached layers, host capacity and bytes per token."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from ...storage_backends.uri import without_secrets
 
 
 def tell(cache: HostCache, log: logging.Logger) -> None:
-    """Have rank 0 say it, once its cache is open."""
+    """Log the start line on rank 0, once the cache is open."""
     if cache.rank:
         return
     agreed = cache.inspection.config
@@ -27,7 +27,7 @@ def tell(cache: HostCache, log: logging.Logger) -> None:
 def start_line(
     config: RankCacheConfig, host_pages: Mapping[str, int], ranks: int, transport: str
 ) -> str:
-    """Return the line for caches that have agreed on so many host pages in each pool."""
+    """Return the start line for caches that agreed on `host_pages` in each pool."""
     tokens = host_pages[KV_POOL] * config.layout.page_tokens
     held = sum(
         host_pages[pool] * _page_bytes(config, layout, ranks) for pool, layout in _layouts(config)
@@ -50,13 +50,13 @@ def _layouts(config: RankCacheConfig) -> Iterator[tuple[str, PageLayout]]:
 
 
 def _page_bytes(config: RankCacheConfig, layout: PageLayout, ranks: int) -> int:
-    """Return the bytes of a page on a rank; all hold as much, but for stages of unlike size."""
+    """Return a page's bytes on a rank; equal on all ranks except pipeline stages of different size."""
     shard = layout.shard(0, ranks, absent=config.absent_columns, stages=config.pipeline_stages)
     return shard.page_bytes
 
 
 def _part(config: RankCacheConfig, pool: str, layout: PageLayout, pages: int, ranks: int) -> str:
-    """Return what is said of one pool."""
+    """Return the start line's text for one pool."""
     layers = max(each.layers for each in layout.columns)
     nbytes = _page_bytes(config, layout, ranks)
     kept = next((each for each in config.components if each.pool == pool), None)

@@ -1,13 +1,13 @@
-"""A state of vLLM's as columns of a page: in parts that ranks of any number divide alike.
+"""vLLM's recurrent states as page columns that any number of ranks divides in the same way.
 
-A block of a layer with a state is one row of bytes: the last inputs of a convolution, and then what the
-recurrence has come to. Channels and heads are divided among ranks. The channels of a convolution may be
-several things one after the other, as queries, keys and values, each of which is divided by itself, so
-that a rank's are no run of the whole; each is a column here. vLLM has all channels of an input
-together, or all inputs of a channel: these are two layouts.
+A block of a layer with a state is one row of bytes: the last inputs of a convolution, then the
+recurrent state. Channels and heads are divided among ranks. The channels of a convolution may be
+several parts in sequence, such as queries, keys and values. Each part is divided separately, so a
+rank's channels are not contiguous in the whole; each part is a column here. vLLM stores inputs by
+channel or channels by input, which are two layouts.
 
-Where it is not known what the channels are, or the ranks cannot divide them, a page is what one rank
-has. It names their number, so that no other TP size takes it for its own.
+If the parts are unknown, or the ranks cannot divide them, a page is one rank's whole state. Its column
+name has the number of ranks, so that no other TP size matches it.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ from .contract import StateSpec
 
 STATE, INPUTS, RECURRENCE = "state", "conv", "temporal"
 UNITS_MAX = 16
-"""In how many units a state is cut at the most; more make copies of small states slow."""
+"""Maximum number of units per state, because more units make copies of small states slow."""
 
 StateColumns = list[tuple[Column, Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What ranks divide by itself: as many runs of bytes as `begins`, each of `channels` channels."""
+    """A part that ranks divide separately: a run of `channels` channels at each offset in `begins`."""
 
     name: str
     begins: tuple[int, ...]
     channels: int
-    """On this rank."""
+    """Number of channels on this rank."""
     channel_bytes: int
 
 
 def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) -> StateColumns:
-    """Return the columns of a page of states; `tensors` are [blocks, 1, 1, bytes] for each layer."""
+    """Return the columns of a page of states; `tensors` are [blocks, 1, 1, bytes], one per layer."""
     nbytes = tensors[0].shape[3]
     if spec.tp_replicated:
         return [_column(_Part(STATE, (0,), 1, nbytes), tensors, 1, None)]
@@ -50,7 +50,7 @@ def state_columns(spec: StateSpec, tensors: Sequence[torch.Tensor], ranks: int) 
 
 
 def _parts(spec: StateSpec) -> list[_Part]:
-    """Return the parts of a state; none where they are not known."""
+    """Return the parts of a state; empty if they are unknown."""
     inputs, *recurrent = spec.shapes
     width = spec.dtypes[0].itemsize
     of_recurrence: list[_Part] = []
@@ -86,7 +86,7 @@ def _parts(spec: StateSpec) -> list[_Part]:
 
 
 def _units(parts: Sequence[_Part], ranks: int) -> int:
-    """Return how many units all parts of the whole model are cut in; the same at every TP size."""
+    """Return the number of units of each part in the whole model; equal at every TP size."""
     common = gcd(*(part.channels * ranks for part in parts))
     return max((each for each in range(1, UNITS_MAX + 1) if not common % each), default=1)
 
@@ -94,7 +94,7 @@ def _units(parts: Sequence[_Part], ranks: int) -> int:
 def _column(
     part: _Part, tensors: Sequence[torch.Tensor], units: int, ranks: int | None
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    """Return a part as a column, and its runs as [blocks, units of this rank, 1, bytes]."""
+    """Return a part's column, and its runs as [blocks, units of this rank, 1, bytes]."""
     length = part.channels * part.channel_bytes
     views = [
         tensor[:, 0, 0, begin : begin + length].view(len(tensor), units, 1, length // units)

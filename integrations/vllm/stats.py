@@ -1,12 +1,12 @@
-"""What vLLM is told of a cache's statistics: what was added since it was last told, as plain numbers.
+"""Changes of a cache's statistics for vLLM, as plain numbers.
 
-Names and labels are those of `telemetry.families`, so that whoever knows Lockstep's own metrics knows
-these. Each number has the label `rank`: the scheduler tells of all workers of its engine.
+Names and labels are those of `telemetry.families`, as in Lockstep's own metrics. Each number has the
+label `rank`, because the scheduler reports all workers of its engine. The mapping is
 
     name of a family -> label values, joined by commas and the rank first -> number
 
-Of a counter it is what was added, of a gauge what it is now, where that has changed. Of a histogram it
-is the sum and the counts of all buckets.
+A counter has the increment, and a gauge the current value if it has changed. A histogram has the sum
+and the counts of all buckets.
 """
 
 import time
@@ -17,27 +17,27 @@ from ...storage_backends.latencies import BOUNDS_S, Histogram
 from ...telemetry.families import FAMILIES, Family, Labels, Type
 
 TOLD_EVERY_S: Final = 1.0
-"""How often an engine that is busy is told; one that falls idle is told at once."""
+"""Seconds between reports of a busy engine; an engine that becomes idle reports immediately."""
 
 Number = int | float
 Told = dict[str, dict[str, Any]]
-"""See the module; values are numbers, or a list of them for a histogram: the sum, then the counts."""
+"""Changes by family and labels; a histogram's value is a list of the sum and the bucket counts."""
 
 
 class Restored:
-    """Counts the tokens that requests were promised from the cache, by what became of them."""
+    """Counts the tokens that requests began to load from the cache, by outcome."""
 
     def __init__(self) -> None:
         self.tokens = {"saved": 0, "failed": 0, "dropped": 0}
-        """Loaded, so not computed again; their load failed; their request ended before its load did."""
+        """Tokens loaded; tokens of failed loads; tokens of requests that finished before their load."""
         self._loading: dict[str, int] = {}
 
     def begun(self, request: str, tokens: int) -> None:
-        """Count a load that has begun."""
+        """Record the start of a load."""
         self._loading[request] = tokens
 
     def ended(self, outcome: str, requests: Iterable[str]) -> None:
-        """Count the loads of these requests, if they have not ended before."""
+        """Count the outcome of these requests' loads, unless already counted."""
         for request in requests:
             self.tokens[outcome] += self._loading.pop(request, 0)
 
@@ -54,11 +54,11 @@ ALL: Final[Mapping[str, Family[Any]]] = {
     **{each.name: each for each in FAMILIES},
     RESTORED.name: RESTORED,
 }
-"""All that vLLM may be told, by name."""
+"""All families that are reported to vLLM, by name."""
 
 
 class StatsFeed:
-    """Tells what was added to statistics since they were last told."""
+    """Computes the changes of statistics since the last report."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class StatsFeed:
         self._before: dict[tuple[str, str], Any] = {}
 
     def due(self, *, idle: bool) -> bool:
-        """Say whether it is time to tell: now and then, and when the engine falls idle."""
+        """Return whether a report is due: after the interval, or when the engine becomes idle."""
         now = self._clock()
         if now < self._due and not idle:
             return False
@@ -76,7 +76,7 @@ class StatsFeed:
     def told(
         self, statistics: Iterable[tuple[Family[Any], Iterable[tuple[Labels, Number | Histogram]]]]
     ) -> Told:
-        """Return what has changed of these families; the first label of each sample is the rank."""
+        """Return the changes of these families; the first label of each sample is the rank."""
         told: Told = {}
         gone = {each for each in self._before if ALL[each[0]].type is Type.GAUGE}
         for family, samples in statistics:
@@ -85,7 +85,7 @@ class StatsFeed:
                 gone.discard(where)
                 self._tell(told, where, family.type, value)
         for where in gone:
-            # What is not there any more is not what it was last.
+            # A gauge without a sample is reported as 0.
             self._tell(told, where, Type.GAUGE, 0)
         return told
 
@@ -104,7 +104,7 @@ class StatsFeed:
 
 
 def add(one: Told, other: Told) -> Told:
-    """Return what two tellings come to: of other ranks, of other parts, or of other times, in order."""
+    """Return the sum of two reports, of different ranks, families or times; `other` is later."""
     both: Told = {name: {**values} for name, values in one.items()}
     for name, values in other.items():
         family, into = ALL[name], both.setdefault(name, {})
@@ -120,9 +120,9 @@ def add(one: Told, other: Told) -> Told:
 
 
 def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
-    """Yield values, and how often each, that a histogram of the same buckets counts as `told` says.
+    """Yield values, with their frequency, that give a histogram the reported buckets.
 
-    Each bucket's are one value in it, and all add up to the sum that was told.
+    All values of a bucket are equal, and their total is the reported sum.
     """
     sum_s, counts = float(told[0]), [int(each) for each in told[1:]]
     lows = (0.0, *BOUNDS_S)
@@ -136,7 +136,7 @@ def spread(told: list[Number]) -> Iterator[tuple[float, int]]:
 
 
 def line(told: Told) -> dict[str, Number]:
-    """Return what an operator wants to read of a telling, in few words; what is 0 may be left out."""
+    """Return a short summary of a report for vLLM's log; some zero values are omitted."""
 
     def total(name: str, *labels: str) -> Number:
         found: dict[str, Number] = told.get(name, {})

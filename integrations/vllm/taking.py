@@ -1,7 +1,7 @@
-"""Requests whose prompts another engine has computed: how long they wait for its pages, and where.
+"""Consumer side of disaggregated prefill: how long requests wait for pages of another engine.
 
-That engine has answered before all that it promises is to be had. So what is missing is asked for
-again, for a while in agreed time; then the store is asked, and at last the request computes.
+The prefill engine answers before all promised pages are readable. The consumer requests missing pages
+again for a limited agreed time, then queries the store, and finally computes the rest.
 """
 
 import logging
@@ -15,39 +15,41 @@ from .transfer_params import Handoff
 log = logging.getLogger(__name__)
 
 FRESH = 2
-"""After so many steps that have told the time it is that of now; a group that was idle has that of its
-last step."""
+"""Number of time updates after which the agreed time is current.
+
+An idle group still has the agreed time of its last step.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """What is remembered of one such request."""
+    """State of a request whose prompt another engine has computed."""
 
     handoff: Handoff
     times: int = 0
-    """How many different agreed times there have been while it was asked for."""
+    """Number of different agreed times seen while the request waited."""
     last_ms: int = 0
-    """The last of them."""
+    """The last agreed time seen, in milliseconds."""
     since_ms: int = 0
-    """Since when, in agreed time, nothing more has come of it."""
+    """The agreed time of the last progress, in milliseconds."""
     found: int = 0
-    """How many of its tokens had come by then."""
+    """Number of tokens found at the last progress."""
     given_up: bool = False
-    """Whether the other engine is asked for no more."""
+    """Whether the consumer has stopped reading from the other engine."""
 
     @property
     def source(self) -> str:
-        """Where its pages are read from now; empty for the store."""
+        """URI from which the pages are read now; empty for the store."""
         return "" if self.given_up else self.handoff.source
 
 
 class Taking:
-    """Decides what a request that another engine has computed waits for."""
+    """Decides how long a request waits for pages that another engine has computed."""
 
     def __init__(self, cache: HostCache, patience_s: float, *, loads: bool) -> None:
-        """A request waits for up to `patience_s` for what another engine has promised.
+        """A request waits up to `patience_s` for pages promised by another engine.
 
-        Not where the engine `loads` nothing.
+        An engine that does not load (`loads` is False) never waits.
         """
         self._cache = cache
         self._loads = loads
@@ -56,9 +58,9 @@ class Taking:
         self._patience_ms = patience_s * 1000
 
     def arrived(self, params: object) -> Taken | None:
-        """Return what is to be remembered of a request that has arrived; None if it is like any other.
+        """Return the state of a new request; None if no other engine has computed its prompt.
 
-        What makes no sense is logged, and the request is computed.
+        Invalid parameters are logged, and the request is computed.
         """
         try:
             handoff = Handoff.read(params)
@@ -77,7 +79,7 @@ class Taking:
         return None if why else Taken(handoff)
 
     def waits(self, taken: Taken) -> None:
-        """Take note of the time while a request waits; to be called in each pass that asks for it."""
+        """Record the agreed time for a waiting request; must be called in each pass that queries it."""
         now_ms = self._cache.inspection.agreed_ms
         if taken.last_ms == now_ms:
             return
@@ -87,11 +89,10 @@ class Taking:
             taken.since_ms = now_ms
 
     def asks_again(self, taken: Taken, found: int, at_most: int, *, refused: bool) -> bool:
-        """Say whether a request that has `found` tokens is to ask for more of `at_most`, and to wait.
+        """Return whether a request should prefetch again and wait, having `found` of `at_most` tokens.
 
-        To be asked when its prefetch has ended, and then again. The time that its lookups have taken
-        counts, unless they have brought something. An engine that has `refused` to be read from is not
-        waited for.
+        To be called after each prefetch of the request. Lookup time counts towards the patience unless
+        the lookup found more tokens. A source that has `refused` the request is not awaited.
         """
         if taken.given_up:
             return False
@@ -114,7 +115,7 @@ class Taking:
         return bool(taken.handoff.source) and self._cache.config.store is not None
 
     def _nothing_to_take(self, handoff: Handoff) -> str:
-        """Return why nothing of what another engine promises can be read; empty if it can."""
+        """Return why promised pages cannot be read; empty if they can."""
         config = self._cache.config
         if not self._loads:
             return "kv_role is kv_producer, and such an engine loads nothing"

@@ -1,4 +1,4 @@
-"""One request of the engine's as the plug-in keeps it: who may share its pages, and its tokens."""
+"""The plug-in's state of one request: its namespace, its tokens and its progress."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from .contract import VllmRequest
 from .taking import Taken
 
 FAILURES_MAX = 2
-"""After so many loads of a request that have failed it computes."""
+"""Number of failed loads after which a request is computed."""
 
 
 def may_be_cached(request: VllmRequest) -> bool:
-    """Say whether a request's tokens, with its namespace, determine its KV, and do not change.
+    """Return whether a request's tokens and namespace determine its KV and will not change.
 
-    Embeddings in the place of tokens have no ids, and a session that goes on takes tokens back. Items
-    count by their contents, which must be here.
+    Prompt embeddings have no token ids, and a resumable session may remove tokens. Items are identified
+    by their contents, which must be in this process.
     """
     return (
         request.prompt_embeds is None
@@ -30,10 +30,10 @@ def may_be_cached(request: VllmRequest) -> bool:
 
 
 def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items = ()) -> str:
-    """Return what keeps apart requests of the same ids in keys and of other KV, but for weights.
+    """Return the namespace, without weights, that separates equal key ids with different KV.
 
-    The tenant's salt, what the `adapter`'s weights are, and the `items` for which the ids have no room.
-    Empty if there are none of these.
+    Its parts are the tenant's salt, the identity of the `adapter`'s weights, and the `items` that do
+    not fit into the key ids. The namespace is empty if there is no part.
     """
     parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
     return namespace_of_parts(parts)
@@ -41,43 +41,43 @@ def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items 
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """Holds what the plug-in remembers of a request between the engine's calls."""
+    """State that the plug-in keeps for a request between the engine's calls."""
 
     request: VllmRequest
     number: int
-    """Which one it is in the order of arrival: vLLM makes part of its ids up, on each rank anew."""
+    """Position in order of arrival. vLLM's request ids are partly random and differ between ranks."""
     kind: str
-    """Its namespace without the weights."""
+    """The request's namespace without the weights."""
     page_tokens: int
     items: Items = ()
     item_ids: ItemIds | None = None
-    """How its items are in its ids; None if it has none, or if its namespace has them."""
+    """The prompt's ids with items replaced; None without items, or if the namespace has them."""
     device_tokens: int = 0
-    """The prefix that the engine had when it last asked for more."""
+    """Length of the device prefix at the engine's last query."""
     lent_pages: int = 0
-    """Whole pages of its prefix that were offered for backup since it was last preempted."""
+    """Whole pages of the prefix that were offered for backup since the last preemption."""
     state_pages: int = 0
-    """After how many of these that another engine could load a state was offered too; the most."""
+    """Largest page count with an offered state that another engine could load."""
     namespace: str = ""
-    """The one that it is in since it began, or began anew; see `weights`."""
+    """The namespace since the request started or restarted; see `weights`."""
     since: int = 0
-    """How often the weights had changed when it began in its namespace."""
+    """Number of weight changes when the request entered its namespace."""
     computed: bool = False
-    """Whether its device pages hold anything that it has computed; not once it is preempted."""
+    """Whether the request's device pages hold computed KV; False again after a preemption."""
     loaded: bool = False
-    """Whether they hold, or are to hold, what was loaded for it."""
+    """Whether the request's device pages hold, or will hold, loaded KV."""
     failures: int = 0
-    """How many of its loads have failed."""
+    """Number of failed loads."""
     lives: int = 0
-    """How often it has begun anew."""
+    """Number of restarts."""
     stale: bool = False
-    """Whether they hold something of former weights, so that nobody else may get what follows."""
+    """Whether device pages depend on previous weights, so that no other request may get later pages."""
     refused: bool = False
-    """Whether a load that is under way is to count as failed."""
+    """Whether a load in flight counts as failed."""
     taken: Taken | None = None
-    """What another engine has computed of it."""
+    """State of the handoff from another engine; None if no other engine has computed the prompt."""
     given: int = 0
-    """After how many tokens another engine goes on with it, which reads them here; 0 for none."""
+    """Number of tokens promised to another engine, which reads them here; 0 for none."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -85,45 +85,45 @@ class TrackedRequest:
             self._tokens += self.item_ids.head
 
     def give_up(self) -> None:
-        """Take note that its device pages hold nothing any more."""
+        """Record that the request's device pages hold nothing."""
         self.lent_pages = self.state_pages = 0
         self.computed = self.loaded = self.stale = self.refused = False
 
     @property
     def has_failed_enough(self) -> bool:
-        """Whether so many of its loads have failed that it computes, and asks for no more."""
+        """Whether so many loads have failed that the request is computed without further loads."""
         return self.failures >= FAILURES_MAX
 
     def tokens_after(self, scheduled: int) -> tuple[int, int]:
-        """Return how many tokens are computed after a pass that schedules some, and how many are known.
+        """Return the tokens computed after a pass that schedules more, and how many of them are final.
 
-        Tokens that are only guessed, or not sampled yet, may still turn out to be others.
+        Draft tokens and tokens not sampled yet may still change.
         """
         computed = self.request.num_computed_tokens + scheduled
         return computed, min(computed, self.request.num_tokens)
 
     @property
     def is_of_no_other_engine(self) -> bool:
-        """Whether no other engine can have, or find, what is computed in its namespace."""
+        """Whether other engines can never match pages of the request's namespace."""
         return self.namespace.startswith(PASSING)
 
     @property
     def name(self) -> str:
-        """The request's name on every rank, another one each time it begins anew."""
+        """The request's name, equal on every rank, and different after each restart."""
         return f"#{self.number}.{self.lives}" if self.lives else f"#{self.number}"
 
     @property
     def loadable_tokens(self) -> int:
-        """The longest prefix that may come from the cache: whole pages, but for the last token."""
+        """Length of the longest prefix that may be loaded: whole pages, without the last token."""
         return self._loadable(self.request.num_tokens)
 
     @property
     def loadable_elsewhere(self) -> int:
-        """The same for another engine, which gets the prompt alone."""
+        """Length of the longest prefix that another engine may load, which gets only the prompt."""
         return self._loadable(self.request.num_prompt_tokens)
 
     def head(self, tokens: int) -> bytes:
-        """Return the first `tokens` ids as they are in keys: int32, little-endian."""
+        """Return the first `tokens` ids as in keys: int32, little-endian."""
         have = len(self._tokens) // TOKEN_BYTES
         if tokens > have:
             fresh = self.request.all_token_ids[have:tokens]
@@ -131,9 +131,10 @@ class TrackedRequest:
         return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])
 
     def item_pages(self, key: Callable[[bytes], bytes]) -> dict[bytes, tuple[int, int]] | None:
-        """Return the pages of its prompt whose ids stand for items; None if its namespace has these.
+        """Return the token ranges of the prompt's pages with item ids, by key.
 
-        By key, which `key` gives for the ids up to a page's end; each with its first token and its end.
+        None means that the namespace identifies the items. `key` returns the key for the ids up to a
+        page's end.
         """
         if self.item_ids is None:
             return None if self.items else {}
@@ -152,31 +153,31 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that has ended, and of which the cache has not heard yet."""
+    """A finished request that the cache does not know to be finished yet."""
 
     tracked: TrackedRequest
     loading: bool
-    """The engine waits for the load, and for nothing else, to have its blocks back."""
+    """Whether the engine waits for the load, and only for it, before it reuses the blocks."""
     fenced: bool
-    """Its blocks are the engine's again at once."""
+    """Whether the engine reuses the blocks immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Says what the scheduler is to hear after a step, the same on every rank and in the same order.
+    """Results of a step for vLLM's scheduler, equal and in equal order on every rank.
 
-    In the order of arrival: the scheduler frees blocks in the order in which it hears of them, and the
-    engine's ids, which are others on each rank, have no order that all ranks could agree on.
+    Requests are in order of arrival, because the scheduler frees blocks in the order of this result.
+    The engine's ids differ between ranks and give no common order.
     """
 
     loaded: tuple[str, ...]
-    """Requests whose load is over, well or not."""
+    """Requests whose load has completed or failed."""
     failed: tuple[str, ...]
-    """The requests in `loaded` whose load failed."""
+    """Requests in `loaded` whose load failed."""
     freed: tuple[str, ...]
-    """Finished requests whose pages are free."""
+    """Finished requests whose blocks are free."""
 
 
 def ids_of(requests: Iterable[TrackedRequest]) -> tuple[str, ...]:
-    """Return the engine's ids of requests, in the order in which they arrived."""
+    """Return the engine's ids of requests, in order of arrival."""
     return tuple(each.request.request_id for each in sorted(requests, key=lambda each: each.number))

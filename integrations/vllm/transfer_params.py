@@ -1,7 +1,7 @@
-"""What a router takes from the engine that has computed a prompt to the one that goes on with it.
+"""Parameters that a router carries from the prefill engine to the decode engine.
 
-vLLM calls it `kv_transfer_params`: the router asks one engine with `do_remote_decode`, and passes what
-that engine's answer has, with `do_remote_prefill`, unread to another one.
+vLLM calls them `kv_transfer_params`. The router sends `do_remote_decode` to one engine, and passes that
+engine's response parameters, with `do_remote_prefill`, unread to another engine.
 """
 
 import re
@@ -22,7 +22,7 @@ class _Params(msgspec.Struct):
 
 
 class _Remote(msgspec.Struct):
-    """What counts of the parameters of a request that was computed elsewhere."""
+    """The used parameters of a request whose prompt another engine has computed."""
 
     remote_tokens: Annotated[int, Meta(ge=0)]
     remote_host: str | None = None
@@ -39,22 +39,22 @@ class _Remote(msgspec.Struct):
 
 
 def goes_elsewhere(params: object) -> bool:
-    """Say whether another engine is to go on after a request's prompt."""
+    """Return whether another engine will continue after a request's prompt."""
     if not isinstance(params, Mapping):
         return False
     return cast("Mapping[object, object]", params).get("do_remote_decode") is True
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """Where another engine goes on: what it can read, and where."""
+    """Source and length of a prompt's pages that another engine can read."""
 
     source: str
-    """The URI of the group that has computed it; empty where it is in the store of both."""
+    """URI of the group that computed the prompt; empty if both engines use the same store."""
     tokens: int
-    """How many tokens of the prompt there are to be, in whole pages, a moment after the answer."""
+    """Number of prompt tokens, in whole pages, that will be readable shortly after the response."""
 
     def params(self, engine_id: str) -> dict[str, Any]:
-        """Return it for the answer of an engine, which may add to it."""
+        """Return the parameters for an engine's response."""
         host, _, port = self.source.removeprefix(_SCHEME).rpartition(":")
         return {
             "do_remote_prefill": True,
@@ -67,10 +67,9 @@ class Handoff(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, params: object) -> "Handoff | None":
-        """Return what a request came with; None if it was computed nowhere else.
+        """Return the handoff in a request's parameters; None if no other engine computed its prompt.
 
-        Raises `UsageError` for what no engine of ours has answered: it may come from anybody who can
-        send requests, and may be of any type.
+        Raises `UsageError` for malformed parameters. Any client may send them, with values of any type.
         """
         if params is None:
             return None

@@ -1,4 +1,4 @@
-"""What vLLM asks of a cache for those who watch it: its statistics, and where hits came from."""
+"""Observability of a cache for vLLM: statistics, and the sources of hits."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -14,16 +14,16 @@ HOST: Final = "host"
 PEER: Final = "p2p"
 ELSEWHERE: Final = "external_unspecified"
 SOURCES: Final[Mapping[str, str]] = {"file": "disk", "3fs": "disk", "peer": PEER}
-"""What vLLM calls the stores that it has a name for, by their schemes."""
+"""vLLM's names for stores, by URI scheme."""
 
 
 def source_of(store: str | None) -> str:
-    """Return what vLLM calls a store."""
+    """Return vLLM's name for a store."""
     return ELSEWHERE if store is None else SOURCES.get(parse_uri(store).scheme, ELSEWHERE)
 
 
 class Watching:
-    """Watches the scheduler's half on one rank."""
+    """Collects the statistics of the scheduler's side on one rank."""
 
     def __init__(self, side: SchedulerSide, store: str | None) -> None:
         self._side = side
@@ -32,30 +32,30 @@ class Watching:
         self._restored = Restored()
 
     def load_begun(self, request: VllmRequest, tokens: int) -> None:
-        """Hear that a request loads so many tokens."""
+        """Record that a request starts to load `tokens`."""
         self._restored.begun(request.request_id, tokens)
 
     def loads_ended(self, result: PassResult) -> None:
-        """Hear what the scheduler hears of loads."""
+        """Record the finished and failed loads of a step."""
         self._restored.ended("failed", result.failed)
         self._restored.ended("saved", result.loaded)
 
     def request_gone(self, request: VllmRequest) -> None:
-        """Hear that a request has ended."""
+        """Record that a request has finished."""
         self._restored.ended("dropped", [request.request_id])
 
     def told(self) -> Told | None:
-        """Return what was added to the statistics, if it is time to tell."""
+        """Return the changes of the statistics if a report is due; otherwise None."""
         if not self._feed.due(idle=self._side.idle):
             return None
-        # The times of single steps are many, and no metric has them.
+        # Times of single steps are omitted, because no metric uses them.
         stats = self._side.cache.stats(rounds=0)
         restored = RESTORED.samples(self._restored)
         own = [((str(stats.rank), *labels), tokens) for labels, tokens in restored]
         return self._feed.told([*ranked_samples(stats), (RESTORED, own)])
 
     def hit_sources(self, request: VllmRequest, tokens: int) -> dict[str, int]:
-        """Return how many of the `tokens` that a request loads are from where, in vLLM's words."""
+        """Return how many of a request's loaded `tokens` come from each source, by vLLM's names."""
         tracked = self._side.tracked(request)
         if tracked is None:
             return {}

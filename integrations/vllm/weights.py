@@ -1,8 +1,8 @@
-"""Which weights vLLM computes with, as a part of namespaces (rule R16).
+"""The weights that vLLM computes with, as a part of namespaces (rule R16).
 
-A version that has a name is a part of every namespace, so its pages stay in host memory and storage
-until they are evicted, and are found when it comes back. Weights that nobody has named could be any:
-what is computed with them is found until the next change, and storage has nothing to do with it.
+A named version is a part of every namespace. Its pages stay in host memory and storage until they are
+evicted, and match again when the version returns. Unnamed weights are unknown. Pages computed with them
+match until the next change, and never go to storage.
 """
 
 import json
@@ -14,64 +14,67 @@ from ...ranks.replica.tree.node import PASSING
 from .tracked import TrackedRequest
 
 WEIGHTS_OF_THE_START = "default"
-"""What vLLM calls the weights that it has loaded when it starts."""
+"""vLLM's name for the weights that are loaded at start."""
 
 
 class WeightsChange(StrEnum):
-    """When vLLM's weights may have become others."""
+    """Which calls may change vLLM's weights."""
 
     WITH_RESET = "with_reset"
-    """When they are named, and whenever the connector is reset without a name before it."""
+    """A new name, and every reset of the connector without a name before it."""
     WITH_NAME = "with_name"
-    """When they are named, and only then: a reset keeps what is cached."""
+    """Only a new name; a reset keeps cached pages."""
 
 
 class InFlight(StrEnum):
-    """What becomes of a load that is under way when the weights change."""
+    """Policy for a load in flight when the weights change."""
 
     KEEP = "keep"
-    """The request goes on with what is loaded for it."""
+    """The request continues with the loaded pages."""
     COMPUTE = "compute"
-    """The load counts as failed, so the request is computed anew."""
+    """The load counts as failed, so the request is computed again."""
 
 
 @dataclass(slots=True)
 class Weights:
-    """Follows which weights the engine has. Every rank calls it at the same points."""
+    """Tracks which weights the engine has. Every rank calls its methods at the same points."""
 
     of_the_start: Collection[str] = (WEIGHTS_OF_THE_START,)
-    """The names of the weights that the engine has started with."""
+    """Names of the weights loaded at start."""
     life: str = ""
-    """Stands for this life of the cache, and is no part of the keys of versions that have names."""
+    """Identifier of this run of the cache, used only in keys of unnamed weights."""
     change: WeightsChange = WeightsChange.WITH_RESET
     changes: int = 0
-    """How often they have become others; what was computed before the last time is of former ones."""
+    """Number of changes so far; pages from before the last change belong to previous weights."""
     name: str | None = ""
-    """What they are called; empty for those of the start, None where nobody knows."""
+    """Name of the current weights; empty for those loaded at start, None if unknown."""
     placed: Callable[[TrackedRequest], None] | None = None
-    """Told of each request that is in a namespace from now on."""
+    """Callback for each request that enters a namespace."""
     _just_named: bool = False
-    """Whether they were named, and since then neither reset nor computed with."""
+    """Whether the weights were named and since then neither reset nor used."""
 
     def named(self, version: str) -> bool:
-        """Take note of their name; return whether they have become others."""
+        """Record the name of the weights; return whether the weights have changed."""
         self._just_named = True
         return self._become("" if version in self.of_the_start else version)
 
     def reset(self) -> bool:
-        """Take note of a reset; return whether they have become others, for all that is known.
+        """Record a reset; return whether the weights may have changed.
 
-        An engine may be reset before it is told the name, or right after it, for the same change.
+        For one change, the engine may be reset before or directly after it gets the new name.
         """
         just_named, self._just_named = self._just_named, False
         return not just_named and self.change is WeightsChange.WITH_RESET and self._become(None)
 
     def computed(self) -> None:
-        """Take note that the engine has computed with them: the next reset is for another change."""
+        """Record that the engine has computed, so that the next reset belongs to another change."""
         self._just_named = False
 
     def namespace(self, kind: str) -> str:
-        """Return the namespace of requests of one kind (see `TrackedRequest`) under these weights."""
+        """Return the namespace of requests of one kind under the current weights.
+
+        See `TrackedRequest.kind`.
+        """
         if self.name == "":
             return kind
         parts: dict[str, object] = json.loads(kind) if kind else {}
@@ -79,7 +82,7 @@ class Weights:
         return ("" if self.name else PASSING) + json.dumps(parts, sort_keys=True)
 
     def place(self, tracked: TrackedRequest) -> None:
-        """Let a request that holds nothing be one of these weights."""
+        """Put a request without pages into the namespace of the current weights."""
         tracked.since, tracked.namespace = self.changes, self.namespace(tracked.kind)
         if self.placed is not None:
             self.placed(tracked)

@@ -1,4 +1,4 @@
-"""Lockstep under Transformers: `generate()` takes up a prefix that an earlier request has computed.
+"""Lockstep for Transformers: `generate()` reuses prefixes that earlier requests have computed.
 
     from lockstep.integrations.transformers import LockstepCache
 
@@ -6,7 +6,7 @@
         with cache.reuse(input_ids) as past:
             output = model.generate(input_ids, past_key_values=past)
 
-On one process, or under torchrun with `tp_plan="auto"`, where every rank makes the same calls.
+Works in one process, or under torchrun with `tp_plan="auto"` if every rank makes the same calls.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ __all__ = ["LockstepCache", "ReusedPast"]
 
 
 def __getattr__(name: str) -> object:
-    # Settings can be used, and tested, where Transformers is not installed.
+    # Settings must be importable, and testable, without Transformers.
     if name == "LockstepCache":
         from .lockstep_cache import LockstepCache  # noqa: PLC0415
 

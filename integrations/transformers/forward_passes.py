@@ -1,7 +1,7 @@
-"""What a model is given while a past is in use: only what the keys of pages tell apart is let through.
+"""Checks a model's inputs while a past is in use, and refuses inputs that page keys do not cover.
 
-A page is found by the tokens before it and by nothing else of a request. So whatever else would change
-what a forward pass computes, such as a picture, a mask or other positions, is refused by its name.
+A page's key covers only its tokens and those before it. Any other input that changes a forward pass,
+such as an image, a mask or other positions, is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,25 +14,25 @@ from .past import ReusedPast
 
 NEUTRAL = frozenset(
     {"past_key_values", "input_ids", "use_cache", "return_dict", "logits_to_keep"}
-    # These are held to what follows from the tokens alone.
+    # These must have the values that follow from the tokens alone.
     | {"attention_mask", "position_ids", "cache_position"}
 )
-"""The arguments of a forward pass that change no KV; any other must be absent, None or False."""
+"""Arguments of a forward pass that do not change KV; any other must be absent, None or False."""
 
 
 class ForwardPasses:
-    """A hook before each forward pass of a model, which also keeps the tokens that were computed."""
+    """A hook before each forward pass of a model; also records the computed tokens."""
 
     def __init__(self, past: ReusedPast, prompt: Sequence[int]) -> None:
         self._past = past
         self._prompt = prompt
         self.tokens = list(prompt[: past.reused_tokens])
-        """Those whose keys and values are in the past."""
+        """Tokens whose keys and values are in the past."""
 
     def __call__(
         self, _: torch.nn.Module, given: tuple[object, ...], named: Mapping[str, Any]
     ) -> None:
-        """Raise `UsageError` for a pass that does not follow from the tokens; note those that do."""
+        """Record the tokens of a pass; raise `UsageError` if the pass depends on anything else."""
         if any(each is self._past for each in given):
             raise UsageError("give the model its arguments by name, and past_key_values with them")
         if named.get("past_key_values") is not self._past:

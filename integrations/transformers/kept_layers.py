@@ -1,6 +1,6 @@
-"""What the layers of a model keep for each token, as pages; and which models cannot be served.
+"""The per-token KV of a model's layers as pages, and checks for unsupported models.
 
-What a layer keeps is looked at, in a pass of one token, and not concluded from the configuration.
+The KV of each layer is measured in a forward pass of one token, not derived from the configuration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 ROPES = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
-"""The kinds of rotary positions under which a token's KV does not change with what follows it."""
+"""Kinds of rotary positions for which later tokens never change a token's KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """What one layer keeps for a token on this rank."""
+    """The KV of one token in one layer on this rank."""
 
     window: int | None
-    """How many tokens it attends to; None for all."""
+    """Number of tokens that the layer attends to; None for all."""
     divided: bool
-    """Whether the ranks divide its heads; otherwise each keeps all of them."""
+    """Whether the ranks divide the layer's heads; otherwise each rank has all heads."""
     keys: torch.Tensor
-    """Those of one token, [1, heads, 1, elements]."""
+    """Keys of one token, [1, heads, 1, elements]."""
     values: torch.Tensor
 
 
 class SequencePages:
-    """Memory for one sequence, by layer, which is also the pages that the engine lends by pool."""
+    """Memory for one sequence by layer; its pages are also the engine-owned device pages by pool."""
 
     def __init__(self, layers: Sequence[KeptLayer], ranks: int, pages: int, tokens: int) -> None:
-        """Make `pages` pages of `tokens` tokens for layers that `ranks` ranks divide by heads."""
+        """Allocate `pages` pages of `tokens` tokens; `ranks` ranks divide the layers' heads."""
         self._layers = layers
         self._page_tokens = tokens
         self._memory = [
@@ -51,7 +51,7 @@ class SequencePages:
         by_pool: dict[str, list[int]] = {}
         has_full = any(each.window is None for each in layers)
         for at, each in enumerate(layers):
-            # A cache has pages of full attention; of windows alone all is kept.
+            # A cache needs a full-attention pool; with window layers only, all tokens are kept.
             pool = f"window-{each.window}" if each.window and has_full else KV_POOL
             by_pool.setdefault(pool, []).append(at)
         self._by_pool = by_pool
@@ -61,18 +61,18 @@ class SequencePages:
             self._layers[at[0]].window or 0 for pool, at in by_pool.items() if pool != KV_POOL
         ]
         self.narrowest = max(tokens, min(windows) // tokens * tokens) if windows else None
-        """The whole pages of the narrowest window that has a pool of its own, in tokens."""
+        """Length of the narrowest window with its own pool, in tokens, rounded down to whole pages."""
         self.kept_whole = "" if all(each.divided for each in layers) else ", whole on every rank"
-        """What a key says of layers that the ranks do not divide: their pages have another layout."""
+        """Key text for layers that the ranks do not divide, because their pages have another layout."""
         self.page_bytes = sum(each.page_bytes for each in shards.values())
-        """The bytes of a page of every pool together on this rank."""
+        """Bytes of one page in every pool together, on this rank."""
         self.lent = {
             pool: EnginePages(shard, {"k": self._views(pool, 0), "v": self._views(pool, 1)})
             for pool, shard in shards.items()
         }
 
     def components(self, host_pages: int) -> tuple[SlidingWindow, ...]:
-        """Return the pools beside that of full attention."""
+        """Return the configuration of the pools other than full attention."""
         return tuple(
             SlidingWindow(
                 window_tokens=self._layers[at[0]].window or 0,
@@ -85,7 +85,7 @@ class SequencePages:
         )
 
     def layers(self) -> list[PagedLayer]:
-        """Return layers without any token for a sequence that begins."""
+        """Return empty layers for a new sequence."""
         return [
             PagedLayer(*memory, each.window)
             for memory, each in zip(self._memory, self._layers, strict=True)
@@ -125,9 +125,9 @@ class SequencePages:
 
 
 def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
-    """Return what each layer of a model keeps. Every rank of the model comes here.
+    """Measure the KV of each layer of a model; a collective call of all ranks.
 
-    Raises `ConfigError`, which names what it is, for a model that cannot be served.
+    Raises `ConfigError` with the reason for an unsupported model.
     """
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
@@ -163,7 +163,7 @@ def _memory(token: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return the memory of a sequence as a view [pages, heads, tokens, elements]."""
+    """Return a sequence's memory as a view [pages, heads, tokens, elements]."""
     _, heads, length, elements = memory.shape
     return memory.view(heads, length // tokens, tokens, elements).transpose(0, 1)
 
@@ -171,7 +171,7 @@ def _paged(memory: torch.Tensor, tokens: int) -> torch.Tensor:
 def _require_steady_positions(config: "PreTrainedConfig") -> None:
     for name in ("rope_parameters", "rope_scaling"):
         given = cast("Mapping[str, Any]", getattr(config, name, None) or {})
-        # A model with several kinds of layers may have parameters for each.
+        # A model with several kinds of layers may have parameters for each kind.
         by_layer: list[Mapping[str, Any]] = [
             each for each in given.values() if isinstance(each, Mapping)
         ]
@@ -185,9 +185,9 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
 
 
 def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> bool:
-    """Say whether the ranks divide the KV heads of a layer, of which this one keeps so many.
+    """Return whether the ranks divide a layer's KV heads, of which this rank has `heads`.
 
-    Otherwise each keeps all of them. Raises `ConfigError` where that cannot be told.
+    If not, each rank has all heads. Raises `ConfigError` if the configuration does not tell.
     """
     if ranks == 1:
         return True

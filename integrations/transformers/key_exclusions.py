@@ -1,8 +1,7 @@
-"""What a model of Transformers is configured with that changes no byte of KV: all else is in every key.
+"""Fields of a Transformers configuration that do not change KV; all other fields are in every key.
 
-Each entry has its reason, as it was read in the version that `READ_IN` names. A field that is not here
-is in the key. A test fails for a field that every configuration has and that is neither here nor among
-those that are known to be in the key.
+Each entry has its reason, as read in the version `READ_IN`. A test fails for a common configuration
+field that is neither listed here nor known to be in the key.
 """
 
 from collections.abc import Mapping
@@ -37,4 +36,4 @@ OPERATIONAL: Final[Mapping[str, str]] = {
 }
 
 LEFT_OUT: Final = {"transformers.configuration_utils.PreTrainedConfig": names_of(OPERATIONAL)}
-"""The names of the fields that are in no key, by class."""
+"""Names of the fields that are in no key, by class."""

@@ -1,9 +1,9 @@
-"""What a model's KV is, apart from the tokens: part of the key of every page (rule R16).
+"""Identity of a model's KV apart from the tokens, which is part of every page's key (rule R16).
 
-The weights, by what their files hold, by their commit, or by a version that the user gives; and a
-digest of all that the model is configured with and that is not proven to change no byte of KV. Which
-of several sets of files was loaded, and in which types, the model does not say; so the content of its
-norms is part of the one, and the types of all parameters of the other.
+The identity has the weights, by a digest of their files, a commit or a user-given version. It also has
+a digest of the configuration without fields that are proven not to change KV. The model does not say
+which of several weight files it loaded, or in which dtypes. The identity therefore also covers the
+content of the norms and the dtypes of all parameters.
 """
 
 import logging
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockstep.transformers")
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""For each parameter its name, its object, where its memory is and how often it was written."""
+"""For each parameter: its name, object id, memory address and number of in-place writes."""
 
 
 def configuration_digest(model: "PreTrainedModel", version: str) -> str:
-    """Return a digest of what a model is, less what changes no byte of KV and what its files hold.
+    """Return a digest of a model's class and configuration, without fields that do not change KV.
 
-    `version` is that of Transformers, whose code computes. Raises `ConfigError` for a value of the
-    configuration that has no canonical bytes.
+    `version` is the version of Transformers, whose code computes the KV. Raises `ConfigError` for a
+    configuration value without canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
-    # Behind the words for an object and its class are its parts, by name.
+    # The canonical form has two words for the object and its class, then the named parts.
     parts = cast("list[tuple[str, Json]]", cast("list[Json]", found)[2:])
     log_parts(log, ((f"model.config.{name}", part) for name, part in parts))
     types = [[name, str(each.dtype)] for name, each in model.named_parameters()]
@@ -51,16 +51,16 @@ def configuration_digest(model: "PreTrainedModel", version: str) -> str:
 
 
 def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDigests) -> str:
-    """Return what a model's weights are.
+    """Return the identity of a model's weights.
 
-    The user's `version`, if there is one, stands for them, and nothing is read. Raises `ConfigError`,
-    which says what to do, where they cannot be told.
+    A user-given `version` replaces the digest, and no file is read. Raises `ConfigError` with a remedy
+    if the weights cannot be identified.
     """
     require_no_adapter(model)
     if version is not None:
         return f"version {version}"
     config = model.config
-    name = config._name_or_path  # noqa: SLF001 - there is no other word of where they come from.
+    name = config._name_or_path  # noqa: SLF001 - the only record of their origin.
     if not name:
         raise ConfigError(
             f"the model was not loaded by from_pretrained, so its weights are unknown; {remedy(WHERE)}"
@@ -71,7 +71,7 @@ def weights_of(model: "PreTrainedModel", version: str | None, digests: FileDiges
 
 
 def _norms(model: "PreTrainedModel") -> str:
-    """Return a digest of what the model's norms hold, which every rank has whole."""
+    """Return a digest of the model's norm weights, which every rank has in full."""
     found = sha256()
     for name, each in model.named_parameters():
         if name.endswith("norm.weight") and type(each) is torch.nn.Parameter:
@@ -81,7 +81,7 @@ def _norms(model: "PreTrainedModel") -> str:
 
 
 def signature(model: "PreTrainedModel") -> Signature:
-    """Return what changes when a model's parameters do; it is not the same in another process."""
+    """Return a value that changes when a model's parameters change; valid in this process only."""
     require_no_adapter(model)
     return tuple(
         (name, id(each), each.data_ptr(), 0 if each.is_inference() else each._version)  # noqa: SLF001
@@ -90,7 +90,7 @@ def signature(model: "PreTrainedModel") -> Signature:
 
 
 def require_no_adapter(model: "PreTrainedModel") -> None:
-    """Raise `ConfigError` for a model with adapters, which can be switched without a trace."""
+    """Raise `ConfigError` for a model with adapters, because a switch of adapters is not detectable."""
     if getattr(model, "peft_config", None):
         raise ConfigError(
             "the model has adapters, which can be switched from request to request and are in no"

@@ -1,4 +1,4 @@
-"""The cache that a user of Transformers opens beside a model, and takes up prefixes from."""
+"""The cache that a user opens for a Transformers model, to reuse prefixes in `generate()`."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -36,10 +36,10 @@ log = logging.getLogger("lockstep.transformers")
 
 
 class LockstepCache:
-    """Prefixes of one model, in host memory and storage, for one sequence at a time.
+    """Prefixes of one model in host memory and storage, for one sequence at a time.
 
     Under tensor parallelism every rank makes the same calls in the same order, with the same tokens. As
-    a context manager it is closed at the end of the block, and abandoned where that ends by an error.
+    a context manager, the cache is closed at the end of the block, or abandoned after an error.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class LockstepCache:
         pages: SequencePages,
         settings: GenerateSettings,
     ) -> None:
-        """Put one together; `open` does so for a model."""
+        """Store the parts; use `open` to create a cache for a model."""
         self.cache = cache
-        """What is beneath: its statistics, `drop`, `attach_store` and the like."""
+        """The underlying cache, with statistics, `drop`, `attach_store` and other operations."""
         self._model = model
         self._pages = pages
         self._settings = settings
@@ -61,11 +61,11 @@ class LockstepCache:
 
     @classmethod
     def open(cls, model: "PreTrainedModel", **settings: Any) -> "LockstepCache":
-        """Open a cache for a model as it is now; every rank of the model calls it at the same point.
+        """Open a cache for a model in its current state; all ranks must call this at the same point.
 
         `settings` are those of `GenerateSettings`; `host_memory_gib` or `host_pages` is required.
-        Raises `ConfigError` for settings that make no sense or differ, for a model whose layers keep
-        what has no pages, and for weights that cannot be told from others.
+        Raises `ConfigError` for invalid settings or settings that differ between ranks, for a model
+        with unsupported layers, and for weights that cannot be identified.
         """
         parsed = GenerateSettings.read(settings)
         ranks = model.tp_size or 1
@@ -107,16 +107,16 @@ class LockstepCache:
 
     @contextmanager
     def reuse(self, input_ids: torch.Tensor, *, salt: str = "") -> Generator[ReusedPast]:
-        """Give the past of the longest prefix of a prompt that every rank can restore.
+        """Yield a past with the longest prefix of a prompt that every rank can restore.
 
-        `input_ids`, [1, tokens], is what `generate()`, or the model itself, is then given whole or from
-        `reused_tokens` on, with the past as `past_key_values`. What was computed by the end of the
-        block, the prompt and what followed it, is cached from then on; nothing is if the block ends by
-        an error. Prompts of another `salt` share nothing.
+        `input_ids` has shape [1, tokens]. Call `generate()` or the model with all of them, or from
+        `reused_tokens` on, and with the past as `past_key_values`. At the end of the block, the prompt
+        and the tokens computed after it are cached. If the block raises, nothing is cached. Prompts
+        with different `salt` share nothing.
 
-        Raises `UsageError` for what would make a page's content depend on anything but the tokens:
-        several sequences at once, padding, embeddings or pictures in the place of tokens, a model that
-        is training, or one whose parameters were changed (see `reset`).
+        Raises `UsageError` if a page's content would depend on anything but tokens: several sequences,
+        padding, embeddings or images instead of tokens, a model in training mode, or changed parameters
+        (see `reset`).
         """
         prompt = self._prompt(input_ids)
         name = str(next(self._names))
@@ -141,11 +141,10 @@ class LockstepCache:
             past.over, self._in_use = True, False
 
     def reset(self, weights_version: str | None = None) -> None:
-        """Say that the model's weights were changed; nothing that the former gave is found any more.
+        """Declare that the model's weights have changed; pages of the previous weights no longer match.
 
-        With `weights_version`, a name of the weights as they are now, what is computed goes to storage
-        and is found by whoever opens a cache as this one was opened and resets it to the same name;
-        without one, storage is left alone.
+        `weights_version` is a name for the new weights. With it, new pages go to storage, and any cache
+        opened like this one and reset to the same name can match them. Without it, storage is not used.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")
@@ -156,7 +155,7 @@ class LockstepCache:
         self.cache.reset(weights_version)
 
     def close(self) -> None:
-        """Write what is on its way to storage, and leave the group. Every rank calls it."""
+        """Flush writes to storage, and leave the group. Every rank must call this."""
         self.cache.close()
 
     def __enter__(self) -> Self:
@@ -168,11 +167,12 @@ class LockstepCache:
         if kind is None:
             self.close()
         else:
-            # The others notice, and end with an error that names this rank; nobody is waited for.
+            # The other ranks detect this and end with an error that names this rank; no rank is
+            # awaited.
             self.cache.abandon()
 
     def _prompt(self, input_ids: torch.Tensor) -> list[int]:
-        """Return the tokens of a prompt; raises `UsageError` for what cannot be cached."""
+        """Return the tokens of a prompt; raise `UsageError` for a prompt that cannot be cached."""
         if self._in_use:
             raise UsageError("a past is in use already; the cache has memory for one sequence")
         if input_ids.ndim != 2 or input_ids.shape[0] != 1 or not input_ids.shape[1]:
@@ -188,11 +188,11 @@ class LockstepCache:
         return cast("list[int]", input_ids[0].tolist())
 
     def _find(self, name: str, prompt: Sequence[int], salt: str) -> ReusedPast:
-        """Bring what every rank can restore of a prompt into the memory of the sequence."""
+        """Load the part of a prompt that every rank can restore into the sequence's memory."""
         cache = self.cache
-        # Of a copy that has not ended in its time; all others were waited for when their block ended.
+        # A copy may have missed its deadline; all others were awaited at the end of their block.
         cache.keep_off()
-        # The last token has to be computed in any case: what comes out follows from it.
+        # The last token must always be computed, because the next token follows from it.
         wanted = prompt[: min(len(prompt) - 1, self._settings.pages * self._settings.page_tokens)]
         found = 0
         for _ in range(1 if self._pages.narrowest is None else 2):
@@ -201,7 +201,7 @@ class LockstepCache:
             found = cache.hit(name, wanted, salt)
             if found:
                 break
-            # Where a page was lost, a shorter prefix needs other pages of the windows: ask once more.
+            # After a lost page, a shorter prefix needs other window pages, so retry once.
         if found:
             cache.load(name, wanted[:found], self._lent(found))
             cache.begin_loads()
@@ -215,11 +215,11 @@ class LockstepCache:
         return ReusedPast(layers, found)
 
     def _keep(self, name: str, tokens: Sequence[int], reused: int, salt: str) -> None:
-        """Copy what of a sequence is not in host memory yet, and wait until its memory is free."""
+        """Back up a sequence's pages that are not in host memory, and wait until its memory is free."""
         unit = self._settings.page_tokens
         whole = min(len(tokens) // unit, self._settings.pages) * unit
-        # Of a window what is copied is what the last tokens see. Other prompts leave this one anywhere,
-        # so every page is the last of one copy or before the last within its window.
+        # A copy has only the window's last pages. Other prompts may branch at any page, so one copy is
+        # made per window length.
         step = self._pages.narrowest or whole
         for end in [*range(reused + step, whole, step), whole] if whole > reused else []:
             self.cache.back_up(name, tokens[:end], self._lent(end), salt)
@@ -229,7 +229,10 @@ class LockstepCache:
         self.cache.collect_freed()
 
     def _lent(self, tokens: int) -> Mapping[str, npt.NDArray[np.int32]]:
-        """Return the pages of so many tokens by pool. The cache knows which no load has filled."""
+        """Return the pages of `tokens` tokens by pool, including pages that no load has filled.
+
+        The cache knows which pages are filled.
+        """
         pages = np.arange(tokens // self._settings.page_tokens, dtype=np.int32)
         return dict.fromkeys(self.cache.needed_from(0), pages)
 

@@ -1,8 +1,8 @@
-"""The past that `generate()` computes with: keys and values of one sequence, in memory that is lent.
+"""The past that `generate()` computes with: one sequence's keys and values in preallocated memory.
 
-`DynamicCache` makes new tensors with every token. Here each layer has one piece of memory for a whole
-sequence, in which pages follow each other; so the pages that are copied to host memory and back are
-just what attention reads. What the model is given is what `DynamicCache` would give it, to the bit.
+`DynamicCache` allocates new tensors for every token. Here each layer has one contiguous block of memory
+for a whole sequence, divided into pages. Attention therefore reads the same pages that are copied to
+and from host memory. The model gets bit-identical inputs to those from `DynamicCache`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from ...errors import UsageError
 
 
 class PagedLayer(DynamicLayer):
-    """One layer's keys and values, [1, heads, tokens, elements], in memory of the cache's.
+    """One layer's keys and values, [1, heads, tokens, elements], in the cache's memory.
 
-    A layer with a window answers as `DynamicSlidingWindowLayer` does, and keeps all the same what
-    lies before its window, so that a page can be copied wherever the sequence ends.
+    A layer with a window returns the same as `DynamicSlidingWindowLayer`. The layer also keeps the
+    tokens before its window, so that any page can be copied after the sequence has grown.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:
@@ -26,12 +26,12 @@ class PagedLayer(DynamicLayer):
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.memory = self._lent = keys, values
-        """Where the keys and values are, from the sequence's first token on."""
+        """Memory of the keys and values, from the sequence's first token."""
         self._window = window
         self.set_length(0)
 
     def set_length(self, length: int) -> None:
-        """Say how many tokens the memory has."""
+        """Set the number of valid tokens in the memory."""
         self.length = length
         first, (keys, values) = self._first_seen(), self.memory
         self.keys, self.values = keys[:, :, first:length], values[:, :, first:length]
@@ -39,7 +39,7 @@ class PagedLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of the tokens that follow; return those that these attend to."""
+        """Write the keys and values of the next tokens; return those that the tokens attend to."""
         first, start = self._first_seen(), self.length
         end = start + key_states.shape[-2]
         self._make_room(end)
@@ -51,7 +51,7 @@ class PagedLayer(DynamicLayer):
         return keys[:, :, first:end], values[:, :, first:end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys `query_length` more tokens are given, and from which position on."""
+        """Return the number of keys for `query_length` more tokens, and the position of the first."""
         first = self._first_seen()
         return self.length - first + query_length, first
 
@@ -62,13 +62,13 @@ class PagedLayer(DynamicLayer):
         return self._window or -1
 
     def _first_seen(self) -> int:
-        # A token attends to itself and to what is left of the window before it.
+        # A token attends to itself and to the rest of the window before it.
         return 0 if self._window is None else max(0, self.length - self._window + 1)
 
     def _make_room(self, end: int) -> None:
-        """Move to memory of its own, twice as long as is needed, where the memory is too short.
+        """Move to private memory, twice as long as needed, if the current memory is too short.
 
-        What fits is written into the memory that is lent all the same.
+        Tokens that fit are still written to the lent memory, too.
         """
         old = self.memory
         if end > old[0].shape[2]:
@@ -80,28 +80,28 @@ class PagedLayer(DynamicLayer):
 
 
 def _write(memory: Sequence[torch.Tensor], states: Sequence[torch.Tensor], start: int) -> None:
-    """Write keys and values from a position on, as many as there is memory for."""
+    """Write keys and values from a position, as many as fit."""
     for mine, each in zip(memory, states, strict=True):
         room = mine[:, :, start : start + each.shape[2]]
         room.copy_(each.detach()[:, :, : room.shape[2]])
 
 
 class ReusedPast(DynamicCache):
-    """The past of one sequence, to be given to `generate()` as `past_key_values`.
+    """The past of one sequence, to be passed to `generate()` as `past_key_values`.
 
-    It is good within the `with` block of `LockstepCache.reuse` that it comes from: its memory is the
-    next one's after that.
+    Valid only within its `with` block of `LockstepCache.reuse`, because the next sequence reuses the
+    memory.
     """
 
     def __init__(self, layers: list[PagedLayer], reused_tokens: int) -> None:
         Cache.__init__(self, layers=layers)
         self.paged = layers
         self.reused_tokens = reused_tokens
-        """How many tokens of the prompt were found, and are not computed."""
+        """Number of prompt tokens that were found and need not be computed."""
         self.over = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: with what takes tokens back, Transformers computes a prompt from its start."""
+        """Raise `UsageError`: after a rollback, Transformers computes a prompt from its start."""
         raise UsageError(
             f"{abs(tokens_to_remove)} tokens are to be taken back, as assisted decoding does; in"
             " Transformers that does not go with a past, so give it none"

@@ -1,4 +1,4 @@
-"""What a user may give to `LockstepCache.open` beside the model, checked once, when it opens."""
+"""The user's settings for `LockstepCache.open`, checked once, when the cache opens."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,17 +14,19 @@ _Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateSettings(PluginSettings):
-    """The settings of a cache under `generate()`; equal on every rank."""
+    """The settings of a cache for `generate()`; equal on every rank."""
 
     where: ClassVar[str] = WHERE
 
     pipeline_depth: Annotated[int, Meta(ge=0, le=1)] = 0
-    """No forward pass hides a round here: `reuse` waits for what it asks for."""
+    """No pipelining, because `reuse` waits for its results and no forward pass overlaps a round."""
     max_tokens: _Tokens = 4096
-    """The tokens of a sequence for which there is memory beside the model; what is longer goes on in
-    memory of its own, and is cached up to here."""
+    """Tokens of preallocated device memory for a sequence.
+
+    A longer sequence continues in private memory, and is cached up to this length.
+    """
     page_tokens: _Tokens = 16
-    """The tokens of a page: what is cached of a prefix is whole pages."""
+    """Tokens per page; only whole pages of a prefix are cached."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,5 +34,5 @@ class GenerateSettings(PluginSettings):
 
     @property
     def pages(self) -> int:
-        """The pages of the longest sequence that is cached whole."""
+        """Number of pages of the longest sequence that is fully cached."""
         return -(-self.max_tokens // self.page_tokens)

@@ -21,7 +21,7 @@ class Handover:
     kv_caches: dict[str, torch.Tensor]
     """The worker's KV tensors, by layer name."""
     cache_config: EngineCacheConfig
-    """The worker's cache configuration, with a specification per layer; the scheduler's is per group."""
+    """The worker's cache configuration, with a specification per layer instead of per group."""
     cache: HostCache | None = None
     """The scheduler's cache, once open."""
 

@@ -1,8 +1,7 @@
 """Identity of LoRA adapters in page keys: a digest of their files, or a version given by the user.
 
-This module is independent of the engine, which supplies the names under which it keeps an adapter and
-the adapter's KV. Engines share the pages of plain adapters (`plain_adapters.py`). How an engine applies
-any other adapter depends on the engine and its options, so both are part of that adapter's identity.
+Engines share the pages of plain adapters (`plain_adapters.py`). How an engine applies any other adapter
+depends on the engine and its options, so both are part of that adapter's identity.
 """
 
 import logging
@@ -30,12 +29,11 @@ class LoadedAdapter:
 class AdapterWeights:
     """Identifies adapters by their weights. All calls come from one thread.
 
-    `versions` maps adapter names to versions given by the user. The files of all other adapters are
-    checked on every call, and read again if they have changed.
+    `versions` maps adapter names to user-given versions. The files of other adapters are checked on
+    every call, and read again if they have changed.
 
-    An engine keeps weights and their KV under a name or an id, even if the files change later. If the
-    weights behind a name change while the engine runs, the origin of its KV is unknown. Requests with
-    that name are not cached from then on.
+    An engine keeps weights and KV under a name or id even if the files change. If the weights behind a
+    name change while the engine runs, requests with that name are no longer cached.
     """
 
     def __init__(
@@ -51,8 +49,8 @@ class AdapterWeights:
     ) -> None:
         """Set where users give versions (`where`), and how to restore caching after a change (`anew`).
 
-        `engine` names the engine and all options that may change how it applies an adapter. With
-        `shares`, the engine applies plain adapters as every other engine does.
+        `engine` includes all options that may change how an adapter is applied. With `shares`, the
+        engine applies plain adapters as every other engine does.
         """
         self._digests = digests
         self._versions = versions

@@ -23,10 +23,10 @@ Answer = TypeVar("Answer")
 
 
 class BlockingStore:
-    """One storage backend that can be called from any thread.
+    """A storage backend that can be called from any thread.
 
-    A call returns when the backend returns, and not earlier, because until then the backend may access
-    the caller's buffers (contract S3).
+    A call never returns before the backend does, because the backend may access the caller's buffers
+    until then (contract S3).
     """
 
     def __init__(
@@ -37,8 +37,7 @@ class BlockingStore:
     ) -> None:
         """Create the backend without opening it. Raise `ConfigError` if the URI is invalid.
 
-        `engine` is the name of the waiting engine for log lines. `around` wraps the backend, for
-        example with a cache.
+        `engine` is the caller's name in log lines; `around` wraps the backend.
         """
         self.shown = without_secrets(uri)
         self._engine = engine
@@ -90,7 +89,7 @@ class BlockingStore:
         """Call the backend and return the result, which is expected before `deadline`.
 
         With `leaves`, for calls without buffers, a late call is cancelled and raises `StorageError`.
-        Raises `StorageError` if the store is not open, and passes on errors of the call.
+        Also raises `StorageError` if the store is not open.
         """
         answer = self.begin(use)
         done, _ = wait([answer], max(0.0, deadline - time.monotonic()) + LATE_S)

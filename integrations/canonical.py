@@ -1,9 +1,8 @@
 """Canonical bytes of an engine's configuration: equal in every process, on every rank, at every start.
 
-The canonical form of a value has its type and contents. It has no memory address, no order of a set or
-mapping, and no text for display. A class derived from a built-in type counts with its name, attributes
-and tuple field names. A value without such a form is refused with the name of its field, so no part of
-a configuration is silently ignored.
+The canonical form has a value's type and contents, but no memory address, no order of a set or mapping,
+and no display text. A value without such a form is refused with the name of its field, so no part of a
+configuration is silently ignored.
 """
 
 import json
@@ -69,8 +68,7 @@ _NOT_HELD = frozenset({"__orig_class__"})
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
     """Return the canonical form of `value`: nested lists whose JSON is the canonical text.
 
-    Raises `ConfigError` for a value without a canonical form. `where` is the name of the value in the
-    message.
+    Raises `ConfigError` for a value without one; `where` names the value in the message.
     """
     return _Walk(left_out).of(value, where, ())
 

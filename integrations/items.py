@@ -1,13 +1,12 @@
 """Images, audio and other multimodal items of a prompt, as part of the keys of its pages.
 
-The placeholder ids of an item say nothing about its content. In the page where an item begins, all ids
-up to the item's last placeholder in that page are replaced. The new ids occur in no text: 31 bits each
-of a digest over the old ids, the item's position and its content. Earlier pages keep their keys, so
-requests with other items share them. Later pages differ, because a key covers all tokens before it. If
-a page has fewer than `IDS_MIN` replaceable ids, 128 bits do not fit. The whole request then gets a
-namespace derived from its items.
+Placeholder ids say nothing about an item's content. In the page where an item begins, all ids up to the
+item's last placeholder there are replaced by ids that no text has: 31 bits each of a digest of the old
+ids and the item's position and content. Earlier pages keep their keys and can be shared. Later pages
+differ, because a key covers all tokens before it. If a page has fewer than `IDS_MIN` replaceable ids,
+128 bits do not fit, and the request gets a namespace derived from its items.
 
-Only content counts, because a client may choose the hash by which an engine's caches identify an item.
+Only content counts, because a client may choose an item's hash in the engine.
 """
 
 import struct
@@ -89,8 +88,7 @@ def named_by_content(items: Iterable[Item]) -> list[list[object]]:
 def content_digest(*parts: object) -> bytes | None:
     """Return a digest of nested tensors, arrays, numbers and texts; None if the content is incomplete.
 
-    The content is incomplete if it has no tensor, for example only a reference to remote data, or if a
-    value has no canonical bytes.
+    Content without a tensor, for example a reference to remote data, is incomplete.
     """
     content = _Content()
     try:
@@ -171,9 +169,8 @@ class ItemNames:
     """Checks that each item name of an engine refers to one content only.
 
     An engine reuses embeddings and device KV of items by name, and a client may reuse a name for other
-    content. An item's content identifies its KV only if the name never had other content. Requests
-    whose item name has had several contents are not cached, as long as the name is among the last
-    `NAMES_MAX`.
+    content. Requests are not cached if an item's name has had several contents, as long as the name is
+    among the last `NAMES_MAX`.
     """
 
     def __init__(self, warn: Callable[[], object]) -> None:

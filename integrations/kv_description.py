@@ -1,12 +1,11 @@
 """Engine-neutral description of a model's KV, which is part of the key of every page (rule R16).
 
-The description has the model's configuration, its compute dtype and the page layout. Together with the
-weights, which are a separate part of the key, these define a token's KV as a function of the tokens
-before it. Engines use different kernels and round differently, as groups of different TP sizes do. They
-compute the same function, so they share pages.
+The description has the model's configuration, its compute dtype and the page layout. With the weights,
+a separate part of the key, these define KV as a function of the tokens. Engines that compute this
+function share pages even if they round differently, as groups of different TP sizes do.
 
-Engines differ in how they compute positions. `POSITIONS` lists the kinds for which vLLM and SGLang gave
-bit-identical results; `test_engine_positions.py` repeats the comparison.
+`POSITIONS` lists the kinds of positions for which vLLM and SGLang gave bit-identical results
+(`test_engine_positions.py`).
 """
 
 from collections.abc import Iterator, Mapping

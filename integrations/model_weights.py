@@ -1,8 +1,4 @@
-"""Identity of a model's weights in page keys: a commit, or a digest of the weight files.
-
-This module is independent of the engine, which supplies its load options and the place where users give
-a version.
-"""
+"""Identity of a model's weights in page keys: a commit, or a digest of the weight files."""
 
 from dataclasses import dataclass
 from pathlib import Path

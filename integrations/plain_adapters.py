@@ -1,10 +1,9 @@
 """Detects plain LoRA adapters, which every engine applies as the same function, from PEFT files.
 
-Engines read different parts of a PEFT config. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
-`alpha_pattern`, applies every module that has weights, and ignores `target_modules`. SGLang 0.5.23
-scales all modules by alpha / r and applies the modules in `target_modules`. It fuses q, k and v (and
-gate and up) assuming that q (and gate) exist, and reads every weight file in the folder. None of these
-differences affects a plain adapter.
+Other adapters differ between engines. vLLM 0.32 follows `use_rslora`, `rank_pattern` and
+`alpha_pattern`, and ignores `target_modules`. SGLang 0.5.23 scales all modules by alpha / r and applies
+only `target_modules`. It fuses q, k and v (and gate and up) assuming that q (and gate) exist, and reads
+every weight file in the folder.
 """
 
 import json
@@ -27,7 +26,7 @@ _READ_ALIKE = frozenset({"r", "lora_alpha", "target_modules"})
 
 _NEUTRAL = frozenset(
     {
-        # Origin of the adapter, and training options.
+        # Fields about the adapter's origin and training.
         *("base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version"),
         *("auto_mapping", "lora_dropout", "megatron_core"),
         # Group size of use_qalora, which is off.

@@ -17,10 +17,9 @@ from .releases import UnsupportedEngine
 from .sharing import Share
 
 ROUND_S = 600.0
-"""Default timeout of a round, in seconds.
+"""Default timeout of a round, in seconds, for example while a rank writes a checkpoint.
 
-A rank may spend minutes outside its engine loop, for example to write a checkpoint or load weights. A
-dead rank is detected immediately, whatever this value is.
+A dead rank is detected immediately, whatever this value is.
 """
 
 

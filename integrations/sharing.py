@@ -1,13 +1,13 @@
 """Which engines share pages: all that compute the same KV, or only equally configured engines.
 
-The key of a page has an engine-neutral description of its KV (`kv_description.py`). Supported engines
-with default settings compute exactly the described KV, so they share pages. An engine's
-`key_exclusions.py` lists, with reasons, the settings that may have any value. Any other non-default
-setting, known or unknown, adds a digest to the key. The digest covers the engine's name and version and
-all non-operational settings. An unknown setting therefore causes a miss, never wrong data.
+A page's key has an engine-neutral description of its KV (`kv_description.py`). Supported engines with
+default settings compute the described KV, so they share pages. An engine's `key_exclusions.py` lists
+the settings that may have any value. Any other non-default setting, known or unknown, adds a digest of
+the engine's version and all non-operational settings to the key. An unknown setting therefore causes a
+miss, never wrong data.
 
-vLLM's `compute_hash` cannot be used, because it identifies compiled graphs. It omits settings that
-change KV, such as weight loading and the worker class. It includes paths, the TP size and batch sizes.
+vLLM's `compute_hash` identifies compiled graphs and cannot be used. It omits settings that change KV,
+and includes paths, the TP size and batch sizes.
 """
 
 import logging
@@ -154,8 +154,7 @@ def settings_in(config: object, where: str, default: object = None) -> list[Sett
 def looked_into(setting: Setting, package: str, left_out: frozenset[str]) -> Iterator[Setting]:
     """Yield a setting, or the settings inside it if its value is a dataclass of `package`.
 
-    If the setting is unset by default, the presence of the dataclass is a setting of its own, named
-    after the class.
+    If the setting is None by default, the presence of the dataclass also counts, named after its class.
     """
     value, kind = setting.value, type(setting.value)
     if setting.name in left_out:

@@ -10,8 +10,7 @@ from ..errors import ConfigError, LockstepError
 class Lockstep(LockstepError):
     """Stops the engine at start; the last log line has this class's name and the error.
 
-    The class does not derive from `ValueError`, because engines convert a `ValueError` from their own
-    checks to other errors.
+    Not a `ValueError`, because engines convert those to other errors.
     """
 
 

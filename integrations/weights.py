@@ -1,12 +1,9 @@
 """Digests of the files that hold a model's or an adapter's weights.
 
-A name or path does not identify weights that are retrained in place, so KV of the old weights would
-match. This module is independent of the engine.
-
-Reading the files of a large model takes minutes. Each digest is remembered in a small record file by
-path, size and times. The ranks of one host read one after the other, so the later ranks find the
-digests of the first. A process also keeps its digests in memory and reads the record only for other
-files. Ranks on other hosts read their own files; the ranks compare their digests when the caches open.
+A name or path does not identify weights that are retrained in place. Reading the files of a large model
+takes minutes, so digests are remembered in a small record file by path, size and times. The ranks of
+one host read one after the other, so later ranks find the first rank's digests. Ranks on different
+hosts compare their digests when the caches open.
 """
 
 import json
@@ -90,8 +87,7 @@ _Record = tuple[int, int, int, int, str]
 class FileDigests:
     """Digests of file contents, remembered across starts in the file `record`.
 
-    If the record cannot be written, a warning is logged and every start reads all files. Within one
-    object, a file is read again only after it has changed.
+    If the record cannot be written, a warning is logged and every start reads all files.
     """
 
     def __init__(
@@ -211,10 +207,9 @@ class FileDigests:
 
 
 def weights_digest(path: Path, digests: FileDigests) -> str:
-    """Return a digest of the weights in a folder or a single file.
+    """Return a digest of the names and contents of the weight files in a folder, or of a single file.
 
-    The digest covers the names and contents of all files that an engine reads there. Raises `OSError`
-    if a file cannot be read, and `FileNotFoundError` if there are no weights.
+    Raises `OSError` if a file cannot be read, and `FileNotFoundError` if there are no weights.
     """
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if _counts(each))
     if not any(each.suffix in WEIGHTS for each in files):

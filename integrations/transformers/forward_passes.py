@@ -1,7 +1,7 @@
 """Checks a model's inputs while a past is in use, and refuses inputs that page keys do not cover.
 
-A page's key covers only its tokens and those before it. Any other input that changes a forward pass,
-such as an image, a mask or other positions, is refused by name.
+A page's key covers only tokens. An image, a mask or other positions would change a forward pass without
+changing the key.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Fields of a Transformers configuration that do not change KV; all other fields are in every key.
 
-Each entry has its reason, as read in the version `READ_IN`. A test fails for a common configuration
-field that is neither listed here nor known to be in the key.
+The reasons apply to the version `READ_IN`. A test fails for a common field that is neither listed nor
+known to be in the key.
 """
 
 from collections.abc import Mapping

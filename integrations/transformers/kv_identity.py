@@ -1,9 +1,8 @@
 """Identity of a model's KV apart from the tokens, which is part of every page's key (rule R16).
 
-The identity has the weights, by a digest of their files, a commit or a user-given version. It also has
-a digest of the configuration without fields that are proven not to change KV. The model does not say
-which of several weight files it loaded, or in which dtypes. The identity therefore also covers the
-content of the norms and the dtypes of all parameters.
+The identity has the weights, and a digest of the configuration without fields that cannot change KV. A
+loaded model does not say which of several weight files it used, or in which dtypes. The identity
+therefore also covers the content of the norms and the dtypes of all parameters.
 """
 
 import logging
@@ -31,8 +30,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 def configuration_digest(model: "PreTrainedModel", version: str) -> str:
     """Return a digest of a model's class and configuration, without fields that do not change KV.
 
-    `version` is the version of Transformers, whose code computes the KV. Raises `ConfigError` for a
-    configuration value without canonical bytes.
+    `version` is the version of Transformers. Raises `ConfigError` for a value without canonical bytes.
     """
     found = canonical(model.config, "model.config", LEFT_OUT)
     # The canonical form has two words for the object and its class, then the named parts.

@@ -38,8 +38,8 @@ log = logging.getLogger("lockstep.transformers")
 class LockstepCache:
     """Prefixes of one model in host memory and storage, for one sequence at a time.
 
-    Under tensor parallelism every rank makes the same calls in the same order, with the same tokens. As
-    a context manager, the cache is closed at the end of the block, or abandoned after an error.
+    Under tensor parallelism every rank makes the same calls in the same order. At the end of a `with`
+    block the cache is closed, or abandoned after an error.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class LockstepCache:
         """Open a cache for a model in its current state; all ranks must call this at the same point.
 
         `settings` are those of `GenerateSettings`; `host_memory_gib` or `host_pages` is required.
-        Raises `ConfigError` for invalid settings or settings that differ between ranks, for a model
-        with unsupported layers, and for weights that cannot be identified.
+        Raises `ConfigError` for invalid or differing settings, unsupported layers and unidentified
+        weights.
         """
         parsed = GenerateSettings.read(settings)
         ranks = model.tp_size or 1
@@ -111,12 +111,11 @@ class LockstepCache:
 
         `input_ids` has shape [1, tokens]. Call `generate()` or the model with all of them, or from
         `reused_tokens` on, and with the past as `past_key_values`. At the end of the block, the prompt
-        and the tokens computed after it are cached. If the block raises, nothing is cached. Prompts
-        with different `salt` share nothing.
+        and the tokens computed after it are cached, unless the block raises. Prompts with different
+        `salt` share nothing.
 
-        Raises `UsageError` if a page's content would depend on anything but tokens: several sequences,
-        padding, embeddings or images instead of tokens, a model in training mode, or changed parameters
-        (see `reset`).
+        Raises `UsageError` for inputs that page keys do not cover (several sequences, padding,
+        embeddings, images), a model in training mode, or changed parameters (see `reset`).
         """
         prompt = self._prompt(input_ids)
         name = str(next(self._names))
@@ -143,8 +142,8 @@ class LockstepCache:
     def reset(self, weights_version: str | None = None) -> None:
         """Declare that the model's weights have changed; pages of the previous weights no longer match.
 
-        `weights_version` is a name for the new weights. With it, new pages go to storage, and any cache
-        opened like this one and reset to the same name can match them. Without it, storage is not used.
+        With `weights_version`, a name for the new weights, new pages go to storage. Caches opened like
+        this one and reset to the same name can match them. Without a name, storage is not used.
         """
         if self._in_use:
             raise UsageError("a past is in use; reset the cache after its block")

@@ -1,8 +1,8 @@
 """The past that `generate()` computes with: one sequence's keys and values in preallocated memory.
 
-`DynamicCache` allocates new tensors for every token. Here each layer has one contiguous block of memory
-for a whole sequence, divided into pages. Attention therefore reads the same pages that are copied to
-and from host memory. The model gets bit-identical inputs to those from `DynamicCache`.
+Each layer has one contiguous block for a whole sequence, divided into pages. Attention therefore reads
+the same pages that are copied to and from host memory. The model's inputs are bit-identical to those
+from `DynamicCache`.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from ...errors import UsageError
 class PagedLayer(DynamicLayer):
     """One layer's keys and values, [1, heads, tokens, elements], in the cache's memory.
 
-    A layer with a window returns the same as `DynamicSlidingWindowLayer`. The layer also keeps the
-    tokens before its window, so that any page can be copied after the sequence has grown.
+    A layer with a window returns the same as `DynamicSlidingWindowLayer`, but keeps earlier tokens, so
+    that their pages can be copied.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> None:

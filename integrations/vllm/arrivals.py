@@ -114,9 +114,8 @@ class Arrivals:
 class Contents:
     """Digests the contents of items, once for each object in which vLLM keeps an item.
 
-    vLLM identifies an item by a hash of its content or by a `uuid` from a client, and does not say
-    which. The content is therefore read from the tensors that vLLM's processor produced. Requests with
-    the same item share one object while the item is in vLLM's processor cache.
+    The content is read from the processed tensors, because vLLM's identifier may be a client's `uuid`.
+    Requests with the same item share one object while the item is in vLLM's processor cache.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,9 @@
 """KV events in vLLM's terms: which of vLLM's blocks are in host memory and in the store.
 
-vLLM, and so a router, identifies a block by vLLM's hash over all tokens up to its end. The replica's
-events identify pages by their keys. This module computes each page's block hashes from vLLM's inputs:
-the previous block's hash, the tokens and the extra keys. Adapter and salt are the same for all requests
-of a namespace. The items that begin before a page's end are the same for all requests with the page's
-key. Each published page is hashed once, and only pages in host memory are remembered.
+Routers identify a block by vLLM's hash over all tokens up to its end; the replica's events have page
+keys. This module computes each published page's block hashes, once, from vLLM's inputs: the previous
+hash, the tokens, and the adapter, salt and items. Adapter and salt are equal for all requests of a
+namespace, and the items for all requests with the page's key. Only pages in host memory are remembered.
 """
 
 from collections import Counter, OrderedDict
@@ -70,7 +69,6 @@ class ItemPage:
     origin: Origin
     """Includes the items that begin before the page's end."""
     tokens: tuple[int, ...]
-    """The tokens of the page."""
 
 
 class BlockHasher(Protocol):
@@ -123,8 +121,8 @@ class PagesRemoved:
 class BlockEvents:
     """Converts a cache's events to changes of vLLM blocks, beginning with the cache's first event.
 
-    Only the full-attention pool is published. The storage tier is published as far as this engine
-    knows: pages that it wrote or read there. The engine learns of no removal by the store.
+    Only the full-attention pool is published. For the storage tier, only pages that this engine wrote
+    or read are published, and removals by the store are unknown.
     """
 
     def __init__(self, hasher: BlockHasher) -> None:

@@ -1,9 +1,8 @@
 """Positions of keys and values in the KV blocks of vLLM 0.32's attention backends.
 
-The blocks of every backend have the nominal shape [heads, tokens, elements], with a token's key and
-value elements in one row. Most backends use this order. The CPU backends store each head's part of a
-block in kernel order: the keys of all tokens before the values, both in an order that depends on the
-instruction set.
+Every backend's blocks have the nominal shape [heads, tokens, elements], with a token's key and value in
+one row. The CPU backends instead store all keys of a head before the values, in an order that depends
+on the instruction set.
 """
 
 from collections.abc import Callable, Mapping

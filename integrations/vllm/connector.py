@@ -1,12 +1,11 @@
 """The connector that vLLM loads, a `KVConnectorBase_V1`, for both process layouts of vLLM.
 
-vLLM creates one instance for its scheduler and one in each worker. The scheduler's instance owns the
-cache and issues its commands. A worker's instance starts copies at the right points of the forward
-pass. The worker also returns the scheduler instance's results to vLLM's scheduler, because vLLM expects
-them from workers.
+vLLM creates one instance for its scheduler and one in each worker. The scheduler's instance commands
+the cache. A worker's instance starts copies at the right points of the forward pass, and returns the
+scheduler instance's results to vLLM, which expects them from workers.
 
 With a scheduler on every rank, both instances share a process. With one scheduler for many workers, the
-scheduler owns the cache, the workers own the pages, and vLLM carries the messages between them.
+scheduler owns the cache, the workers own the pages, and vLLM carries their messages.
 """
 
 import sys
@@ -386,9 +385,8 @@ def _pass(metadata: KVConnectorMetadata) -> PassMetadata:
 def _hear_weight_versions(tell: Callable[[LockstepConnector, str], None]) -> None:
     """Forward each new weight version from the engine core to the scheduler's connector; idempotent.
 
-    vLLM keeps the version in its engine core (`finish_weight_update(weight_version=...)`,
-    `update_weight_version`) and does not pass it to connectors. The engine core is always in the
-    scheduler's process. The patch does not change vLLM's own behaviour.
+    vLLM keeps the version in its engine core, in the scheduler's process, and does not pass it to
+    connectors (`finish_weight_update(weight_version=...)`, `update_weight_version`).
     """
     engine: Any = EngineCore
     set_version = engine.set_weight_version

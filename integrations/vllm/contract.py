@@ -82,7 +82,7 @@ class Blocks(Protocol):
 
 
 class BlockState(Protocol):
-    """`vllm.v1.core.sched.output.KVConnectorBlockState`."""
+    """The used fields of `vllm.v1.core.sched.output.KVConnectorBlockState`."""
 
     @property
     def resolve_block_ids(self) -> Callable[[str], tuple[Sequence[int], ...]]:
@@ -94,7 +94,6 @@ class BlockPool(Protocol):
     """`vllm.v1.core.block_pool.BlockPool`: the blocks of all layer groups."""
 
     blocks: Sequence[Any]
-    """Blocks by block id."""
     cached_block_hash_to_block: Any
     """Blocks that vLLM's own prefix cache can find."""
 
@@ -115,7 +114,7 @@ class BlockPool(Protocol):
 
 
 class ScheduledStep(Protocol):
-    """`vllm.v1.core.sched.output.SchedulerOutput`."""
+    """The used fields of `vllm.v1.core.sched.output.SchedulerOutput`."""
 
     num_scheduled_tokens: Mapping[str, int]
     total_num_scheduled_tokens: int
@@ -134,7 +133,7 @@ class TransferOutput(Protocol):
 
 
 class TransferConfig(Protocol):
-    """`vllm.config.KVTransferConfig`."""
+    """The used fields of `vllm.config.KVTransferConfig`."""
 
     engine_id: str | None
     kv_connector: str | None
@@ -145,7 +144,7 @@ class TransferConfig(Protocol):
 
 
 class ParallelConfig(Protocol):
-    """`vllm.config.ParallelConfig`."""
+    """The used fields of `vllm.config.ParallelConfig`."""
 
     world_size: int
     rank: int
@@ -159,7 +158,7 @@ class ParallelConfig(Protocol):
 
 
 class ModelConfig(Protocol):
-    """`vllm.config.ModelConfig`."""
+    """The used fields of `vllm.config.ModelConfig`."""
 
     model: str
     model_weights: str
@@ -175,25 +174,25 @@ class ModelConfig(Protocol):
 
 
 class LoadConfig(Protocol):
-    """`vllm.config.LoadConfig`."""
+    """The used fields of `vllm.config.LoadConfig`."""
 
     load_format: str
 
 
 class PrefixCacheConfig(Protocol):
-    """`vllm.config.CacheConfig`."""
+    """The used fields of `vllm.config.CacheConfig`."""
 
     prefix_caching_hash_algo: str
 
 
 class EventsConfig(Protocol):
-    """`vllm.config.KVEventsConfig`."""
+    """The used fields of `vllm.config.KVEventsConfig`."""
 
     enable_kv_cache_events: bool
 
 
 class SpeculativeConfig(Protocol):
-    """`vllm.config.SpeculativeConfig`."""
+    """The used fields of `vllm.config.SpeculativeConfig`."""
 
     @property
     def draft_model_config(self) -> ModelConfig | None: ...
@@ -202,21 +201,21 @@ class SpeculativeConfig(Protocol):
 
 
 class EncoderTransferConfig(Protocol):
-    """`vllm.config.ECTransferConfig`."""
+    """The used fields of `vllm.config.ECTransferConfig`."""
 
     is_ec_consumer: bool
     """Whether other engines send this engine embeddings of items, by the items' identifiers."""
 
 
 class AttentionConfig(Protocol):
-    """`vllm.config.AttentionConfig`."""
+    """The used fields of `vllm.config.AttentionConfig`."""
 
     hisparse_config: object
     """Options for keeping a sparse attention's KV in host memory; None if unused."""
 
 
 class CompilationConfig(Protocol):
-    """`vllm.config.CompilationConfig`."""
+    """The used fields of `vllm.config.CompilationConfig`."""
 
     @property
     def static_forward_context(self) -> Mapping[str, AttentionLayer]:
@@ -225,7 +224,7 @@ class CompilationConfig(Protocol):
 
 
 class EngineConfig(Protocol):
-    """`vllm.config.VllmConfig`."""
+    """The used fields of `vllm.config.VllmConfig`."""
 
     @property
     def model_config(self) -> ModelConfig: ...
@@ -260,7 +259,7 @@ class PublishingEngine(EngineConfig, Protocol):
 
 
 class AttentionSpec(Protocol):
-    """`vllm.v1.kv_cache_interface.AttentionSpec`."""
+    """The used fields of `vllm.v1.kv_cache_interface.AttentionSpec`."""
 
     block_size: int
     head_size: int
@@ -274,7 +273,7 @@ class AttentionSpec(Protocol):
 
 
 class WindowSpec(Protocol):
-    """`vllm.v1.kv_cache_interface.SlidingWindowSpec`."""
+    """The used fields of `vllm.v1.kv_cache_interface.SlidingWindowSpec`."""
 
     sliding_window: int
     """Number of tokens that a token attends to, including itself."""
@@ -283,7 +282,7 @@ class WindowSpec(Protocol):
 
 
 class LatentSpec(Protocol):
-    """`vllm.v1.kv_cache_interface.MLAAttentionSpec`."""
+    """The used fields of `vllm.v1.kv_cache_interface.MLAAttentionSpec`."""
 
     block_size: int
 
@@ -292,31 +291,29 @@ class LatentSpec(Protocol):
 
 
 class StateSpec(Protocol):
-    """`vllm.v1.kv_cache_interface.MambaSpec`."""
+    """The used fields of `vllm.v1.kv_cache_interface.MambaSpec`."""
 
     block_size: int
     shapes: Sequence[tuple[int, ...]]
     """Shapes on one rank: the inputs of a convolution, and the recurrent state."""
     dtypes: Sequence[torch.dtype]
-    """The dtype of each shape."""
     mamba_type: Enum
     """The kind of layer, a `MambaAttentionBackendEnum`."""
     mamba_cache_mode: str
-    """Which states vLLM keeps."""
+    """Mode that selects which recurrent states vLLM keeps, such as 'align'."""
     tp_replicated: bool
-    """Whether every rank has the whole state."""
+    """Whether every rank has the whole recurrent state."""
 
 
 class CacheGroup(Protocol):
-    """`vllm.v1.kv_cache_interface.KVCacheGroupSpec`."""
+    """The used fields of `vllm.v1.kv_cache_interface.KVCacheGroupSpec`."""
 
     layer_names: list[str]
     kv_cache_spec: AttentionSpec
-    """Specification of the KV of the group's layers."""
 
 
 class EngineCacheConfig(Protocol):
-    """`vllm.v1.kv_cache_interface.KVCacheConfig`."""
+    """The used fields of `vllm.v1.kv_cache_interface.KVCacheConfig`."""
 
     @property
     def kv_cache_groups(self) -> Sequence[CacheGroup]: ...

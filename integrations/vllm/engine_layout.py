@@ -37,11 +37,10 @@ class EnginePool:
 class EngineLayout:
     """The pools of an engine, the main one first.
 
-    An attention page has separate columns of keys and values, each of shape [heads, tokens, elements].
-    Engines with the same model, dtype and page size therefore have identical pages. `block_forms` maps
-    a backend's blocks to these columns. For an unknown backend, a page is a raw block in a column named
-    after the backend. The columns of latent attention and of a sparse-attention index are equal on
-    every rank.
+    Keys and values are separate columns of shape [heads, tokens, elements], so engines with the same
+    model, dtype and page size have identical pages. `block_forms` maps a backend's blocks to these
+    columns. For an unknown backend, a page is a raw block in a column named after the backend. Latent
+    attention and sparse-attention indices are equal on every rank.
     """
 
     pools: tuple[EnginePool, ...]

@@ -1,9 +1,8 @@
 """Producer side of disaggregated prefill: serve finished prompts to the engines that continue them.
 
 The response with the handoff leaves before the last pages are in host memory. Promised pages are served
-as soon as every rank has them. Pages still missing after all copies have finished never arrive, and the
-other engine computes them. If host memory cannot keep more served pages, the request served for longest
-is released, because consumers usually read within moments.
+once every rank has them. The other engine computes pages that never arrive. If host memory is full, the
+request served for longest is released, because consumers usually read within moments.
 """
 
 import logging

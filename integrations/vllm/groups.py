@@ -1,10 +1,8 @@
 """vLLM's layer groups as pools: their kinds, and which part of a prefix each pool must restore.
 
-Each layer group has its own block table. A block belongs to one group at a time, and the i-th layers of
-all groups share memory. Here a group is a pool, and a page is a block with every layer of the group.
-The first full-attention group is the main pool. A page of another pool is stored and evicted with the
-main pool's page of the same tokens. All of this follows from the engine's configuration, without
-tensors.
+Each layer group has its own block table and is a pool here; a page is a block with every layer of the
+group. The first full-attention group is the main pool. Pages of other pools are stored and evicted with
+the main pool's page of the same tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +38,6 @@ class PoolGroup:
     """One layer group as a pool; equal on every rank."""
 
     name: str
-    """The pool's name."""
     group: int
     """Index of the engine's layer group."""
     kind: Kind

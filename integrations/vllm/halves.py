@@ -1,7 +1,7 @@
 """The worker side of the connector, for a scheduler in the same process or in another process.
 
-Both modes start copies at the right points of the forward pass. With the scheduler in another process,
-the worker also applies the scheduler's orders and returns its ballot (vote).
+Both modes start copies at the right points of the forward pass. Under another process's scheduler, the
+worker also applies orders and returns its ballot (vote).
 """
 
 import time

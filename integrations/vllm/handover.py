@@ -1,8 +1,7 @@
 """Exchange between the worker's and the scheduler's connector when both are in one process.
 
-vLLM creates the worker's connector first and registers the KV tensors with it. The scheduler's
-connector then opens the cache over these tensors. If the worker is in another process, the scheduler's
-connector finds no entry here.
+vLLM first creates the worker's connector and registers the KV tensors; the scheduler's connector then
+opens the cache over them.
 """
 
 from dataclasses import dataclass
@@ -19,11 +18,9 @@ class Handover:
     """Data shared by the two connectors of one engine."""
 
     kv_caches: dict[str, torch.Tensor]
-    """The worker's KV tensors, by layer name."""
     cache_config: EngineCacheConfig
     """The worker's cache configuration, with a specification per layer instead of per group."""
     cache: HostCache | None = None
-    """The scheduler's cache, once open."""
 
     @property
     def opened(self) -> HostCache:

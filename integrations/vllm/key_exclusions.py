@@ -131,8 +131,9 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    "ParallelConfig.enable_batch_sharded_sampling": False,  # Unless the user enables it.
-    "ParallelConfig.dcp_q_replicate": False,  # Unless a model enables it (`set_dcp_defaults`).
+    # vLLM's replacement for None, unless the user sets it.
+    "ParallelConfig.enable_batch_sharded_sampling": False,
+    "ParallelConfig.dcp_q_replicate": False,  # As above, unless a model sets it (`set_dcp_defaults`).
 }
 """Values that vLLM substitutes for None. No other value counts as None."""
 

@@ -1,9 +1,7 @@
 """Identity of vLLM's KV apart from the tokens, which is part of the key of every page (rule R16).
 
 The identity has the weights, by a digest of their files or a user-given version, and the configuration
-as described in `sharing.py`. The cache itself adds the model's name and the page layout to the key.
-
-All ranks must compute the same identity; their caches compare it when they open.
+as described in `sharing.py`. The ranks' caches compare it when they open.
 """
 
 import logging

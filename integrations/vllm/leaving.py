@@ -47,8 +47,7 @@ class Leaving:
     def commit(self) -> None:
         """Issue the commands for requests finished since the last pass, in order of arrival.
 
-        The order of arrival is equal on every rank. The order in which the engine reports requests
-        aborted together is not.
+        The engine reports requests aborted together in a different order on each rank.
         """
         ended, self._ended = self._ended, []
         for each in sorted(ended, key=lambda each: each.tracked.number):
@@ -91,8 +90,8 @@ class Leaving:
     def last_steps(self) -> bool:
         """Run steps for an engine that takes none; return whether the engine gets any result.
 
-        Most copies have finished by now, and a step lets all ranks agree on that. Pages promised to
-        another engine are awaited, because no later step would serve them.
+        Most copies have finished by now, and a step lets all ranks agree on that. Promised pages are
+        awaited, because no later step serves them.
         """
         cache = self._cache
         cache.step_until(self._giving.serve, GIVEN_WAIT_S)

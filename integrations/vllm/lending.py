@@ -1,8 +1,7 @@
 """The engine's blocks as engine-owned device pages (lent), by pool, and blocks kept during copies.
 
-A request has one block table per layer group, in token order. Block 0 is a placeholder for tokens
-outside a window and for states that were not kept. A state is in the block of the tokens that precede
-it.
+A request has one block table per layer group, in token order. Block 0 is a placeholder for missing
+blocks. A state is in the block of the tokens that precede it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -30,8 +29,8 @@ NOBODYS = 0
 class HeldBlocks:
     """Blocks that backups read and that their request may free before every rank has finished the copy.
 
-    The engine's pool refcounts blocks, so it does not reuse a block that is held here. All ranks hold
-    and free the same blocks, because both follow from commands and verdicts.
+    A refcount in the engine's pool prevents reuse. All ranks hold and free the same blocks, because
+    both follow from commands and verdicts.
     """
 
     pool: BlockPool | None = None
@@ -67,7 +66,7 @@ class Lending:
 
     pools: Sequence[PoolGroup]
     held: HeldBlocks = field(default_factory=HeldBlocks)
-    """Blocks that copies read."""
+    """Blocks that copies in flight read."""
 
     @property
     def has_states(self) -> bool:
@@ -101,8 +100,7 @@ def load(
 ) -> None:
     """Load the part of a request's match that the engine accepted, which may be less than offered.
 
-    The load fails if that part cannot be restored, for example if it ends inside a page or its last
-    window is missing.
+    The load fails if that part cannot be restored, for example if it ends inside a page.
     """
     start, unit = tracked.device_tokens, tracked.page_tokens
     taken = tracked.head(start + tokens)

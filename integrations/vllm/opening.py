@@ -1,8 +1,7 @@
 """Open the cache under one vLLM engine, for both process layouts of vLLM.
 
-With a scheduler on every rank, each process has a whole cache over the KV tensors of the worker in the
-same process. With one scheduler and many workers, each worker opens its rank and sends the result to
-the scheduler (`ranks.decider`).
+With a scheduler on every rank, each process has a whole cache. With one scheduler and many workers,
+each worker opens its rank and sends the result to the scheduler (`ranks.decider`).
 """
 
 import logging

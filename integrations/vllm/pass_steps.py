@@ -1,6 +1,6 @@
 """Extra cache steps within a scheduler pass: a short wait instead of another pass.
 
-The number of extra steps follows from replicated state and the schedule, so it is equal on every rank.
+Their number is equal on every rank, because it follows from replicated state and the schedule.
 """
 
 from ...ranks.group.host_cache import HostCache
@@ -11,8 +11,7 @@ LOOKUP_STEPS = 4
 BUSY_WAIT_S = 0.001
 """Maximum wait for lookup results, once per pass, while other requests compute.
 
-All requests wait for this long. That is worthwhile because the looked-up request would otherwise be
-delayed by a whole forward pass. A slow store is not awaited.
+The wait delays all requests, but saves the looked-up request a whole forward pass.
 """
 
 LAST_STEPS, LAST_WAIT_S = 2, 0.0005

@@ -1,10 +1,9 @@
 """Backups of a request's whole pages, including pages for which host memory has no room yet.
 
-A backup without room is retried in later passes, even after the request has finished. Retries stop when
-all pages are in host memory and the store, or after `PATIENCE_S` without progress. Waiting backups hold
-no blocks. A free block keeps its content until the engine reallocates it, and the engine reports
-reallocation (`BlockPool.unpin_blocks`). A backup is cut at its first lost page. The engine can
-therefore reset its prefix cache at any time, and no request waits for blocks.
+A backup without room is retried in later passes, even after the request has finished, and abandoned
+after `PATIENCE_S` without progress. Waiting backups hold no blocks, so the engine can reset its prefix
+cache at any time. A free block keeps its content until the engine reallocates it, which
+`BlockPool.unpin_blocks` reports. A backup is cut at its first lost page.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,12 +1,11 @@
 """The scheduler's side of the plug-in, which turns scheduling decisions of vLLM into cache commands.
 
-Every rank has a scheduler that makes the same decisions in the same step, because all results from this
-module follow from verdicts. A match, a finished load or a freed page is reported only when every rank
-has it. All ranks therefore issue the same commands.
+Every rank's scheduler makes the same decisions in the same step, because all results from this module
+follow from verdicts: matches, finished loads and freed pages.
 
 One scheduler pass is one cache step. The first query of a pass applies a verdict, and `end_pass`
-launches the round. A pass with pending storage lookups runs several steps. Most lookups are misses, and
-their answers arrive earlier than the engine's next pass.
+launches the round. A pass with pending storage lookups runs several steps, because most lookups are
+misses that are known before the engine's next pass.
 """
 
 from collections.abc import Sequence
@@ -227,11 +226,10 @@ class SchedulerSide:
     def settle(self) -> PassResult | None:
         """Free held-back blocks if no unfinished request keeps the engine stepping.
 
-        An engine that stops with blocks held back cannot reset its prefix cache, which every change of
-        weights requires. Most copies have finished by now, and a step lets all ranks agree on that.
-        Unfinished backups are not awaited here but before the next pass or in `reset`, because no block
-        is overwritten earlier. Each rank awaits only its own copies, because a rank's blocks are
-        overwritten by that rank only.
+        An engine with held-back blocks cannot reset its prefix cache, which every change of weights
+        requires. Most copies have finished by now, and a step lets all ranks agree on that. Other
+        backups are awaited before the next pass or in `reset`, because no block is overwritten earlier.
+        Each rank awaits only its own copies.
         """
         if self._unfinished:
             return None

@@ -1,13 +1,12 @@
 """vLLM's recurrent states as page columns that any number of ranks divides in the same way.
 
 A block of a layer with a state is one row of bytes: the last inputs of a convolution, then the
-recurrent state. Channels and heads are divided among ranks. The channels of a convolution may be
-several parts in sequence, such as queries, keys and values. Each part is divided separately, so a
-rank's channels are not contiguous in the whole; each part is a column here. vLLM stores inputs by
-channel or channels by input, which are two layouts.
+recurrent state. Convolution channels may be several parts in sequence, such as queries, keys and
+values. Ranks divide each part separately, so each part is a column. vLLM stores inputs by channel or
+channels by input, which are two layouts.
 
-If the parts are unknown, or the ranks cannot divide them, a page is one rank's whole state. Its column
-name has the number of ranks, so that no other TP size matches it.
+If the parts are unknown or not divisible, a page is one rank's whole state. Its column name has the
+number of ranks, so that no other TP size matches it.
 """
 
 from collections.abc import Sequence

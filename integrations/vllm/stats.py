@@ -1,7 +1,6 @@
 """Changes of a cache's statistics for vLLM, as plain numbers.
 
-Names and labels are those of `telemetry.families`, as in Lockstep's own metrics. Each number has the
-label `rank`, because the scheduler reports all workers of its engine. The mapping is
+Names and labels are those of `telemetry.families`, with the rank as first label:
 
     name of a family -> label values, joined by commas and the rank first -> number
 

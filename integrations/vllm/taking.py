@@ -1,7 +1,7 @@
 """Consumer side of disaggregated prefill: how long requests wait for pages of another engine.
 
-The prefill engine answers before all promised pages are readable. The consumer requests missing pages
-again for a limited agreed time, then queries the store, and finally computes the rest.
+The consumer requests missing pages again for a limited agreed time, then queries the store, and finally
+computes the rest.
 """
 
 import logging

@@ -32,8 +32,8 @@ def may_be_cached(request: VllmRequest) -> bool:
 def namespace_of(request: VllmRequest, adapter: str | None = None, items: Items = ()) -> str:
     """Return the namespace, without weights, that separates equal key ids with different KV.
 
-    Its parts are the tenant's salt, the identity of the `adapter`'s weights, and the `items` that do
-    not fit into the key ids. The namespace is empty if there is no part.
+    Its parts are the tenant's salt, the `adapter`'s identity, and `items` that do not fit into the key
+    ids.
     """
     parts = {SALT: request.cache_salt, ADAPTER: adapter, "items": named_by_content(items)}
     return namespace_of_parts(parts)
@@ -67,9 +67,7 @@ class TrackedRequest:
     loaded: bool = False
     """Whether the request's device pages hold, or will hold, loaded KV."""
     failures: int = 0
-    """Number of failed loads."""
     lives: int = 0
-    """Number of restarts."""
     stale: bool = False
     """Whether device pages depend on previous weights, so that no other request may get later pages."""
     refused: bool = False
@@ -166,8 +164,8 @@ class Ended:
 class PassResult:
     """Results of a step for vLLM's scheduler, equal and in equal order on every rank.
 
-    Requests are in order of arrival, because the scheduler frees blocks in the order of this result.
-    The engine's ids differ between ranks and give no common order.
+    Requests are in order of arrival, because the scheduler frees blocks in this order and the engine's
+    ids differ between ranks.
     """
 
     loaded: tuple[str, ...]

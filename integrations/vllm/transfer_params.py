@@ -1,7 +1,7 @@
 """Parameters that a router carries from the prefill engine to the decode engine.
 
-vLLM calls them `kv_transfer_params`. The router sends `do_remote_decode` to one engine, and passes that
-engine's response parameters, with `do_remote_prefill`, unread to another engine.
+The router sends `do_remote_decode` to one engine, and passes the `kv_transfer_params` of its response
+unread to another.
 """
 
 import re

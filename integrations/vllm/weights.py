@@ -1,8 +1,7 @@
 """The weights that vLLM computes with, as a part of namespaces (rule R16).
 
-A named version is a part of every namespace. Its pages stay in host memory and storage until they are
-evicted, and match again when the version returns. Unnamed weights are unknown. Pages computed with them
-match until the next change, and never go to storage.
+Pages of a named version stay cached until they are evicted, and match again when the version returns.
+Pages of unnamed weights match until the next change, and never go to storage.
 """
 
 import json
@@ -21,9 +20,9 @@ class WeightsChange(StrEnum):
     """Which calls may change vLLM's weights."""
 
     WITH_RESET = "with_reset"
-    """A new name, and every reset of the connector without a name before it."""
+    """Weights change with a new name, and with every reset that no new name precedes."""
     WITH_NAME = "with_name"
-    """Only a new name; a reset keeps cached pages."""
+    """Weights change only with a new name; a reset keeps cached pages."""
 
 
 class InFlight(StrEnum):

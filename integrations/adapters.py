@@ -81,7 +81,7 @@ class AdapterWeights:
         if found is None:
             self._known |= dict.fromkeys(adapter.kept_under)
             self._log.warning(
-                "requests with adapter %r are not cached: %s; %s, or the adapter a version in"
+                "requests with adapter %r are not cached: %s; %s, or set a version for the adapter in"
                 " adapter_versions of %s",
                 adapter.name,
                 doubt,

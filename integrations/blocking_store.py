@@ -73,8 +73,8 @@ class BlockingStore:
         if not self._opened.done():
             self._stop()
             raise ConfigError(
-                f"the store {self.shown} did not open within {timeout_s:g} s; check that it can be"
-                " reached, or give it more time (open_timeout_s)"
+                f"the store {self.shown} did not open within {timeout_s:g} s; check that it is"
+                " reachable, or raise open_timeout_s"
             )
         self._opened.result()
         self._is_open = True
@@ -96,15 +96,15 @@ class BlockingStore:
         if done:
             return answer.result()
         self._late.warn(
-            "a call to the store %s has no answer %g s after its deadline, and %s waits for it;"
-            " look at the store",
+            "a call to the store %s has not returned %g s after its deadline, and %s is waiting for"
+            " it; check the store",
             self.shown,
             LATE_S,
             self._engine,
         )
         if leaves:
             answer.cancel()
-            raise StorageError("the store does not answer; look at it")
+            raise StorageError("the store does not respond; check it")
         return answer.result()
 
     def begin(
@@ -127,7 +127,9 @@ class BlockingStore:
             return
         thread.join(2 * self._close_timeout_s)
         if thread.is_alive():
-            _log.warning("the store %s did not close; what it holds is left to it", self.shown)
+            _log.warning(
+                "the store %s did not close in time; its resources are not freed", self.shown
+            )
 
     def _stop(self) -> None:
         with self._lock:
@@ -144,7 +146,7 @@ class BlockingStore:
                 if not self._opened.done():
                     self._opened.set_exception(error)
                     return
-                _log.exception("the thread of the store %s has ended", self.shown)
+                _log.exception("the thread of the store %s failed", self.shown)
             finally:
                 with self._lock:
                     self._is_open = False

@@ -125,8 +125,8 @@ class _Walk:
     def _named(self, value: type | FunctionType, where: str) -> Json:
         if "<" in value.__qualname__:
             raise ConfigError(
-                f"{where} is {_name(value)}, which has no name of its own to tell KV apart by; define"
-                " it at the top level of a module"
+                f"{where} is {_name(value)}, which has no importable name for page keys; define it"
+                " at the top level of a module"
             )
         return ["named", _name(value)]
 
@@ -236,8 +236,8 @@ def _require_plain(kind: Any, where: str) -> None:
 
 def _refused(kind: type, where: str) -> ConfigError:
     return ConfigError(
-        f"{where} is a {_name(kind)}, which has no canonical bytes to tell KV apart by; run the engine"
-        " without it, or without the connector"
+        f"{where} is a {_name(kind)}, which has no canonical bytes for page keys; run the engine"
+        " without this setting, or without the connector"
     )
 
 

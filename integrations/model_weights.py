@@ -45,9 +45,9 @@ class LoadedWeights:
 
 def unreadable(what: str, error: OSError, where: str) -> ConfigError:
     """Return the error for weight files that cannot be read."""
-    return ConfigError(f"{what} cannot be read to tell KV apart by them ({error}); {remedy(where)}")
+    return ConfigError(f"{what} cannot be read to identify their KV ({error}); {remedy(where)}")
 
 
 def remedy(where: str) -> str:
     """Return the remedy for weights that cannot be identified, for error messages."""
-    return f"give weights_version in {where}, and change it whenever they change"
+    return f"give weights_version in {where}, and change it whenever the weights change"

@@ -117,7 +117,7 @@ def _shapes(path: Path) -> dict[str, list[int]]:
     with path.open("rb") as file:
         start = file.read(8)
         if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > HEADER_BYTES_MAX:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         header = cast("object", json.loads(file.read(length)))
     tensors = cast("dict[str, Any]", header if isinstance(header, dict) else {})
     tensors.pop("__metadata__", None)

@@ -33,11 +33,11 @@ def require_release(
     if is_release(found, releases):
         return
     known = (
-        f"{engine} {found} is installed, and Lockstep's plug-in is for {engine}"
+        f"{engine} {found} is installed, but Lockstep's plug-in supports {engine}"
         f" {' and '.join(releases)}"
     )
     if unsupported is UnsupportedEngine.TRY:
-        log.warning("%s; it is tried, as the settings say", known)
+        log.warning("%s; continuing because unsupported_engine is 'try'", known)
         return
     raise ConfigError(
         f'{known}; install one of these, or set "unsupported_engine": "try" in {where}'

@@ -51,7 +51,7 @@ class PluginSettings(GroupSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.host_memory_gib is not None and self.host_pages is not None:
-            raise ConfigError("give host_memory_gib or host_pages, and not both")
+            raise ConfigError("give host_memory_gib or host_pages, but not both")
         if self.store is not None:
             # Check the URI before anything is opened. Stores of other packages are checked when they
             # open.
@@ -85,8 +85,8 @@ class PluginSettings(GroupSettings):
         pages = int(self.host_memory_gib * (1 << 30)) // page_bytes
         if not pages:
             raise ConfigError(
-                f"{self.where}: host_memory_gib is {self.host_memory_gib:g}, and one page of this model"
-                f" takes {page_bytes} bytes; give more"
+                f"{self.where}: host_memory_gib is {self.host_memory_gib:g}, but one page of this model"
+                f" takes {page_bytes} bytes; raise it"
             )
         return pages
 

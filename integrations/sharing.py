@@ -115,17 +115,17 @@ def kv_name(
     """Return the engine's part of every page key, and log which engines share pages."""
     settings.log_parts(log)
     if share is Share.ENGINE:
-        log.info("pages are shared with %s engines that are configured alike", settings.engine)
+        log.info("pages are shared only with %s engines of equal configuration", settings.engine)
     elif otherwise := (*description.unproven, *settings.set_otherwise()):
         log.info(
-            "pages are shared with %s engines that are configured alike, and with no other engine:"
-            " others may compute another KV because of %s",
+            "pages are shared only with %s engines of equal configuration, because other engines may"
+            " compute different KV for: %s",
             settings.engine,
             ", ".join(otherwise),
         )
     else:
         log.info(
-            "pages are shared with every engine of the same model, weights, type and page size"
+            "pages are shared with every engine of the same model, weights, dtype and page size"
         )
         return f"{weights}/{description.digest}"
     return f"{weights}/{settings.engine} {settings.digest(description.digest)}"

@@ -123,12 +123,14 @@ class FileDigests:
     def _read(self, wanted: Mapping[str, FileStamp]) -> dict[str, str]:
         size = sum(stamp.size for stamp in wanted.values())
         if wanted:
-            self._log.info("reading %d files of weights, %.2f GiB", len(wanted), size / 2**30)
+            self._log.info("reading %d weight files, %.2f GiB", len(wanted), size / 2**30)
         with ThreadPoolExecutor(READERS) as readers:
             digests = dict(zip(wanted, readers.map(_digest_of, wanted), strict=True))
         for path, stamp in wanted.items():
             if FileStamp.of(Path(path)) != stamp:
-                raise OSError(f"{path} was changed while it was read; start when it is complete")
+                raise OSError(
+                    f"{path} changed while it was being read; start when the file is complete"
+                )
         self.bytes_read += size
         return digests
 
@@ -200,7 +202,7 @@ class FileDigests:
 
     def _warn(self, error: OSError) -> None:
         self._log.warning(
-            "digests of weights cannot be remembered in %s, so each start reads all weights: %s",
+            "weight digests cannot be stored in %s, so every start reads all weights: %s",
             self.record,
             error,
         )
@@ -214,7 +216,7 @@ def weights_digest(path: Path, digests: FileDigests) -> str:
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if _counts(each))
     if not any(each.suffix in WEIGHTS for each in files):
         raise FileNotFoundError(
-            f"{path} holds no weights, which are files that end in {', '.join(sorted(WEIGHTS))}"
+            f"{path} has no weight files, which end in {', '.join(sorted(WEIGHTS))}"
         )
     named = [[each.name, found] for each, found in zip(files, digests.of(files), strict=True)]
     return sha256(json.dumps(named).encode()).hexdigest()[:DIGEST_CHARACTERS]

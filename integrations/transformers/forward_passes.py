@@ -34,7 +34,7 @@ class ForwardPasses:
     ) -> None:
         """Record the tokens of a pass; raise `UsageError` if the pass depends on anything else."""
         if any(each is self._past for each in given):
-            raise UsageError("give the model its arguments by name, and past_key_values with them")
+            raise UsageError("give the model its arguments by name, including past_key_values")
         if named.get("past_key_values") is not self._past:
             return
         if given:
@@ -42,25 +42,25 @@ class ForwardPasses:
         for name, value in named.items():
             if name not in NEUTRAL and value is not None and value is not False:
                 raise UsageError(
-                    f"the model was given {name}, which may change what it computes and is in no"
-                    " page's key; run this request without the cache"
+                    f"the model was given {name}, which may change its KV and is in no page's"
+                    " key; run this request without the cache"
                 )
         tokens = named.get("input_ids")
         if tokens is None or tokens.ndim != 2 or len(tokens) != 1:
             found = "none" if tokens is None else list(tokens.shape)
             raise UsageError(
-                f"a past is for the token ids of one sequence, [1, tokens], and not for {found}: no"
+                f"a past needs the token ids of one sequence, [1, tokens], but got {found}: no"
                 " beams, no num_return_sequences, no batch and no inputs_embeds"
             )
         if torch.is_autocast_enabled(tokens.device.type):
-            raise UsageError("the model runs under autocast, and its pages are found without it")
+            raise UsageError("the model runs under autocast, which is in no page's key; disable it")
         start, new = self._past.get_seq_length(), tokens[0].tolist()
         expected = list(self._prompt[start : start + len(new)])
         if new[: len(expected)] != expected:
             raise UsageError(
                 f"the model computes other tokens from position {start} on than `reuse` was given;"
-                " give both the same prompt, and neither prefill_chunk_size nor an assistant, since"
-                " with these Transformers computes a prompt from its start whatever the past has"
+                " give both the same prompt, and neither prefill_chunk_size nor an assistant, because"
+                " Transformers then ignores the past"
             )
         self._require_plain(named, start, start + len(new))
         self.tokens += new
@@ -70,8 +70,8 @@ class ForwardPasses:
         mask = named.get("attention_mask")
         if mask is not None and (mask.ndim != 2 or mask.shape[-1] != end or not bool(mask.all())):
             raise UsageError(
-                "the attention mask leaves tokens out, or is none of [1, tokens]; a prompt that is"
-                " cached has no padding"
+                "the attention mask leaves tokens out, or is not of shape [1, tokens]; use no padding"
+                " with the cache"
             )
         for name in ("position_ids", "cache_position"):
             positions = named.get(name)
@@ -79,4 +79,6 @@ class ForwardPasses:
                 continue
             plain = torch.arange(start, end, device=positions.device)
             if positions.shape[-1] != end - start or not bool((positions == plain).all()):
-                raise UsageError(f"{name} are not {start} to {end - 1}, which the tokens stand at")
+                raise UsageError(
+                    f"{name} must be {start} to {end - 1}, the positions of the tokens"
+                )

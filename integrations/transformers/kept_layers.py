@@ -102,7 +102,7 @@ class SequencePages:
             shapes = {(each.shape[1], each.shape[3], each.dtype) for each in tensors}
             if len(shapes) != 1 or len(set(divided)) != 1:
                 raise ConfigError(
-                    f"layers of pool {pool!r} keep {name} of several shapes and types, or only some of"
+                    f"layers of pool {pool!r} have {name} of several shapes or dtypes, or only some of"
                     f" them are divided: {', '.join(sorted(map(str, shapes)))}; run the model without"
                     " the cache"
                 )
@@ -131,14 +131,14 @@ def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
     """
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
-        raise ConfigError("the model has an encoder, whose outputs are no function of the prefix")
+        raise ConfigError("the model has an encoder, whose outputs depend on more than the prefix")
     _require_steady_positions(config)
     past = DynamicCache(config=config)
     for at, layer in enumerate(past.layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ConfigError(
-                f"layer {at} of the model keeps its state in a {type(layer).__name__}, and the cache"
-                " has pages for full attention and sliding windows; run the model without the cache"
+                f"layer {at} of the model keeps its state in a {type(layer).__name__}, but the cache"
+                " supports full attention and sliding windows; run the model without the cache"
             )
     with torch.no_grad():
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
@@ -146,12 +146,12 @@ def kept_layers(model: "PreTrainedModel", ranks: int) -> list[KeptLayer]:
     kept: list[KeptLayer] = []
     for at, layer in enumerate(past.layers):
         if layer.keys is None or layer.values is None:
-            raise ConfigError(f"layer {at} of the model has kept nothing for a token")
+            raise ConfigError(f"layer {at} of the model stored no KV for a token")
         window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
         divided = _is_divided(config, at, layer.keys.shape[1], ranks)
         kept.append(KeptLayer(window, divided, layer.keys, layer.values))
     if len({each.keys.device for each in kept}) != 1:
-        raise ConfigError("the model's layers are on several devices; keep those of a rank on one")
+        raise ConfigError("the model's layers are on several devices; place a rank's layers on one")
     return kept
 
 
@@ -179,8 +179,8 @@ def _require_steady_positions(config: "PreTrainedConfig") -> None:
             kind = each.get("rope_type", each.get("type", "default"))
             if kind not in ROPES:
                 raise ConfigError(
-                    f"the model's rope_type is {kind!r}: a token's keys change with the length of what"
-                    " follows it, so a prefix cannot be reused; run the model without the cache"
+                    f"the model's rope_type is {kind!r}: a token's keys depend on the number of later"
+                    " tokens, so a prefix cannot be reused; run the model without the cache"
                 )
 
 
@@ -198,6 +198,6 @@ def _is_divided(config: "PreTrainedConfig", at: int, heads: int, ranks: int) -> 
         if divided != whole:
             return divided
     raise ConfigError(
-        f"layer {at} keeps {heads} KV heads on each of {ranks} ranks, and whether these are all that"
-        " the model has does not follow from its configuration; run the model without the cache"
+        f"layer {at} keeps {heads} KV heads on each of {ranks} ranks, and the configuration does not"
+        " say whether the model has more; run the model without the cache"
     )

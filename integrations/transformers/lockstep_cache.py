@@ -90,17 +90,17 @@ class LockstepCache:
         if cache.world_size != ranks:
             cache.close(flush=False)
             raise ConfigError(
-                f"torch.distributed has {cache.world_size} ranks, and {ranks} of them divide the model"
+                f"torch.distributed has {cache.world_size} ranks, but {ranks} of them divide the model"
                 " by its heads; the cache needs one model for all ranks"
             )
         watch(cache, parsed.metrics_port)
         if cache.rank == 0:
             log.info(
-                "Lockstep keeps %d ranks alike: %d host pages of %d tokens on each, %.2f GiB, %s",
-                ranks,
+                "Lockstep caches %d host pages of %d tokens in %.2f GiB on each of %d ranks; %s",
                 host_pages,
                 parsed.page_tokens,
                 host_pages * pages.page_bytes / 2**30,
+                ranks,
                 f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
             )
         return cls(model, cache, pages, parsed)
@@ -127,7 +127,7 @@ class LockstepCache:
             yield past
             if len(passes.tokens) != past.get_seq_length():
                 raise UsageError(
-                    f"{past.get_seq_length()} tokens were computed with this past, and only"
+                    f"{past.get_seq_length()} tokens were computed with this past, but only"
                     f" {len(passes.tokens)} by a call of the model that the cache was opened for"
                 )
         except BaseException:

@@ -103,8 +103,8 @@ class ReusedPast(DynamicCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Raise `UsageError`: after a rollback, Transformers computes a prompt from its start."""
         raise UsageError(
-            f"{abs(tokens_to_remove)} tokens are to be taken back, as assisted decoding does; in"
-            " Transformers that does not go with a past, so give it none"
+            f"{abs(tokens_to_remove)} tokens are to be removed, as assisted decoding does;"
+            " Transformers does not support this with a past, so generate without one"
         )
 
     def update(
@@ -117,7 +117,6 @@ class ReusedPast(DynamicCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.over:
             raise UsageError(
-                "this past was used after the block of `reuse` that it comes from; its memory is"
-                " another sequence's by now"
+                "this past was used after its block of `reuse`; another sequence uses its memory now"
             )
         return self.paged[layer_idx].update(key_states, value_states)

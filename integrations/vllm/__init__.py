@@ -53,6 +53,6 @@ def _refuse_other_release(error: ImportError) -> None:
 
     if not is_release(__version__, RELEASES):
         raise ConfigError(
-            f"Lockstep's plug-in is for vLLM {' and '.join(RELEASES)}, and cannot be imported under"
+            f"Lockstep's plug-in supports vLLM {' and '.join(RELEASES)}, and cannot be imported under"
             f" vLLM {__version__}: {error}"
         ) from error

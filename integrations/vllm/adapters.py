@@ -9,8 +9,8 @@ from .contract import LoraRequest
 from .settings import WHERE
 
 NOT_KNOWN = (
-    "not known on this rank, which could not read its files or found them changed, and names it in its"
-    " log; a version in adapter_versions avoids reading"
+    "not known on this rank, which could not read its files or found them changed (see its log);"
+    " a version in adapter_versions avoids reading them"
 )
 """Flight recorder entry for an adapter whose weights a rank cannot identify."""
 
@@ -27,7 +27,7 @@ def adapter_weights(
         versions,
         engine=f"vLLM {options}".rstrip(),
         where=WHERE,
-        anew="give weights that change another name and id",
+        anew="load changed weights under a new name and id",
         log=logging.getLogger(__name__),
     )
 

@@ -33,8 +33,8 @@ class Arrivals:
         self._contents = Contents()
         self._names = ItemNames(
             lambda: _log.warning(
-                "a client has given one uuid to two items; requests with a uuid that stands for several"
-                " items are not cached"
+                "a client has given one uuid to two items; requests with a uuid of several items are"
+                " not cached"
             )
         )
         self._sessions: dict[str, VllmRequest] = {}
@@ -95,9 +95,9 @@ class Arrivals:
         if not self._told:
             self._told = True
             _log.warning(
-                "requests with images or other items are not cached: the scheduler does not know what"
-                " their embeddings are made of, as with mm_processor_cache_type 'shm', embeddings from"
-                " other engines, or an encoder beside the decoder"
+                "requests with images or other items are not cached, because the scheduler cannot"
+                " read their content: mm_processor_cache_type is 'shm', embeddings come from other"
+                " engines, or the model has an encoder and a decoder"
             )
 
     def _tracked(self, request: VllmRequest, adapter: str | None, items: Items) -> TrackedRequest:

@@ -214,7 +214,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         if told == self._told:
             return
         if self._told:
-            raise ConfigError("the workers have opened their caches anew; start the engine anew")
+            raise ConfigError("the workers have reopened their caches; restart the engine")
         self._told = told
         self._scheduler = open_for_workers(
             self._config, self._lending, self._settings, told, self._events
@@ -348,7 +348,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _watched(self) -> Watching:
-        assert self._watching is not None, "this is the worker's half"
+        assert self._watching is not None, "this is the worker's connector"
         return self._watching
 
     def _finished(
@@ -368,7 +368,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _side(self) -> SchedulerSide:
-        assert self._scheduler is not None, "this is the worker's half, or it was shut down"
+        assert self._scheduler is not None, "this is the worker's connector, or it was shut down"
         return self._scheduler
 
     @property

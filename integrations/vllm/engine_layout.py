@@ -111,9 +111,9 @@ def _require_blocks(pool: PoolGroup, tensors: Mapping[str, torch.Tensor]) -> Non
         parts = pool.page_tokens // tensor.shape[2] if tensor.ndim == 4 else 0
         if not parts or parts * tensor.shape[2] != pool.page_tokens or len(tensor) % parts:
             raise ConfigError(
-                f"the KV tensor of {name} is {list(tensor.shape)}, and LockstepConnector needs"
-                f" [blocks, heads, tokens, elements], where a block of {pool.name} has"
-                f" {pool.page_tokens} tokens; packed and compressed KV is not supported"
+                f"the KV tensor of {name} has shape {list(tensor.shape)}, but LockstepConnector needs"
+                f" [blocks, heads, tokens, elements] with {pool.page_tokens} tokens in a block of"
+                f" {pool.name}; packed and compressed KV is not supported"
             )
 
 
@@ -216,12 +216,12 @@ def require_supported(config: EngineConfig) -> None:
         ("prefill_context_parallel_size", parallel.prefill_context_parallel_size),
     ):
         if size != 1:
-            raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
+            raise ConfigError(f"{name} is {size}, but LockstepConnector needs 1")
     if config.attention_config.hisparse_config is not None:
         # Both register a callback for reallocated blocks, and vLLM keeps one callback per block.
         raise ConfigError(
-            "hisparse_config is set in attention_config, and vLLM tells only one of hisparse and"
-            " LockstepConnector when a block is used anew; leave out one of them"
+            "hisparse_config is set in attention_config, but vLLM reports reused blocks to only one of"
+            " hisparse and LockstepConnector; disable one of them"
         )
 
 
@@ -233,7 +233,7 @@ def require_fences(config: EngineConfig, cache_config: HashedCacheConfig) -> Non
     if config.use_v2_model_runner and cache_config.needs_kv_cache_zeroing:
         raise ConfigError(
             "vLLM's model runner V2 fills blocks of this model with zeros before LockstepConnector can"
-            " wait for the copies that still read them; set VLLM_USE_V2_MODEL_RUNNER=0, or have a"
+            " wait for the copies that still read them; set VLLM_USE_V2_MODEL_RUNNER=0, or run a"
             " scheduler on every rank"
         )
 
@@ -253,5 +253,5 @@ def require_drafts_before_saves(config: EngineConfig, version: str) -> None:
     if drafts_after_saves(config, version):
         raise ConfigError(
             f"vLLM {version}'s model runner V2 saves KV before its drafter has written its part;"
-            " install vLLM 0.33, set VLLM_USE_V2_MODEL_RUNNER=0, or have one scheduler"
+            " install vLLM 0.33, set VLLM_USE_V2_MODEL_RUNNER=0, or run one scheduler"
         )

@@ -57,7 +57,9 @@ class Giving:
         why = self._nothing_to_give(tracked, source)
         if why and why not in self._told:
             self._told.add(why)
-            log.warning("a request is to go on in another engine, which will compute it: %s", why)
+            log.warning(
+                "another engine will continue a request, but must compute its prompt: %s", why
+            )
         tokens = 0 if why else self._promised(tracked)
         return Handoff(source, tokens) if tokens else None
 
@@ -99,11 +101,11 @@ class Giving:
     def _nothing_to_give(self, tracked: TrackedRequest, source: str) -> str:
         """Return why no other engine can read a request's pages; empty if one can."""
         if not self._backs_up:
-            return "kv_role is kv_consumer, and such an engine saves nothing"
+            return "kv_role is kv_consumer, so this engine saves nothing"
         if not source and self._cache.config.store is None:
-            return "set `peers`, or a store, in kv_connector_extra_config of both"
+            return "set `peers`, or a store, in kv_connector_extra_config of both engines"
         if tracked.is_of_no_other_engine:
-            return "the connector was reset, and nobody has said which weights there are since then"
+            return "the connector was reset, and the weights have not been named since then"
         return ""
 
     def _promised(self, tracked: TrackedRequest) -> int:

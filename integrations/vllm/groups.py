@@ -87,14 +87,14 @@ def pool_groups(cache_config: EngineCacheConfig) -> tuple[PoolGroup, ...]:
     if len({each.block_tokens for each in pools}) > 1:
         told = ", ".join(f"{each.block_tokens} for {each.name}" for each in pools)
         raise ConfigError(
-            f"the model's groups of layers have blocks of different sizes ({told} tokens), and"
+            f"the model's layer groups have blocks of different sizes ({told} tokens), but"
             " LockstepConnector needs one size; run it without the connector"
         )
     main = [each for each in pools if each.name == KV_POOL]
     if not main:
         raise ConfigError(
-            "the model has no layer of full attention, and LockstepConnector keeps windows and states"
-            " beside one; run it without the connector"
+            "the model has no layer of full attention, which LockstepConnector needs to cache windows"
+            " and states; run it without the connector"
         )
     return (*main, *(each for each in pools if each.name != KV_POOL))
 
@@ -109,7 +109,7 @@ def _served(layer: str, spec: Any) -> tuple[Kind, int]:
     """Return a layer's kind and its `span_tokens`."""
     find = _KINDS.get(type(spec).__name__)
     if find is None:
-        raise _refusal(layer, spec, f"LockstepConnector serves {', '.join(_KINDS)}")
+        raise _refusal(layer, spec, f"LockstepConnector supports {', '.join(_KINDS)}")
     return find(layer, spec)
 
 
@@ -130,15 +130,15 @@ def _window(layer: str, spec: WindowSpec) -> tuple[Kind, int]:
     # The next computed token is part of its own window.
     span = spec.sliding_window - 1 + spec.extra_retained_tokens
     if span < 1:
-        raise _refusal(layer, spec, "LockstepConnector serves windows of 2 tokens or more")
+        raise _refusal(layer, spec, "LockstepConnector supports windows of 2 tokens or more")
     return Kind.WINDOW, span
 
 
 def _state(layer: str, spec: StateSpec) -> tuple[Kind, int]:
     if spec.mamba_cache_mode != "align":
         why = (
-            f"its mamba_cache_mode is {spec.mamba_cache_mode!r}, where LockstepConnector serves"
-            " 'align': set enable_prefix_caching, and mamba_cache_mode where that is not enough"
+            f"its mamba_cache_mode is {spec.mamba_cache_mode!r}, but LockstepConnector needs"
+            " 'align': set enable_prefix_caching, and mamba_cache_mode if that is not enough"
         )
         raise _refusal(layer, spec, why)
     return Kind.STATE, spec.block_size
@@ -146,7 +146,7 @@ def _state(layer: str, spec: StateSpec) -> tuple[Kind, int]:
 
 def _require_dense(layer: str, spec: Any) -> None:
     if spec.tokens_per_state != 1:
-        why = f"one entry of it stands for {spec.tokens_per_state} tokens, which is not supported"
+        why = f"one entry of it has {spec.tokens_per_state} tokens, which is not supported"
         raise _refusal(layer, spec, why)
 
 

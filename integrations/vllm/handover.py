@@ -25,7 +25,9 @@ class Handover:
     @property
     def opened(self) -> HostCache:
         """The scheduler's cache, which must be open."""
-        assert self.cache is not None, "the engine steps before its scheduler's half was made"
+        assert self.cache is not None, (
+            "the engine steps before its scheduler's connector was created"
+        )
         return self.cache
 
 
@@ -48,7 +50,7 @@ def take(engine_id: str, parallel: ParallelConfig) -> Handover:
         raise ConfigError(
             "LockstepConnector found no worker in the scheduler's process"
             f" (distributed_executor_backend is {parallel.distributed_executor_backend!r}, tensor"
-            f" parallel size {parallel.tensor_parallel_size}); it serves one scheduler with the"
+            f" parallel size {parallel.tensor_parallel_size}); it supports one scheduler with the"
             " executors 'mp' and 'ray', and a scheduler on every rank under torchrun, with"
             " VLLM_ENABLE_V1_MULTIPROCESSING=0 and distributed_executor_backend='external_launcher'"
         )

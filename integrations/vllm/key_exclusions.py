@@ -21,19 +21,19 @@ OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
         "instance_id kv_transfer_config kv_events_config ec_transfer_config": "Move KV and outputs.",
         "observability_config profiler_config logging_config": "Log, measure and trace.",
         "structured_outputs_config reasoning_config": "Choose the next token, which is in the key.",
-        "offload_config": "Says where weights lie until they are used.",
-        "shutdown_timeout": "Is of the end.",
+        "offload_config": "Says where weights are until they are used.",
+        "shutdown_timeout": "Applies at shutdown.",
     },
     "ModelConfig": {
         "model model_weights revision": "The content of the weights, or their commit, is in the key.",
         "hf_config_path hf_overrides": "The description has the model's configuration after these.",
         "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init": "Make token ids.",
         "hf_token": "Is a secret.",
-        "seed max_logprobs logprobs_mode logits_processors": "Serve sampling.",
+        "seed max_logprobs logprobs_mode logits_processors": "Apply to sampling.",
         "generation_config override_generation_config": "Are defaults of sampling.",
-        "served_model_name renderer_num_workers": "Are of the front end.",
+        "served_model_name renderer_num_workers": "Apply to the front end.",
         "allowed_local_media_path allowed_media_domains": "Images are in the key by content.",
-        "enable_sleep_mode": "Says how memory is allocated, which a sleep gives up.",
+        "enable_sleep_mode": "Says how memory is allocated, so that sleep mode can free it.",
     },
     "CacheConfig": {
         "gpu_memory_utilization kv_cache_memory_bytes num_gpu_blocks_override": "Size memory.",
@@ -45,7 +45,7 @@ OPERATIONAL: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ParallelConfig": {
         "tensor_parallel_size disable_custom_all_reduce": "Pages do not depend on the TP size.",
-        "rank node_rank nnodes master_addr master_port": "Are places of processes.",
+        "rank node_rank nnodes master_addr master_port": "Place processes.",
         "data_parallel_rank data_parallel_rank_local data_parallel_size_local": "As above.",
         "data_parallel_master_ip data_parallel_master_port data_parallel_rpc_port": "As above.",
         "_data_parallel_master_port_list _coord_store_port": "As above.",
@@ -86,7 +86,7 @@ _KERNELS: Final = "Selects kernels, or how they are compiled."
 ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
     "VllmConfig": {
         "device_config kernel_config optimization_level performance_mode": _KERNELS,
-        "mamba_config": "Is of recurrent states, and pages with these are not shared.",
+        "mamba_config": "Applies to recurrent states, whose pages are not shared.",
     },
     "AttentionConfig": {
         "backend backend_per_kind flash_attn_version use_trtllm_attention": _KERNELS,
@@ -104,7 +104,7 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "LoRAConfig": {
         "max_lora_rank fully_sharded_loras specialize_active_lora": (
-            "Only requests with an adapter depend on it, and these have it in their keys."
+            "Only requests with an adapter depend on it, and their keys have it."
         ),
     },
     "ModelConfig": {
@@ -116,7 +116,7 @@ ROUNDING: Final[Mapping[str, Mapping[str, str]]] = {
     "ParallelConfig": {
         "is_moe_model": "The description has it.",
         "all2all_backend disable_nccl_for_dp_synchronization dcp_comm_backend": (
-            "Says how ranks exchange what they have."
+            "Says how ranks exchange data."
         ),
         "enable_expert_parallel enable_eplb eplb_config expert_placement_strategy": (
             "Says which rank has which expert."
@@ -146,14 +146,14 @@ OPERATIONAL_VARIABLES: Final[Mapping[str, str]] = {
         "Bind to hardware."
     ),
     "VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_LOOPBACK_IP VLLM_PROCESS_NAME_PREFIX": (
-        "Are places and names of processes."
+        "Place and name processes."
     ),
     "VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_P2P_SIDE_CHANNEL_HOST VLLM_P2P_SIDE_CHANNEL_PORT": "As above.",
     "VLLM_EC_SIDE_CHANNEL_HOST VLLM_EC_SIDE_CHANNEL_PORT VLLM_MOONCAKE_BOOTSTRAP_PORT": "As above.",
     "VLLM_RAY_PER_WORKER_GPUS VLLM_RAY_BUNDLE_INDICES VLLM_RAY_DP_PLACEMENT_NODE_IPS": "As above.",
-    "VLLM_KV_CACHE_LAYOUT": "A page has an order of its own.",
+    "VLLM_KV_CACHE_LAYOUT": "The order of elements in a page does not depend on it.",
     "VLLM_CONFIGURE_LOGGING VLLM_LOG_BATCHSIZE_INTERVAL VLLM_TRACE_FUNCTION": "Log.",
-    "VLLM_ENGINE_READY_TIMEOUT_S VLLM_USAGE_SOURCE": "Are of the start.",
+    "VLLM_ENGINE_READY_TIMEOUT_S VLLM_USAGE_SOURCE": "Apply at start.",
 }
 
 ROUNDING_VARIABLES: Final[Mapping[str, str]] = {

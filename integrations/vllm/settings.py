@@ -59,7 +59,7 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
 def _with_secret(peers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the peer settings with the secret read from a file; the secret is never logged."""
     if "secret" in peers:
-        raise ConfigError(f"{WHERE}: peers: give secret or {SECRET_FILE}, and not both")
+        raise ConfigError(f"{WHERE}: peers: give secret or {SECRET_FILE}, but not both")
     path = peers[SECRET_FILE]
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()

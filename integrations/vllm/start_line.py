@@ -37,8 +37,8 @@ def start_line(
     ]
     store = f"store {without_secrets(config.store)}" if config.store else "no store"
     return (
-        f"Lockstep keeps {ranks} ranks alike: on each {tokens} tokens in {held / 2**30:.2f} GiB of host"
-        f" memory, {'; '.join(parts)}; {store}, pipeline depth {config.pipeline_depth}, rounds over"
+        f"Lockstep caches {tokens} tokens in {held / 2**30:.2f} GiB of host memory on each of {ranks}"
+        f" ranks: {'; '.join(parts)}; {store}, pipeline depth {config.pipeline_depth}, rounds over"
         f" {transport}"
     )
 

@@ -46,7 +46,7 @@ RESTORED: Final[Family[Restored]] = Family(
     ("outcome",),
     Type.COUNTER,
     lambda counted: counted.tokens,
-    "Tokens that requests began to load, by what became of them: saved, failed, dropped.",
+    "Tokens that requests began to load, by outcome: saved, failed, dropped.",
 )
 
 ALL: Final[Mapping[str, Family[Any]]] = {
@@ -147,14 +147,14 @@ def line(told: Told) -> dict[str, Number]:
         )
 
     said: dict[str, Number] = {
-        "asked tokens": total("asked_tokens"),
+        "requested tokens": total("asked_tokens"),
         "hit on device": total("hit_tokens", "device"),
         "hit in host memory": total("hit_tokens", "host"),
-        "brought from storage": total("hit_tokens", "storage"),
+        "hit in storage": total("hit_tokens", "storage"),
         "restored tokens": total("restored_tokens", "saved"),
     }
     seldom: dict[str, Number] = {
-        "brought from peers": total("hit_tokens", "peer"),
+        "hit on peers": total("hit_tokens", "peer"),
         "failed tokens": total("restored_tokens", "failed"),
         "failed loads": total("operations", "load_back", "failed"),
         "missed pages": total("missed_pages"),

@@ -66,7 +66,7 @@ class Taking:
             handoff = Handoff.read(params)
         except UsageError as error:
             self._useless.warn(
-                "a request's kv_transfer_params are no use, it is computed: %s", error
+                "a request's kv_transfer_params are invalid, so it is computed: %s", error
             )
             return None
         if handoff is None or not handoff.tokens:
@@ -75,7 +75,7 @@ class Taking:
         if why and why not in self._told:
             self._told.add(why)
             where = handoff.source or "a store"
-            log.warning("a request's pages are to be read from %s, and are not: %s", where, why)
+            log.warning("a request's pages cannot be read from %s: %s", where, why)
         return None if why else Taken(handoff)
 
     def waits(self, taken: Taken) -> None:
@@ -107,7 +107,7 @@ class Taking:
             return True
         taken.given_up = True
         log.info(
-            "of %d tokens that %s has promised, %d have come; the rest is computed",
+            "of %d tokens promised by %s, %d have arrived; the rest is computed",
             taken.handoff.tokens,
             taken.handoff.source or "another engine",
             found,
@@ -118,11 +118,11 @@ class Taking:
         """Return why promised pages cannot be read; empty if they can."""
         config = self._cache.config
         if not self._loads:
-            return "kv_role is kv_producer, and such an engine loads nothing"
+            return "kv_role is kv_producer, so this engine loads nothing"
         if handoff.source and config.peers is None:
             return "set `peers` in kv_connector_extra_config"
         if handoff.source and config.peers is not None and config.peers.excludes(handoff.source):
-            return "it is none of allow_sources of `peers`"
+            return "it is not in allow_sources of `peers`"
         if not handoff.source and config.store is None:
-            return "set the same store, or `peers`, in kv_connector_extra_config of both"
+            return "set the same store, or `peers`, in kv_connector_extra_config of both engines"
         return ""

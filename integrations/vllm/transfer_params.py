@@ -33,9 +33,7 @@ class _Remote(msgspec.Struct):
         if (host is None) != (self.remote_port is None):
             raise UsageError("remote_host and remote_port must be given together")
         if host is not None and not _HOST.fullmatch(host):
-            raise UsageError(
-                f"remote_host is {host!r:.80}, must be the name of a host or its address"
-            )
+            raise UsageError(f"remote_host is {host!r:.80}, must be a host name or an address")
 
 
 def goes_elsewhere(params: object) -> bool:

@@ -73,7 +73,7 @@ def made_over(backend: StorageBackend) -> Generator[BlockingStore]:
 def test_a_lookup_that_hangs_is_left(store: BlockingStore) -> None:
     by = time.monotonic()
 
-    with pytest.raises(StorageError, match="does not answer"):
+    with pytest.raises(StorageError, match="does not respond"):
         store.call(lambda backend: backend.exists([], deadline=by), by, leaves=True)
 
 

@@ -239,7 +239,7 @@ def test_an_object_that_holds_itself_is_walked_once() -> None:
     [
         (object().__repr__, "it.config.hook is a builtins.method-wrapper, which has no canonical"),
         (torch.zeros(1), "it.config.hook is a torch.Tensor, which has no canonical bytes"),
-        (lambda: None, "<lambda>, which has no name of its own"),
+        (lambda: None, "<lambda>, which has no importable name"),
         (
             OwnPath("/a"),
             "it.config.hook is a .*test_canonical.OwnPath, which has no canonical bytes",

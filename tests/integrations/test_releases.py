@@ -61,7 +61,7 @@ def test_a_release_beyond_the_extra_s_bounds_is_refused_by_name_with_the_way_to_
     engine: str, releases: Sequence[str], found: str
 ) -> None:
     said = (
-        f"{engine} {found} is installed, and Lockstep's plug-in is for {engine}"
+        f"{engine} {found} is installed, but Lockstep's plug-in supports {engine}"
         f' {" and ".join(releases)}; install one of these, or set "unsupported_engine": "try" in'
         " settings"
     )
@@ -92,5 +92,5 @@ def test_a_vllm_that_lacks_what_the_plug_in_imports_is_refused_by_name(tmp_path:
         check=False,
     )
 
-    assert "Lockstep: Lockstep's plug-in is for vLLM 0.32 and 0.33, and cannot" in ended.stderr
+    assert "Lockstep: Lockstep's plug-in supports vLLM 0.32 and 0.33, and cannot" in ended.stderr
     assert "under vLLM 0.31.0: No module named 'vllm." in ended.stderr

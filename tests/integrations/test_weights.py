@@ -167,13 +167,13 @@ def test_without_a_place_for_the_record_everything_is_read_and_one_is_told(
 
     weights_digest(folder, digests)
 
-    assert "each start reads all weights" in caplog.text
+    assert "every start reads all weights" in caplog.text
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path, digests: FileDigests) -> None:
     (tmp_path / "config.json").touch()
 
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no weights, which are files"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no weight files, which end"):
         weights_digest(tmp_path, digests)
 
 

@@ -31,10 +31,10 @@ OTHER[0, -3] += 1
         (
             IDS,
             {"position_ids": torch.arange(len(PROMPT))[None] + 5},
-            "position_ids are not 0 to 99",
+            "position_ids must be 0 to 99",
         ),
         (IDS, {"output_attentions": True}, "was given output_attentions"),
-        (IDS, {"prompt_lookup_num_tokens": 3}, "to be taken back"),
+        (IDS, {"prompt_lookup_num_tokens": 3}, "to be removed"),
         (OTHER, {}, "computes other tokens from position 0 on"),
         (IDS.repeat(2, 1), {}, "one sequence"),
     ],
@@ -72,7 +72,7 @@ def test_what_computes_a_prompt_from_its_start_whatever_the_past_has_is_refused(
     [
         ({"inputs_embeds": torch.zeros(1, 4, 128)}, "was given inputs_embeds"),
         ({"input_ids": IDS, "pixel_values": torch.zeros(1)}, "was given pixel_values"),
-        ({"input_ids": IDS[0]}, "not for \\[100\\]"),
+        ({"input_ids": IDS[0]}, "got \\[100\\]"),
     ],
 )
 def test_a_pass_of_the_model_itself_is_held_to_the_same(
@@ -110,7 +110,7 @@ def test_layers_that_are_computed_around_the_model_are_noticed(
     cache = opened(model)
 
     with (
-        pytest.raises(UsageError, match="100 tokens were computed with this past, and only 0"),
+        pytest.raises(UsageError, match="100 tokens were computed with this past, but only 0"),
         torch.no_grad(),
         cache.reuse(IDS) as past,
     ):
@@ -142,7 +142,7 @@ def test_one_past_at_a_time_and_none_after_its_block(load: "Load", opened: "Open
             pass
         with pytest.raises(UsageError, match="in use"):
             cache.reset()
-    with pytest.raises(UsageError, match="used after the block"):
+    with pytest.raises(UsageError, match="used after its block"):
         said(model, PROMPT, past)
 
 

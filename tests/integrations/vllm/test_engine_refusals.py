@@ -19,7 +19,7 @@ SERVED: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backe
 EXTRA: list[tuple[dict[str, Any], str]] = [
     ({"stroe": "file:///kv"}, "there is no key 'stroe'; known: adapter_versions, bounds,"),
     ({"host_pages": 0}, "host_pages is 0, must be at least 1"),
-    ({"host_memory_gib": 1}, "give host_memory_gib or host_pages, and not both"),
+    ({"host_memory_gib": 1}, "give host_memory_gib or host_pages, but not both"),
     ({"store": "flie:///kv"}, "unknown scheme 'flie'"),
     ({"store": "file:///kv?qouta_gib=1"}, "there is no option 'qouta_gib'; known:"),
     ({"metrics_port": "9100"}, "metrics_port is '9100', must be a whole number"),
@@ -31,7 +31,7 @@ EXTRA: list[tuple[dict[str, Any], str]] = [
 ]
 """Wrong keys of `kv_connector_extra_config`, and what is said of each."""
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, and LockstepConnector needs 1"),
+    ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but LockstepConnector needs 1"),
     ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "set it to 'recompute'"),
 ]
 """Arguments of the engine that Lockstep does not serve."""

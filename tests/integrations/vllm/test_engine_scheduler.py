@@ -138,7 +138,7 @@ def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Serv
 
 
 def test_workers_that_were_opened_anew_are_refused(served: "Served") -> None:
-    with pytest.raises(ConfigError, match="opened their caches anew; start the engine anew"):
+    with pytest.raises(ConfigError, match="have reopened their caches; restart the engine"):
         served.tell_of_workers(serving_address="elsewhere")
 
 

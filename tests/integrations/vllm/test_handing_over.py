@@ -189,7 +189,7 @@ def test_engines_that_serve_nothing_hand_over_by_the_store(
     ("options", "says"),
     [
         ({}, "set `peers`, or a store"),
-        ({"peers": Peers(), "backs_up": False}, "kv_role is kv_consumer, and such an engine saves"),
+        ({"peers": Peers(), "backs_up": False}, "kv_role is kv_consumer, so this engine saves"),
     ],
 )
 def test_an_engine_that_nobody_can_read_from_says_so_once_and_promises_nothing(
@@ -221,7 +221,7 @@ def test_nobody_is_promised_or_waits_for_what_weights_without_a_name_have_comput
 
     assert asked(decode, sent) == 0
     assert computed(prefill) is None
-    assert "nobody has said which weights there are" in caplog.text
+    assert "the weights have not been named" in caplog.text
 
 
 def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine) -> None:

@@ -54,7 +54,7 @@ def test_every_key_arrives_where_it_belongs_and_what_a_cache_has_too_in_its_sett
     ("extra", "named"),
     [
         ({"host_pages": None}, "give host_memory_gib"),
-        ({"host_memory_gib": 1}, "give host_memory_gib or host_pages, and not both"),
+        ({"host_memory_gib": 1}, "give host_memory_gib or host_pages, but not both"),
         ({"in_flight": "abort"}, "in_flight is 'abort', must be one of keep, compute"),
         ({"stor": "file:///kv"}, "there is no key 'stor'; known: adapter_versions, bounds,"),
         ({"adapter_versions": {"a": 1}}, "adapter_versions is a dict, must be text, each part"),

@@ -244,10 +244,10 @@ def test_the_log_s_line_names_what_has_gone_wrong_and_leaves_out_what_has_not() 
     }
 
     assert line(told) == {
-        "asked tokens": 100,
+        "requested tokens": 100,
         "hit on device": 0,
         "hit in host memory": 60,
-        "brought from storage": 20,
+        "hit in storage": 20,
         "restored tokens": 64,
         "failed tokens": 16,
         "failed loads": 1,

@@ -61,10 +61,10 @@ def waiting() -> Waiting:
 @pytest.mark.parametrize(
     ("peers", "loads", "params", "says"),
     [
-        (Peers(allow_sources=("192.0.2.0/24",)), True, PARAMS, "it is none of allow_sources"),
+        (Peers(allow_sources=("192.0.2.0/24",)), True, PARAMS, "it is not in allow_sources"),
         (None, True, PARAMS, "set `peers` in kv_connector_extra_config"),
         (None, True, IN_THE_STORE, "set the same store, or `peers`"),
-        (Peers(), False, PARAMS, "kv_role is kv_producer, and such an engine loads nothing"),
+        (Peers(), False, PARAMS, "kv_role is kv_producer, so this engine loads nothing"),
     ],
 )
 def test_a_request_of_which_nothing_can_be_read_waits_for_nothing_and_says_why(
@@ -77,7 +77,8 @@ def test_a_request_of_which_nothing_can_be_read_waits_for_nothing_and_says_why(
     clock = SimpleNamespace(agreed_ms=1)
 
     assert taking(peers, clock, loads=loads).arrived(params) is None
-    assert f"and are not: {says}" in caplog.text
+    assert "a request's pages cannot be read from " in caplog.text
+    assert f": {says}" in caplog.text
 
 
 def test_a_clock_that_has_stood_still_costs_no_patience(waiting: Waiting) -> None:

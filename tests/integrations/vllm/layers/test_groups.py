@@ -70,7 +70,7 @@ def test_a_state_may_be_kept_after_every_page_and_has_a_share_of_the_host_pages(
             [ChunkedLocalAttentionSpec()],
             "'0.a' keeps its KV as ChunkedLocalAttentionSpec, and Lock",
         ),
-        ([FullAttentionSpec(tokens_per_state=4)], "one entry of it stands for 4 tokens"),
+        ([FullAttentionSpec(tokens_per_state=4)], "one entry of it has 4 tokens"),
         ([FullAttentionSpec(), MambaSpec(mamba_cache_mode="all")], "mamba_cache_mode is 'all'"),
         ([FullAttentionSpec(), SlidingWindowSpec(sliding_window=1)], "windows of 2 tokens or more"),
         ([MambaSpec()], "no layer of full attention"),

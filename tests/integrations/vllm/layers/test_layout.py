@@ -108,8 +108,8 @@ def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered
 @pytest.mark.parametrize(
     ("kv_caches", "named"),
     [
-        ({"a": torch.zeros(4, TOKENS, 8)}, r"tensor of a is \[4, 32, 8\], and LockstepConn"),
-        ({"a": torch.zeros(4, 2, TOKENS - 8, 8)}, "24, 8.*where a block of kv has 32 tokens"),
+        ({"a": torch.zeros(4, TOKENS, 8)}, r"tensor of a has shape \[4, 32, 8\], but LockstepConn"),
+        ({"a": torch.zeros(4, 2, TOKENS - 8, 8)}, "24, 8.*32 tokens in a block of kv"),
         ({"a": torch.zeros(4, 2, TOKENS, 8, dtype=torch.float64)}, "float64 is not supported"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Storage (L3): one asynchronous contract, and one module for each store that keeps it."""
+"""Storage (L3): one asynchronous contract, and one module for each store that implements it."""

@@ -1,30 +1,29 @@
 """The contract of an L3 backend.
 
-A backend maps object names to bytes. It is asynchronous and batched, and it reads into and writes
-from buffers that the caller owns. One contract suite (`tests/kit/storage/contract.py`) holds every
-backend to these promises:
+A backend maps object names to bytes. It is asynchronous and batched, and it reads into and writes from
+buffers that the caller owns. The contract suite (`tests/kit/storage/contract.py`) checks every backend
+against these rules:
 
-S1  Each call returns one outcome for each key, in the order of the request, and raises nothing for
-    what goes wrong with a key.
-S2  Every call has a deadline. What is not done by then is TIMED_OUT.
-S3  The buffers of a call belong to the backend until the call returns, also when it is cancelled:
-    it returns only once nothing touches them any more. (A caller that must go on sooner leaves the
-    buffers alone until then.)
-S4  A read is OK only if the buffers hold exactly the bytes that were written for those parts of the
-    object under that name, as checksums show. Anything else is MISSING, CORRUPT or LACKING, and what
-    the buffers hold is undefined.
+S1  Each call returns one outcome per key, in the order of the request. A failure of one key is an
+    outcome, never an exception.
+S2  Every call has a deadline. A key that is not finished by then is TIMED_OUT.
+S3  The backend owns the buffers of a call until the call returns, also after a cancellation: the call
+    returns only when no I/O touches the buffers any more. A caller that cannot wait must leave the
+    buffers alone until then.
+S4  A read is OK only if checksums prove that the buffers hold exactly the bytes written for those parts
+    of the object under that name. Otherwise the outcome is MISSING, CORRUPT or LACKING, and the
+    contents of the buffers are undefined.
 S5  A write is visible whole or not at all, to readers in any process, also after a crash.
-S6  The first writer of a name wins. A later one learns it (PRESENT), and the object is unchanged.
-S7  `exists` is a hint. It may be wrong in both directions; only a read decides.
-S8  An object consists of parts (`object_shape`), and says which optional columns it has. A read gets
-    the parts that it asks for out of an object that has more, and verifies those; an object that
-    lacks a column of them is LACKING: a miss. A write that brings a column which the object lacks
-    replaces it, whole and at once, by one that has the columns of both; otherwise S6 holds. So
-    presence only grows.
-S9  A store that removes objects by itself removes the least recently used first, and no object counts
-    as used later than one that it continues: so ends go before roots. Those of a call of `write`
-    continue each other in their order, and the first of them continues its `after`: it counts as used
-    when that was. Stores whose objects are evicted by others (a server, the life cycle of a bucket)
+S6  The first writer of a name wins. A later writer gets PRESENT, and the object is unchanged.
+S7  `exists` is a hint that may be wrong in both directions. Only a read decides.
+S8  An object consists of parts (`object_shape`) and records which optional columns it has. A read may
+    request a subset of the parts, and verifies those; if the object lacks a requested column, the read
+    is LACKING, which is a miss. A write with a column that the object lacks atomically replaces the
+    object by one with the columns of both; otherwise S6 holds. So the set of columns only grows.
+S9  A store that evicts objects itself evicts the least recently used first. An object never counts as
+    used later than the object that it continues, so leaves are evicted before roots. The objects of
+    one `write` call continue each other in order, and the first of them continues its `after`: it
+    counts as used when `after` was. Stores with external eviction (a server, a bucket's life cycle)
     do not promise this.
 """
 
@@ -38,39 +37,39 @@ from ..page_format.object_shape import ObjectShape
 
 
 class ReadOutcome(IntEnum):
-    """What became of reading one key."""
+    """The outcome of reading one key."""
 
     OK = 0
     """The buffer holds the object's bytes, verified."""
     MISSING = 1
     """There is no such object."""
     CORRUPT = 2
-    """There is something under this name that is not the object; it will not be served again."""
+    """The object under this name is invalid; the backend will not serve it again."""
     FAILED = 3
-    """The store could not be asked or did not answer properly."""
+    """The store could not be reached or did not answer properly."""
     TIMED_OUT = 4
-    """The deadline passed first."""
+    """The deadline passed before the read finished."""
     LACKING = 5
-    """There is an object without an optional column that was asked for; to the reader it is missing."""
+    """The object lacks a requested optional column; for the reader this is a miss."""
 
 
 class WriteOutcome(IntEnum):
-    """What became of writing one key."""
+    """The outcome of writing one key."""
 
     OK = 0
     """The object is stored, as durably as the store was configured to."""
     PRESENT = 1
-    """Somebody wrote it before, with these columns at least; its bytes are unchanged."""
+    """The object already existed with at least these columns; its bytes are unchanged."""
     FAILED = 3
-    """It was not stored."""
+    """The object was not stored."""
     TIMED_OUT = 4
-    """The deadline passed first; the object may or may not appear."""
+    """The deadline passed before the write finished; the object may or may not appear."""
 
 
 class Read(NamedTuple):
     """Read some parts of the object into `buffers`, one after the other.
 
-    The buffers together are as long as the parts that `shape` holds. They may not overlap those of
+    The buffers together are as long as the parts that `shape` contains. They must not overlap those of
     another read in flight.
     """
 
@@ -80,50 +79,52 @@ class Read(NamedTuple):
 
 
 class After(NamedTuple):
-    """The object that another one continues."""
+    """The object that another one continues, and how far back it is."""
 
     name: ObjectName
     distance: int = 1
-    """Which of the objects that continue it one after the other this is."""
+    """How many objects this one is after `name` in the chain; 1 for its direct successor."""
 
 
 class Write(NamedTuple):
-    """Write the bytes of `buffers`, one after the other, as the object: all parts of it.
+    """Write the concatenated bytes of `buffers` as the object, with all its parts.
 
-    To write an object that is PRESENT is to use it. That is cheap, and tells who asks whether it is
-    there still.
+    Writing an object that is PRESENT marks it as used. Such a write is cheap, and the outcome tells the
+    caller that the object still exists.
     """
 
     name: ObjectName
     buffers: tuple[memoryview, ...]
     shape: ObjectShape
     after: After | None = None
-    """The object that the first one of a call continues, in all objects of the call; see S9."""
+    """The object that the first object of the call continues; the same value in every write of the call
+    (S9)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """What a store says of one object without anybody having asked for it by name."""
+    """One object as a listing of the store reports it."""
 
     name: ObjectName
     shape: ObjectShape
-    """Holding all parts that the object has."""
+    """The shape with all parts that the object has."""
     age_s: float | None
-    """Since it was written or last used, as the store's clock says; None where it does not."""
+    """Seconds since the last write or use, by the store's clock; None if the store does not report
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend can do beyond the contract, and what it needs."""
+    """The optional features of a backend."""
 
     lists: bool = False
-    """`objects` tells what is in the store."""
+    """`objects` lists the contents of the store."""
     shared: bool = True
-    """Other processes see what is written."""
+    """Other processes see the objects that this backend writes."""
     writes: bool = True
-    """Pages can be written to it."""
+    """The backend accepts writes."""
     zero_copy: bool = False
-    """Bytes go straight between the store and memory that `open` was told of."""
+    """Bytes are transferred directly between the store and the memory passed to `open`."""
 
 
 class StorageBackend(Protocol):
@@ -131,19 +132,19 @@ class StorageBackend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the backend can do; the same before and after `open`."""
+        """Return what the backend can do; the same value before and after `open`."""
         ...
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """Make the store ready, or raise `ConfigError` with the thing and the remedy.
+        """Make the store ready. Raises `ConfigError` that names the problem and the remedy.
 
-        `memory` is where most buffers of later calls will lie: a backend may register it, so that
-        bytes go straight there. It stays valid until the backend has been closed.
+        `memory` is where most buffers of later calls will lie. A backend may register it for direct
+        transfers. It stays valid until the backend has been closed.
         """
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether the object seems to be there; False where it cannot be told."""
+        """Return for each name whether the object seems to exist; False if the store cannot say."""
         ...
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -155,17 +156,17 @@ class StorageBackend(Protocol):
         ...
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True where the name is free afterwards."""
+        """Remove the objects; True for each name that is free afterwards."""
         ...
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store, in any order, as far as it is sound; see `Capabilities.lists`.
+        """Yield the valid objects in the store, in any order; see `Capabilities.lists`.
 
-        What is written or removed meanwhile may be told or not. Raises `UsageError` where the store
-        cannot list.
+        Objects written or removed during the listing may or may not appear. Raises `UsageError` if the
+        store cannot list.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what the backend holds, leaving no temporary object behind. Idempotent."""
+        """Release all resources and leave no temporary object behind. Idempotent."""
         ...

@@ -1,7 +1,7 @@
-"""Buffers that callers hand over: whether they fit, where their bytes lie, and how these get to files.
+"""Helpers for callers' buffers: check that they fit, find their addresses, move their bytes to files.
 
-A buffer that does not fit is the caller's bug, and what it costs is that key alone: bytes that go
-beyond a buffer, or an object shorter than it says, would harm others.
+A buffer that does not fit is the caller's bug and fails only that key. Accepting it would write past
+the buffer or store a truncated object.
 """
 
 import mmap
@@ -12,15 +12,15 @@ import numpy as np
 
 _NOTHING: Final = memoryview(bytearray())
 _VIEWS_MAX: Final = 512
-"""Handed to the kernel in one call, which takes 1024."""
+"""Maximum number of buffers per system call; the kernel allows 1024."""
 
 
 def fitting(
     buffers: Sequence[memoryview], nbytes: int, *, writable: bool = False
 ) -> list[memoryview] | None:
-    """Return views of the bytes of `buffers`, or None if they cannot be used.
+    """Return byte views of `buffers`, or None if the buffers cannot be used.
 
-    They must be contiguous, `nbytes` long together and, for a read, writable.
+    The buffers must be contiguous, `nbytes` long in total and, for a read, writable.
     """
     views, left = list[memoryview](), nbytes
     try:
@@ -29,16 +29,16 @@ def fitting(
                 return None
             size = buffer.nbytes
             left -= size
-            # What has no bytes may be of a form that cannot be cast.
+            # # An empty buffer may have a format that `cast` rejects.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
-        # Elements that have no single native format, or memory that was released.
+        # # The elements have no single native format, or the memory was released.
         return None
     return None if left else views
 
 
 def address_of(memory: memoryview | mmap.mmap) -> int:
-    """Return the address of the first byte."""
+    """Return the address of the first byte of `memory`."""
     address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
     return address
 
@@ -50,10 +50,11 @@ def move_all(
     offset: int,
     block_bytes: int = 1,
 ) -> int:
-    """Move bytes by `preadv` or `pwritev` in as many calls as it takes; return how many were moved.
+    """Transfer `views` by repeated `preadv` or `pwritev` calls; return how many bytes were transferred.
 
-    They are fewer than all where the file ends, or has no room. A call that ends within a block, where
-    no next one could begin, is the last. Raises OSError.
+    The result is less than the total at the end of the file or if the disk is full. A call that stops
+    within a block of `block_bytes` is the last, because the next call could not start there. Raises
+    OSError.
     """
     left, done = views, 0
     while left:
@@ -66,7 +67,7 @@ def move_all(
 
 
 def _without(views: Sequence[memoryview | bytes], count: int) -> Sequence[memoryview | bytes]:
-    """Return `views` without their first `count` bytes, and without empty ones before the rest."""
+    """Return `views` without their first `count` bytes and without leading empty views."""
     for at, view in enumerate(views):
         if count < len(view):
             return [memoryview(view)[count:], *views[at + 1 :]]

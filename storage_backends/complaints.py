@@ -1,4 +1,4 @@
-"""Warnings about a store whose calls fail key after key: how often they are logged, and remedies."""
+"""Rate-limited warnings, with remedies, about a store whose calls fail key after key."""
 
 import errno
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 SAID_AGAIN_S: Final = 60.0
-"""How long one kind of trouble is only counted after a line about it."""
+"""After a warning of one kind, how long further ones of that kind are only counted."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trouble:
-    """Logs one kind of trouble: at once, then once in `SAID_AGAIN_S` with a count of the others.
+    """Logs one kind of trouble: at once, then once per `SAID_AGAIN_S` with a count of the others.
 
     Thread-safe.
     """
@@ -47,7 +47,7 @@ class Trouble:
         self._unsaid = 0
 
     def warn(self, message: str, *arguments: object) -> None:
-        """Log a warning, or count it until one is due."""
+        """Log a warning, or only count it if one was logged within the last `SAID_AGAIN_S`."""
         with self._lock:
             now = self._clock()
             if self._say_at is not None and now < self._say_at:
@@ -61,9 +61,9 @@ class Trouble:
 
 
 class Complaints:
-    """Logs what is wrong with one store, each thing as often as `Trouble` does. Thread-safe.
+    """Logs the problems of one store, each kind rate-limited by `Trouble`. Thread-safe.
 
-    `store` names it, without secrets; `room` is the remedy where it has no room.
+    `store` is its name in messages, without secrets. `room` is the remedy for a full store.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class Complaints:
         self._troubles: dict[str, Trouble] = {}
 
     def say(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning about `what`, or count it."""
+        """Log a warning of the kind `what`, or only count it."""
         trouble = self._troubles.setdefault(what, Trouble(clock=self._clock))
         trouble.warn(f"store %s: {message}", self._store, *arguments)
 
     def say_failed(self, what: str, number: int | None) -> None:
-        """Log that something failed with this errno, with the system's reason and a remedy."""
+        """Log that `what` failed with this errno, with the system's reason and a remedy."""
         number = number or errno.EIO
-        # All writes to a store that has no room fail for this same reason.
+        # # On a full store all writes fail for this one reason, so they share one warning.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"
         remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
         self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)
 
     def say_read_only(self) -> None:
-        """Log that the store was opened for looking only."""
+        """Log that the store is open read-only and nothing is written to it."""
         self.say(
             "read_only",
             "it is read-only, and nothing is written to it; leave out read_only=1 where pages are to be"

@@ -1,19 +1,20 @@
-"""How two processes show each other that they know the same secret, before anything else is said.
+"""Mutual authentication of two processes by a shared secret, before any other message.
 
     both       greeting: magic (8 bytes), version (2), zeros (2), nonce (32)
-    connecting length (2) and text of the addresses that it means, as it was told and as it has dialled
-               them, with a space between; and its proof (32): HMAC-SHA256 by the secret, of
-               "connecting", both greetings (its own first) and that text
+    connecting length (2) and text of the addresses that it dialled, as configured and as resolved,
+               separated by a space; and its proof (32): HMAC-SHA256 by the secret, of "connecting",
+               both greetings (its own first) and that text
     listening  verdict (1) and its own proof (32), of "listening", the verdict, both greetings and that
-               text; zeros if the secret is another
+               text; zeros if the secrets differ
 
-Nonces are new for each connection, so a recorded handshake proves nothing; and a side cannot hand back
-the proof that it was shown, because each names its role. The magic says what the connection is for, so
-that a proof for one purpose is none for another. The listening side admits a connection only if one of
-the addresses is its own, so a process at another address that passes on every byte is refused. Both
-sides derive a key for each direction (`SessionKeys`), to authenticate what follows.
+Nonces are new for each connection, so a recorded handshake cannot be replayed. A side cannot reflect
+the proof that it received, because each proof names its role. The magic names the purpose of the
+connection, so a proof for one purpose is invalid for another. The listening side admits a connection
+only if one of the dialled addresses is its own, so a relay at another address is refused. Both sides
+derive one key per direction (`SessionKeys`) to authenticate later messages.
 
-Without a secret the same is said with an empty one; it proves nothing, and addresses are not compared.
+Without a secret both sides run the same protocol with an empty one. That proves nothing, and addresses
+are not compared.
 """
 
 import hmac
@@ -34,22 +35,22 @@ _UNEQUAL: Final = "the other side has another secret; give both the same one"
 
 
 class Why(Enum):
-    """The reasons why two sides do not go on."""
+    """The reasons for which a handshake fails."""
 
     STRANGER = auto()
-    """The other side is there for something else."""
+    """The other side is not a peer for this purpose (another magic)."""
     VERSION = auto()
-    """It speaks another version of the protocol."""
+    """The other side speaks another version of the protocol."""
     SECRET = auto()
-    """It has another secret."""
+    """The other side has another secret."""
     FULL = auto()
-    """The side that listens has as many connections as it may have."""
+    """The listening side has reached its limit of connections."""
     ADDRESS = auto()
-    """The side that listens is reached by none of the addresses that the other one meant."""
+    """None of the addresses that the connecting side dialled belongs to the listening side."""
 
 
 class NotAdmitted(LockstepError):
-    """Two sides do not go on; the sentence says what was found, and the remedy."""
+    """The handshake failed; the message says what was found, and the remedy."""
 
     def __init__(self, why: Why, sentence: str) -> None:
         super().__init__(sentence)
@@ -57,44 +58,44 @@ class NotAdmitted(LockstepError):
 
 
 UNPROVEN_S: Final = 60.0
-"""How long an address is left alone where somebody answers who does not prove to be who was meant."""
+"""How long an address is not retried after a process there failed to prove its identity."""
 
 
 class UnprovenError(ConfigError):
-    """The process at an address has not proved that it knows the secret and is reached there."""
+    """The process at an address did not prove that it knows the secret and owns the address."""
 
 
 class SessionKeys(NamedTuple):
-    """The keys of one connection: what each side authenticates what it sends with."""
+    """The keys of one connection, one per sender, for authenticating its messages."""
 
     connecting: bytes
     listening: bytes
 
 
 class ByteStream(Protocol):
-    """What a handshake needs of a connection."""
+    """The part of a connection that a handshake uses."""
 
     async def read(self, count: int) -> bytes:
-        """Return exactly so many bytes. Raises `OSError` or `EOFError` if there are not so many."""
+        """Return exactly `count` bytes. Raises `OSError` or `EOFError` if fewer arrive."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send bytes."""
+        """Send `data`."""
         ...
 
 
 async def introduce(
     stream: ByteStream, *, magic: bytes, version: int, secret: bytes, meant: Sequence[str]
 ) -> SessionKeys:
-    """Do the part of the side that has connected; `meant` are the addresses of the other side.
+    """Run the connecting side of the handshake; `meant` are the dialled addresses of the other side.
 
-    Raises `NotAdmitted` where nothing comes of it.
+    Raises `NotAdmitted` if either side refuses.
     """
     ours = greeting(magic, version)
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    # A name with a space in it must not count as two.
+    # # The text separates addresses by spaces, so a name with a space must not count as two.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
     said = ours + theirs + text
     await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))
@@ -122,10 +123,10 @@ async def admit(
     own: Container[str],
     full: bool = False,
 ) -> SessionKeys:
-    """Do the part of the side that listens; raises `NotAdmitted` as `introduce` does.
+    """Run the listening side of the handshake. Raises `NotAdmitted` if either side refuses.
 
-    `own` are the addresses at which it is reached. That it is none of those, or `full`, is said only to
-    who knows the secret.
+    `own` are the addresses of this side. Only a peer that knows the secret learns that it dialled a
+    wrong address, or that the connections are `full`.
     """
     ours = greeting(magic, version)
     await stream.write(ours)
@@ -171,7 +172,7 @@ def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
 
 
 def greeting(magic: bytes, version: int) -> bytes:
-    """Return a new greeting."""
+    """Return a greeting with a new nonce."""
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 

@@ -1,4 +1,4 @@
-"""How long things took, in a bounded number of numbers, whatever happens."""
+"""Latency histograms with a fixed number of buckets."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from typing import Final
 
 _STEPS: Final = (1.0, 2.5, 5.0)
 BOUNDS_S: Final = tuple(step * 10.0**power for power in range(-5, 2) for step in _STEPS)
-"""The upper bounds of the buckets: 10 us to 50 s; what takes longer has a bucket too."""
+"""Upper bounds of the buckets, 10 us to 50 s; one more bucket counts longer durations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something was done, by how long it took."""
+    """How often an operation ran, by its duration."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """One count for each of `BOUNDS_S`, of what took no longer than that and longer than the bound
-    before, and one for what took longer than all."""
+    """One count for each bound of `BOUNDS_S`: durations up to it and above the bound before. The last
+    count is of durations above all bounds."""
     sum_s: float = 0.0
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Return what has been added to an earlier state of the same histogram."""
+        """Return the counts added since `before`, an earlier state of the same histogram."""
         counts = tuple(now - old for now, old in zip(self.counts, before.counts, strict=True))
         return Histogram(counts, self.sum_s - before.sum_s)
 
 
 class Latencies:
-    """Counts how long things took. One thread adds; any thread may look."""
+    """Counts durations. One thread adds; any thread may read."""
 
     __slots__ = ("_counts", "_sum_s")
 
@@ -34,10 +34,10 @@ class Latencies:
         self._sum_s = 0.0
 
     def add(self, took_s: float) -> None:
-        """Count one more."""
+        """Count one duration."""
         self._counts[bisect_left(BOUNDS_S, took_s)] += 1
         self._sum_s += took_s
 
     def histogram(self) -> Histogram:
-        """Return what was counted so far."""
+        """Return the counts up to now."""
         return Histogram(tuple(self._counts), self._sum_s)

@@ -1,8 +1,8 @@
-"""`memory://` and `memory://name`: the reference backend, nothing but a dictionary.
+"""`memory://` and `memory://name`: the reference backend, a dictionary in this process.
 
-It keeps every object as the header and the payload that a file would have, and checks them on every
-read, so that it gives the same outcomes for the same reasons. `memory://name` is one store for all
-backends with that name in this process, as long as one of them exists; `memory://` is private.
+Each object is kept as the header and payload that a file would have, and checked on every read, so the
+outcomes and their reasons equal those of other backends. All backends of this process with the same
+name share one store as long as one of them exists. `memory://` is private.
 """
 
 import re
@@ -33,15 +33,15 @@ _NAME = re.compile(r"[a-z0-9.-]{1,128}")
 
 
 Stored = tuple[bytes, bytes]
-"""Header and payload."""
+"""Header and payload of an object."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Shelf:
-    """The objects of one store, by the digest of their names.
+    """The objects of one store, keyed by the digest of their names.
 
-    Safe to use from several threads: to look something up or to add it is one operation on the
-    dictionary, and whoever changes or takes away what is there holds the lock.
+    Thread-safe: a look-up or an insertion is one operation on the dictionary, and a thread that changes
+    or removes an object holds the lock.
     """
 
     objects: dict[bytes, Stored] = field(default_factory=dict[bytes, Stored])
@@ -52,9 +52,9 @@ _shelves: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
 
 
 class MemoryBackend:
-    """Keeps the contract of `StorageBackend` with nothing that can fail.
+    """A `StorageBackend` without I/O, so that nothing in it can fail.
 
-    Calls copy whole payloads on the event loop, in place of I/O.
+    Calls copy whole payloads on the event loop.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MemoryBackend:
         self._open = True
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether the object is there."""
+        """Return for each name whether the object exists."""
         if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         objects = self.shelf.objects
@@ -84,11 +84,11 @@ class MemoryBackend:
         return [self._read(read, deadline) for read in reads]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Keep copies of the buffers."""
+        """Store copies of the buffers."""
         return [self._write(write, deadline) for write in writes]
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True where the name is free afterwards."""
+        """Remove the objects; True for each name that is free afterwards."""
         if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         digests = [name_digest(name) for name in names]
@@ -98,14 +98,14 @@ class MemoryBackend:
         return [digest is not None for digest in digests]
 
     async def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store; see `StorageBackend`."""
+        """Yield the objects in the store; see `StorageBackend`."""
         for header, _ in list(self.shelf.objects.values()) if self._open else ():
             said = read_statement(memoryview(header))
             if not isinstance(said, HeaderFinding):
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
 
     async def close(self) -> None:
-        """Stop serving. A private store is gone with its backend, a named one with its last."""
+        """Stop serving. A store is dropped with the last backend that uses it."""
         self._open = False
 
     def _read(self, read: Read, deadline: float) -> ReadOutcome:
@@ -168,7 +168,7 @@ def _encoded(
 def _fuller(
     standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
-    """Return what is to take the place of `standing`; None if it has all columns that we have."""
+    """Return the replacement for `standing`, or None if it has all columns of `write`."""
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)
     if finding is HeaderFinding.SOUND:

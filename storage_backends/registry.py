@@ -1,8 +1,8 @@
-"""From a URI to a backend: built-in schemes, those of other packages, and wrappers around them.
+"""Creates a backend from a URI: built-in schemes, schemes of other packages, and wrappers.
 
 A built-in scheme is imported only when it is used. Another package adds a scheme through the entry
-point group `lockstep.storage_backends`; the entry's name is the scheme, and its value a callable
-that takes a `StoreUri` and returns a `StorageBackend`. It cannot replace a built-in scheme.
+point group `lockstep.storage_backends`; the entry's name is the scheme, and its value a callable that
+takes a `StoreUri` and returns a `StorageBackend`. It cannot replace a built-in scheme.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "lockstep.storage_backends"
 
 MakeBackend = Callable[[StoreUri], StorageBackend]
-"""Makes a backend that is not open yet; raises `ConfigError` for a URI that makes no sense."""
+"""Creates a backend that is not open yet; raises `ConfigError` for an invalid URI."""
 WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
-"""Makes a backend that stands before another one."""
+"""Wraps a backend in another one."""
 
 _BUILT_IN = {
     "3fs": ".three_fs.backend",
@@ -31,13 +31,13 @@ _BUILT_IN = {
     "s3": ".s3.backend",
     "peer": ".peer.backend",
 }
-"""The module of each built-in scheme; it has a function `from_uri`, a `MakeBackend`."""
+"""The module of each built-in scheme; its function `from_uri` is a `MakeBackend`."""
 _WRAPPERS = {
     "breaker": ".wrappers.breaker",
     "fault": ".wrappers.fault",
     "metrics": ".wrappers.metrics",
 }
-"""The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
+"""The module of each wrapper; its function `wrap` is a `WrapBackend`."""
 
 
 def make_backend(uri: str) -> StorageBackend:
@@ -55,12 +55,12 @@ def make_backend(uri: str) -> StorageBackend:
 
 
 def known_schemes() -> list[str]:
-    """Return the schemes that can be used here, sorted."""
+    """Return the available schemes, sorted."""
     return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})
 
 
 def is_built_in(scheme: str) -> bool:
-    """Say whether a scheme is this package's own: to make its backend is quick and asks nobody."""
+    """Return whether a scheme is built in, so that no other package has to be queried for it."""
     return scheme in _BUILT_IN
 
 
@@ -70,7 +70,7 @@ def _maker(uri: StoreUri) -> MakeBackend:
         return cast(MakeBackend, import_module(module, __package__).from_uri)
     for entry in _entries():
         if entry.name == uri.scheme:
-            # Any exception can come out of a stranger's import, and the user is told whose it was.
+            # # The import of another package may raise anything; the error names that package.
             try:
                 return cast(MakeBackend, entry.load())
             except Exception as error:
@@ -92,7 +92,7 @@ def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
 
 
 def _entries() -> "list[EntryPoint]":
-    # It takes a while, and only a scheme that is not built in needs it.
+    # # This import is slow, and only a scheme that is not built in needs it.
     from importlib.metadata import entry_points
 
     return list(entry_points(group=ENTRY_POINT_GROUP))

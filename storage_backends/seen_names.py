@@ -1,7 +1,7 @@
-"""Names that were seen in a store: a bounded memory that answers existence without a system call.
+"""A bounded cache of names seen in a store, to answer `exists` without a system call.
 
-It may be wrong about what others have removed since, as existence may (S7); whoever finds a name
-missing or corrupt takes it out again, so that a wrong answer is not repeated.
+An entry may be stale after another process has removed the object, as S7 allows. A caller that finds a
+name missing or corrupt removes the entry, so the wrong answer is not repeated.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ _NAMES_MAX: Final = 1 << 20
 
 
 class SeenNames:
-    """At most `names_max` names. One owner: the event loop's thread."""
+    """A set of at most `names_max` names, used only by the event loop's thread."""
 
     def __init__(self, names_max: int = _NAMES_MAX) -> None:
         self._names_max = names_max
@@ -22,26 +22,26 @@ class SeenNames:
         self._keys: dict[tuple[str, str, str], set[str]] = {}
 
     def add(self, names: Iterable[ObjectName]) -> None:
-        """Remember that these exist."""
+        """Remember that `names` exist."""
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # As in `look_up`, names that follow each other almost always differ in the key alone.
+            # # As in `look_up`, consecutive names almost always differ only in the key.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
             if name.key in keys:
                 continue
             if self._count >= self._names_max:
-                # Starting over keeps the bound without a price on each look-up; what is still
-                # asked for comes back at the price of one system call each.
+                # # Clearing the cache keeps it bounded without work per look-up. Each name still in use
+                # returns at # the cost of one system call.
                 self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
             self._count += 1
 
     def discard(self, names: Iterable[ObjectName]) -> None:
-        """Forget these."""
+        """Forget `names`."""
         for name in names:
             group = (name.namespace, name.pool, name.shard)
             keys = self._keys.get(group)
@@ -52,12 +52,12 @@ class SeenNames:
                     del self._keys[group]
 
     def look_up(self, names: Sequence[ObjectName]) -> list[bool]:
-        """Say for each name whether it was seen."""
+        """Return for each name whether it was seen."""
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # A call's names almost always share all parts but the key, and then most of a look-up is
-        # one test for membership.
+        # # The names of a call almost always share all parts but the key, so most of a look-up is one #
+        # membership test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
@@ -70,7 +70,7 @@ class SeenNames:
         names: Sequence[ObjectName],
         ask: Callable[[Sequence[ObjectName]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        """Say for each name whether it exists: as `ask` answers for those that were not seen."""
+        """Return for each name whether it exists; calls `ask` for the names not seen yet."""
         found = self.look_up(names)
         if False not in found:
             return found
@@ -81,7 +81,7 @@ class SeenNames:
         return [seen or next(rest) for seen in found]
 
     def note_reads(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
-        """Forget what reads have found to be missing or corrupt."""
+        """Forget the names whose reads were MISSING or CORRUPT."""
         if outcomes.count(ReadOutcome.OK) != len(outcomes):
             gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
             self.discard(
@@ -89,6 +89,6 @@ class SeenNames:
             )
 
     def note_writes(self, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> None:
-        """Remember what writes have stored, or found to be there."""
+        """Remember the names whose writes were OK or PRESENT."""
         there = (WriteOutcome.OK, WriteOutcome.PRESENT)
         self.add(write.name for write, each in zip(writes, outcomes, strict=True) if each in there)

@@ -1,16 +1,16 @@
-"""Stores whose calls block: opened once, asked on threads in batches, closed once.
+"""Base of backends with blocking calls: open once, run calls in batches on threads, close once.
 
-A subclass of `ThreadedBackend` says what is opened, and what a thread does with the keys of a job. When
-that may happen, and what becomes of the keys when it may not, is said here.
+A subclass of `ThreadedBackend` defines what is opened and how a thread processes the keys of a job.
+This module decides when jobs run, and the outcome of keys whose job cannot run.
 
-A call is cut into a few jobs of neighbouring items, so that its price is paid per batch and not per
-key. At the deadline, or when the call is cancelled, jobs that have not begun never begin, and those
-that run are asked to stop; the call still returns only when the last of them has ended, because
-until then a thread may touch the caller's buffers (S2, S3). Where jobs say when they touch them, a call
-may leave its jobs behind and return at its deadline.
+A call is cut into a few jobs of neighbouring items, so that its overhead is paid per batch and not per
+key. At the deadline, or when the call is cancelled, queued jobs are dropped and running jobs are asked
+to stop. The call still returns only when the last job has finished, because until then a thread may
+touch the caller's buffers (S2, S3). If jobs mark the times when they touch buffers, a call may leave
+its jobs running and return at its deadline.
 
-The standard library joins its pools when the interpreter ends, so a thread that the kernel holds
-(a network filesystem that is gone) would hold its whole process. The threads here are daemons.
+The standard library joins its pools at interpreter exit, so a thread stuck in the kernel (for example
+on a dead network filesystem) would block the exit. The threads here are daemons.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""For a thread to come back and say what was late."""
+"""Extra time for the thread to return with the reason for its delay."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -59,10 +59,10 @@ class _Job(Generic[Result]):
 
 
 class DaemonThreads:
-    """Does work on at most `threads` threads, started as they are needed. Thread-safe.
+    """Runs work on at most `threads` threads, started on demand. Thread-safe.
 
-    After `end`, the last thread to leave calls `at_end`, so that what the work needs can be given
-    back as soon as nobody needs it, also when nobody waits for that any more.
+    After `end`, the last thread to exit calls `at_end`. So shared resources are released as soon as no
+    thread uses them, even if no caller waits for that any more.
     """
 
     def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
@@ -75,13 +75,13 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # A future that runs cannot be cancelled by somebody who stops waiting for it.
+        # # A running future cannot be cancelled by a caller that stops waiting for it.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Have `work` done by the next thread that is free; the future can cancel it before.
+        """Run `work` on the next free thread; the returned future can cancel it before it starts.
 
-        Raises `RuntimeError` after `end`, and where the system gives not even one thread.
+        Raises `RuntimeError` after `end`, or if the system cannot start even one thread.
         """
         future: Future[Result] = Future()
         with self._lock:
@@ -94,9 +94,9 @@ class DaemonThreads:
         return future
 
     def end(self) -> Future[None]:
-        """Cancel what has not begun, and let each thread leave after what it does; does not wait.
+        """Cancel queued work and let each thread exit after its current work; does not wait.
 
-        The future is done once the last thread has left and called `at_end`. Idempotent.
+        The future is done once the last thread has exited and called `at_end`. Idempotent.
         """
         queued: list[_Job[Any]] = []
         with self._lock:
@@ -121,7 +121,7 @@ class DaemonThreads:
         try:
             thread.start()
         except RuntimeError:
-            # Those that there are do it all, only later.
+            # # The threads that already exist do all the work, only later.
             if not number:
                 raise
         else:
@@ -130,7 +130,7 @@ class DaemonThreads:
     def _live(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            # An idle thread holds no buffer of its last job.
+            # # An idle thread must not keep the buffers of its last job alive.
             del job
             with self._lock:
                 self._unfinished -= 1
@@ -150,7 +150,7 @@ class DaemonThreads:
 
 
 class Stop:
-    """What a running job looks at between two pieces of work."""
+    """The deadline and stop flag of a call, which a running job checks between two items."""
 
     __slots__ = ("_touched", "_touching", "asked", "deadline")
 
@@ -162,7 +162,10 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Keep the call from returning while in here; gives False if it has, or is about to."""
+        """Delay the return of the call while in the block; yield False if the call is over.
+
+        Yields False too when the call is about to return.
+        """
         with self._touched:
             wanted = not self.due()
             self._touching += wanted
@@ -174,21 +177,21 @@ class Stop:
                 self._touched.notify_all()
 
     def leave(self) -> None:
-        """Let the call end without its jobs: wait until none is `touching`, nor will be later."""
+        """Let the call return without its jobs: wait until none is in `touching`, then admit none."""
         with self._touched:
             self.asked = True
             self._touched.wait_for(lambda: not self._touching)
 
     def due(self) -> bool:
-        """Say whether the job should begin nothing more."""
+        """Return whether the job should start no further item."""
         return self.asked or time.monotonic() >= self.deadline
 
 
 class ThreadCalls:
-    """Runs calls from one event loop on `threads` threads, which the process can end without.
+    """Runs the calls of one event loop on `threads` daemon threads.
 
-    `at_end` is called once, by the last thread that leaves after `close`: then no call touches what
-    it gives back.
+    The last thread that exits after `close` calls `at_end` once. No call uses the resources that
+    `at_end` releases by then.
     """
 
     def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
@@ -201,10 +204,10 @@ class ThreadCalls:
         self._quiet.set()
 
     async def once(self, work: Callable[[], Result], timeout_s: float) -> Result:
-        """Return what `work` returns, or raise what it raises.
+        """Return the result of `work`, or raise its exception.
 
-        After `timeout_s`, which raises `TimeoutError`, and when it is cancelled, the thread goes on
-        by itself. Raises `StorageError` if `close` came before a thread began with it.
+        After `timeout_s` this raises `TimeoutError`; the thread then continues alone, as after a
+        cancellation. Raises `StorageError` if `close` came before a thread started the work.
         """
         answer = asyncio.wrap_future(self._pool.submit(work))
         try:
@@ -212,7 +215,7 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # The threads were told to end: nobody has cancelled the caller.
+                # # `close` cancelled the job; the caller itself was not cancelled.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -229,17 +232,17 @@ class ThreadCalls:
         deadline: float,
         leaves: bool = False,
     ) -> list[Result]:
-        """Return one result for each item, in order; `late` for those whose job never began.
+        """Return one result for each item, in order; `late` for items whose job never started.
 
-        `job` works on some items in a thread and gives one result for each; it looks at its `Stop`
-        between two of them, and raises only for bugs.
+        `job` processes some items in a thread and returns one result for each. It checks its `Stop`
+        between two items, and raises only for bugs.
 
-        `weights` says how much work each item is; no job gets less than `job_weight_min`, unless
-        the whole call is less. Returns when no thread touches the items any more, however long
-        that takes after the deadline.
+        `weights` is the amount of work per item. Each job gets at least `job_weight_min`, unless the
+        whole call is less. The call returns when no thread touches the items any more, even if that
+        takes longer than the deadline.
 
-        With `leaves` it returns at its deadline without the jobs that still run, and their results
-        are `late`. Such jobs touch the caller's memory only while they are `Stop.touching`.
+        With `leaves` the call returns at its deadline without the jobs that still run; their results
+        are `late`. Such jobs touch the caller's memory only inside `Stop.touching`.
         """
         if not items:
             return []
@@ -266,7 +269,7 @@ class ThreadCalls:
 
     @property
     def left(self) -> int:
-        """How many threads are held by jobs of calls that have returned without them."""
+        """Return how many threads still run jobs of calls that have returned without them."""
         return self._left
 
     def _leave(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -280,15 +283,14 @@ class ThreadCalls:
             self._left -= 1
 
     async def close(self, timeout_s: float) -> bool:
-        """Ask all calls to stop and wait for them; say whether all ended in time. Idempotent.
+        """Ask all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread that hangs in the kernel cannot be ended from here. It is left behind, and its
-        call still returns only when it does; so also when the wait is cancelled. Raises what
-        `at_end` raises.
+        A thread stuck in the kernel cannot be stopped. It is left behind, and its call returns only
+        when the thread does, also if this wait is cancelled. Raises the exceptions of `at_end`.
         """
         for stop in self._stops:
             stop.asked = True
-        # The threads are told before anything is awaited, so that they end whatever becomes of it.
+        # # Signal the threads before the first await, so that they stop even if this task is cancelled.
         ended = self._pool.end()
         try:
             async with asyncio.timeout(timeout_s):
@@ -300,7 +302,7 @@ class ThreadCalls:
 
 
 def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) -> list[slice]:
-    """Cut neighbouring items into a job for each thread, none under the least weight."""
+    """Cut neighbouring items into at most one job per thread, none below the minimum weight."""
     job_weight = max(job_weight_min, -(-total // threads))
     if total <= job_weight:
         return [slice(0, len(weights))]
@@ -317,9 +319,10 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
 
 
 class _AllDone:
-    """Tells one event loop, once, that all jobs of a call are done.
+    """Notifies one event loop, once, that all jobs of a call are done.
 
-    Each time a thread wakes the loop all other threads wait for them, so only the last job does.
+    Only the last job wakes the loop, because each wake-up makes the other threads wait for the
+    interpreter lock.
     """
 
     def __init__(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -335,7 +338,7 @@ class _AllDone:
             self._left -= 1
             last = not self._left
         if last:
-            # The loop of a call that was left may have ended meanwhile.
+            # # The loop of a call that left its jobs may have been closed by now.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._tell)
 
@@ -345,9 +348,9 @@ class _AllDone:
 
 
 async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, leaves: bool) -> None:
-    """Wait until every job is done, whatever happens; then let a cancellation through.
+    """Wait until every job is done, even after a cancellation; then raise the cancellation.
 
-    With `leaves` it waits no longer than to the deadline, or to a cancellation.
+    With `leaves` the wait ends at the deadline or at a cancellation.
     """
     done = _AllDone(jobs)
     cancelled: asyncio.CancelledError | None = None
@@ -369,10 +372,10 @@ async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, lea
 
 
 class ThreadedBackend(ABC):
-    """A store that is asked on `threads` threads at most. Used from one event loop.
+    """Base class of a store that is accessed on at most `threads` threads, from one event loop.
 
-    `store` names it in errors, `threads_name` the threads. A call becomes jobs for several threads
-    only if each has as many bytes, or names, as are given here.
+    `store` is its name in errors, and `threads_name` that of the threads. A call is split into several
+    jobs only if each gets at least the given number of bytes or names.
     """
 
     def __init__(
@@ -395,14 +398,14 @@ class ThreadedBackend(ABC):
 
     @abstractmethod
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:
-        """Open the store on its threads. Raises `ConfigError` where that does not work."""
+        """Open the store on its threads. Raises `ConfigError` if that fails."""
 
     def _on_opened(self) -> None:  # noqa: B027 - not every store has something to do.
-        """Do what comes once the store is open, if nobody has closed it meanwhile."""
+        """Run after the store is open, unless it was closed meanwhile."""
 
     @abstractmethod
     def _give_back(self) -> None:
-        """Close everything that was opened. The last thread that leaves does it."""
+        """Close everything that was opened. The last exiting thread calls this."""
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Make the store ready; see `StorageBackend`."""
@@ -416,17 +419,17 @@ class ThreadedBackend(ABC):
                 raise UsageError(f"store {self._store} was closed while it opened")
             self._on_opened()
         except BaseException:
-            # Without a wait: the thread may hang, and closes what it opened when it does not.
+            # # Do not wait: the thread may hang. It closes what it opened when it returns.
             await calls.close(0)
             raise
         self._calls = calls
 
     async def close(self) -> None:
-        """Stop what runs, wait for it, and close everything that was opened. Idempotent.
+        """Stop running jobs, wait for them, and close everything that was opened. Idempotent.
 
-        If a thread is held for longer than the close waits, or the close is cancelled, the call that
-        waits for the thread returns when it does, and the last one closes everything. None of them
-        keeps the process from ending.
+        If a thread hangs longer than the timeout, or the close is cancelled, the call that uses the
+        thread returns when the thread does, and the last thread to exit closes everything. Threads do
+        not keep the process from exiting.
         """
         self._closed = True
         calls, self._calls = self._calls, None
@@ -445,7 +448,7 @@ class ThreadedBackend(ABC):
         names: Sequence[ObjectName],
         deadline: float,
     ) -> list[bool]:
-        """Return what the threads say of each name; False for what is late, and after `close`."""
+        """Return the job's result for each name; False for late ones, and for all after `close`."""
         calls = self._ready()
         if calls is None:
             return [False] * len(names)
@@ -465,9 +468,9 @@ class ThreadedBackend(ABC):
         late: Outcome,
         deadline: float,
     ) -> list[Outcome]:
-        """Return what became of each key on the threads; `late` where its job never began.
+        """Return the job's outcome for each key; `late` for keys whose job never started.
 
-        After `close` all of them are FAILED.
+        After `close` all keys are FAILED.
         """
         calls = self._ready()
         if calls is None:
@@ -484,9 +487,10 @@ class ThreadedBackend(ABC):
     async def _list(
         self, listed: Iterator[StoredObject], stop: Stop | None = None
     ) -> AsyncIterator[StoredObject]:
-        """Yield what `listed` tells on a thread, in parts; `stop` has the deadline of each of them.
+        """Yield the objects of `listed` from a thread in batches; sets the deadline of each in `stop`.
 
-        Nothing after `close`; raises `StorageError` where that comes in between, or a part is late.
+        Yields nothing after `close`. Raises `StorageError` if the store is closed meanwhile, or a batch
+        is late.
         """
         calls = self._ready()
         while calls is not None:

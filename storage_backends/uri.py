@@ -1,16 +1,15 @@
-"""The URI that names a store: parsed once, and every doubtful part refused by name.
+"""Parses the URI of a store once, and rejects every ambiguous part with an error that names it.
 
     scheme://host/path?option=value&option=value
     wrapper+wrapper+scheme://...
 
-Wrappers (the outermost first) stand before the scheme. What host, path and options mean is the
-scheme's own business, except that an option `<wrapper>.<name>` belongs to that wrapper. Each reads
-its own as `Settings` through `StoreUri.read`, which refuses what they do not have, so that a misspelt
-one cannot pass.
+Wrappers, outermost first, precede the scheme. The scheme defines the meaning of host, path and options;
+an option `<wrapper>.<name>` belongs to that wrapper. Each reads its options as `Settings` through
+`StoreUri.read`, which rejects unknown names, so a typo is an error.
 
-A URI may have credentials in it, as that of an index's database may. Whatever is printed, logged,
-raised or reported of one goes through `without_secrets`; what others say of it, as the client of a
-store does, through `without_secrets_of`.
+A URI may contain credentials, for example of an index database. Print, log, raise or report a URI only
+through `without_secrets`, and text of third parties about it, such as a client's error, only through
+`without_secrets_of`.
 """
 
 import os
@@ -29,23 +28,23 @@ from ..errors import ConfigError, LockstepError
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
 _HIDDEN: Final = "***"
 _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
-"""Who connects, and the password, which may have characters in it that it must not."""
+"""User and password before '@'; the password may contain characters that a valid URI would encode."""
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
 _SECRET = re.compile(r"secret|token|pass|pwd|pw$|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
 RANK: Final = "{rank}"
-"""Stands for the rank in a URI, where each rank has a store of its own."""
+"""The placeholder for the rank in a URI, for stores that are separate for each rank."""
 _NESTED_MAX: Final = 4
-"""URIs in options of URIs; what is deeper is not shown at all."""
+"""Depth to which URIs in options of URIs are shown; deeper ones are hidden completely."""
 _SECRET_CHARACTERS_MIN: Final = 3
-"""What is shorter stands in many words, and says little."""
+"""Shorter secrets are not replaced in texts: they reveal little and occur in many words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUri:
-    """A store's URI in its parts. `path` is percent-decoded.
+    """The parts of a store's URI. `path` is percent-decoded.
 
-    `text` is what the user wrote, for messages: `without_secrets`. It alone is printed.
+    `text` is the user's URI after `without_secrets`, for messages. Only `text` is printed.
     """
 
     text: str
@@ -56,11 +55,11 @@ class StoreUri:
     options: Mapping[str, str] = field(repr=False)
 
     def read(self, kind: type[SettingsT], wrapper: str = "", **parts: object) -> SettingsT:
-        """Return the options as settings, beside the `parts` that the rest of the URI says.
+        """Return the options as settings, merged with the `parts` from the rest of the URI.
 
-        With `wrapper` those of a wrapper: of `breaker.calls` the setting is `calls`. Raises
-        `ConfigError` for an option that has no field, or another kind of value; options of the wrappers
-        that the URI names are theirs to read.
+        With `wrapper`, return the options of that wrapper: `breaker.calls` becomes the setting `calls`.
+        Raises `ConfigError` for an unknown option or a value of the wrong type. Options of the URI's
+        other wrappers are ignored.
         """
         given: dict[str, object] = {}
         for name, value in self.options.items():
@@ -76,7 +75,7 @@ class StoreUri:
         return read_settings(kind, given | parts, where, strict=False)
 
     def directory(self, example: str) -> Path:
-        """Return the absolute path that a URI without a host names; `example` is such a URI."""
+        """Return the absolute path in a URI without a host; errors show `example` as a correct URI."""
         if self.host:
             raise ConfigError(
                 f"store {self.text!r} names a host; an absolute path needs three slashes: {example}"
@@ -86,7 +85,7 @@ class StoreUri:
         return Path(os.path.normpath(self.path))
 
     def refuse_half_characters(self) -> None:
-        """Raise `ConfigError` for what no client in another language can be told."""
+        """Raise `ConfigError` for a URI with a lone surrogate: native clients cannot represent it."""
         try:
             self.text.encode()
         except UnicodeEncodeError:
@@ -96,11 +95,10 @@ class StoreUri:
 
 
 def without_secrets(text: str) -> str:
-    """Return a store's URI as it may be shown to anybody, also one that is malformed.
+    """Return a store's URI without its secrets, also if it is malformed.
 
-    Users and passwords before '@', and the values of options whose names speak of a secret, are `***`,
-    in the URIs that options have as their values too. Everything else is as it was written; rather too
-    much is hidden than too little.
+    Users and passwords before '@', and the values of options whose names suggest a secret, become
+    `***`, also in URIs that are values of options. The rest is unchanged. In doubt, more is hidden.
     """
     return _shown(text, _NESTED_MAX)
 
@@ -128,7 +126,7 @@ def _shown_option(option: str, depth: int) -> str:
 
 
 def without_secrets_of(uri: str, text: str) -> str:
-    """Return what somebody says of a store without the secrets of its URI, also where it has parts."""
+    """Return `text` with the secrets of `uri`, and their parts, replaced by `***`."""
     for secret in sorted(_secrets(uri, _NESTED_MAX), key=len, reverse=True):
         if len(secret) >= _SECRET_CHARACTERS_MIN:
             text = text.replace(secret, _HIDDEN)
@@ -137,7 +135,7 @@ def without_secrets_of(uri: str, text: str) -> str:
 
 @contextmanager
 def telling_no_secrets(uri: str) -> Generator[None]:
-    """Let no error leave the block that repeats a secret of a store's URI, itself or in its cause."""
+    """Replace the secrets of a store's URI in errors that leave the block, and in their causes."""
     try:
         yield
     except Exception as error:
@@ -151,7 +149,7 @@ def telling_no_secrets(uri: str) -> Generator[None]:
 
 
 def _secrets(text: str, depth: int) -> set[str]:
-    """Return what `_shown` hides, as it is written and as it is meant, in whole and in parts."""
+    """Return the secrets that `_shown` hides: as written and decoded, in whole and in parts."""
     found: list[str] = []
     for user in (_USER if "://" in text else _USER_OF_NO_URI).findall(text):
         name = user.removeprefix("://").removesuffix("@")
@@ -166,7 +164,7 @@ def _secrets(text: str, depth: int) -> set[str]:
 
 
 def parse_uri(text: str) -> StoreUri:
-    """Return the parts of a store's URI, or raise `ConfigError` saying what is wrong with it."""
+    """Return the parts of a store's URI. Raises `ConfigError` that says what is wrong with it."""
     shown = without_secrets(text)
     head, separator, _ = text.partition("://")
     if not separator:

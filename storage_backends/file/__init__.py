@@ -1,1 +1,1 @@
-"""`file://`: objects as files."""
+"""`file://`: one file per object."""

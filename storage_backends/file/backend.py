@@ -1,28 +1,28 @@
-"""`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: objects as files.
+"""`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: one file per object.
 
-Each object is one file, found by digests of its name (`objects`), written whole under its
-final name or not at all (`publish`), verified on every read, and moved out of the way for good
-when it is not what its name says (`quarantine`). Several processes may share the directory,
-also over a network filesystem, as far as that has exclusive links.
+The file's path is derived from digests of the object's name (`objects`). A file appears under its final
+name whole or not at all (`publish`). Every read verifies it, and a corrupt file moves to the quarantine
+permanently (`quarantine`). Several processes may share the directory, also over a network filesystem if
+its links are exclusive.
 
-`durability` says what a write has survived when it is OK: `none` (default) the process, `data` and
-`full` a power failure, with `full` also for the name. With `direct=1` the page cache is left out:
-opening the store is refused where the filesystem cannot do that; and a key whose buffer does not
-start at a multiple of 4096 bytes, or whose length is not one, is still read and written through the
-page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
+`durability` states what an OK write has survived: `none` (default) the death of the process, `data` and
+`full` a power failure, `full` also for the name. `direct=1` bypasses the page cache; opening fails if
+the filesystem cannot do that. A key whose buffer address or length is not a multiple of 4096 bytes
+still goes through the page cache, because the kernel allows no other way without a copy. `threads` is
+the maximum of concurrent I/O.
 
-`quota_gib` (or `quota_bytes`) bounds the room of the files, and `ttl_s` how long an object stays that
-nobody uses. Without a quota they may have half of what the filesystem has without them, with 0 all of
-it. Each pass finds that half anew, so processes need not agree on a number, and several stores leave
-each other room. Each process sweeps, one at a time (`sweeper`); the quota may be overrun by what is
-written between two passes. Records, which say what the pages are, are not swept.
+`quota_gib` (or `quota_bytes`) limits the disk space of the files, and `ttl_s` the time that an unused
+object is kept. The default quota is half of the space that the filesystem has without the store; 0
+means all of it. Each pass recomputes the default, so processes need not agree on a number, and several
+stores leave each other space. Every process sweeps, one at a time (`sweeper`). Writes between two
+passes may exceed the quota. Records, which describe the pages, are never swept.
 
-With `read_only=1` nothing in the directory is made, moved or removed, and it need not be writable: for
-looking at a store. Every write fails then, and what is bad stays where it is.
+`read_only=1` opens a store for inspection. Nothing in the directory is created, moved or removed, and
+it need not be writable. Every write fails, and corrupt files stay in place.
 
-Whoever can write to the directory can poison the cache: checksums find damage, but they are no
-signatures. So files are for their owner alone, a directory that others can write to is refused unless
-the URI says `trust=group` or `trust=any`, and no link out of it is followed.
+Anyone who can write to the directory can poison the cache, because checksums detect damage but are not
+signatures. So only the owner can access the files. A directory that others can write to is refused
+unless the URI has `trust=group` or `trust=any`. Links out of the directory are not followed.
 """
 
 import asyncio
@@ -54,19 +54,20 @@ from .sweeper import Sweeper
 from .trust import Trust
 
 THREADS: Final = max(2, min(4, os.cpu_count() or 1))
-"""More help with a disk that has to be waited for, and cost where there are no cores for them."""
+"""More threads help with a slow disk, but cost time if there are no cores for them."""
 _JOB_BYTES_MIN: Final = 4 << 20
-"""A job moves at least this much. Small pages are mostly Python's own work, which two threads do
-more slowly than one; so a batch of them is divided only if it is large."""
+"""Minimum bytes per job. Small pages are mostly interpreter work, which two threads do more slowly than
+one, so only large batches are divided."""
 _JOB_NAMES_MIN: Final = 8192
-"""As for `_JOB_BYTES_MIN`: looking a name up is short, and nearly all of it Python's own work."""
+"""Minimum names per job, for the same reason as `_JOB_BYTES_MIN`: a look-up is short interpreter
+work."""
 _LONG_LOOK_S: Final = 50e-6
-"""A look at a name that takes longer waits for a device or a network. Shorter ones are mostly Python's
-own work, and calls that do it side by side take three times as long as one after the other."""
+"""A look-up that takes longer waits for a device or a network. Shorter ones are mostly interpreter
+work, and concurrent calls take three times as long for them as sequential ones."""
 _LOOKS_TOLD: Final = 16
-"""As many looks tell how long one lasts."""
+"""Minimum number of look-ups from which their average duration is measured."""
 _LOOK_TURN_S: Final = 0.01
-"""How long a call waits for its turn: whoever has it longer waits for the filesystem."""
+"""How long a call waits for `_looking`; a call that holds it longer is waiting for the filesystem."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _NO_LIMITS: Final = SweepLimits(quota_bytes=0)
 _THERE: Final = (WriteOutcome.OK, WriteOutcome.PRESENT)
@@ -93,17 +94,17 @@ class FileOptions(SweepLimits):
 
     @property
     def limits(self) -> SweepLimits:
-        """What the store may keep."""
+        """The quota and time to live of the store."""
         quota = self.quota_bytes if self.quota_gib is None else ceil(self.quota_gib * (1 << 30))
         return SweepLimits(quota_bytes=quota, ttl_s=self.ttl_s)
 
 
 class FileBackend(ThreadedBackend):
-    """Keeps the contract of `StorageBackend` in a directory.
+    """A `StorageBackend` in a directory.
 
-    Buffers are any contiguous memory; bytes go straight between them and the files. Existence is
-    answered from memory for names that this backend has seen. `text` names the store in the log, as
-    its URI without secrets does.
+    Buffers are any contiguous memory; bytes are transferred directly between them and the files.
+    `exists` answers from memory for names that this backend has seen. `text` is the store's URI without
+    secrets, for the log.
     """
 
     def __init__(self, root: Path, options: FileOptions | None = None, *, text: str = "") -> None:
@@ -132,16 +133,16 @@ class FileBackend(ThreadedBackend):
         self._seen = SeenNames()
         self._looking = asyncio.Lock()
         self._looks_last = False
-        """Whether the filesystem has to be waited for, so that several should ask it at a time."""
+        """Whether look-ups wait for the filesystem, so that calls should make them concurrently."""
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=True)
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
-        """Make the directory and try a write in it, unless it is `read_only`.
+        """Create the directory and try a write in it, unless the store is `read_only`.
 
-        Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
+        Raises `ConfigError` if that fails, or if `direct` is set and the filesystem refuses O_DIRECT.
         """
         try:
             await calls.once(self._open_files, _OPEN_TIMEOUT_S)
@@ -179,7 +180,7 @@ class FileBackend(ThreadedBackend):
         self._files.close()
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether there is something under it; False for what is late."""
+        """Return for each name whether a file exists under it; False for late names."""
         if self._ready() is None:
             return [False] * len(names)
         if self._sweeper is not None and self._sweeper.has_removed():
@@ -187,7 +188,7 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Ask the filesystem for names: one call after the other, while that is quicker."""
+        """Look names up in the filesystem, one call after the other while that is faster."""
         has_turn = False
         if not self._looks_last:
             try:
@@ -215,7 +216,7 @@ class FileBackend(ThreadedBackend):
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects, each under its name at once and whole."""
+        """Write the objects; each appears under its name whole and at once."""
         if not writes:
             return []
         late = WriteOutcome.TIMED_OUT
@@ -236,24 +237,24 @@ class FileBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True where the name is free afterwards."""
+        """Remove the objects; True for each name that is free afterwards."""
         self._seen.discard(names)
         return await self._run_by_names(self._remove, names, deadline)
 
     async def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store; see `StorageBackend`.
+        """Yield the objects in the store; see `StorageBackend`.
 
-        Nothing after `close`; raises `StorageError` where that comes in between.
+        Yields nothing after `close`. Raises `StorageError` if the store is closed during the listing.
         """
         async for each in self._list(self._files.names()):
             yield each
 
     async def close(self) -> None:
-        """Stop what runs and the sweeper, wait for both, and close the directory. Idempotent."""
+        """Stop running calls and the sweeper, wait for both, and close the directory. Idempotent."""
         swept = self._sweeper.end() if self._sweeper is not None else None
         await super().close()
         if swept is not None:
-            # It stops between two files, and holds nothing that anybody needs.
+            # # The sweeper stops between two files and holds nothing that other code needs.
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(swept), CLOSE_TIMEOUT_S)
 

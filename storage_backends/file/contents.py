@@ -1,8 +1,7 @@
-"""What is in an object's file, read and written through an open descriptor.
+"""Reads and writes the contents of object files through open descriptors.
 
-A file is the object's header, one block of 4096 bytes, and then the payload. What is wanted of it is
-read in pieces small enough to be hashed while they are still in the core's cache, straight into the
-caller's memory.
+A file is the object's header (one block of 4096 bytes) and then the payload. Reads go directly into the
+caller's memory, in pieces small enough to be hashed while they are still in the core's cache.
 """
 
 import errno
@@ -32,20 +31,21 @@ from ..threaded_backend import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES
 _BUFFERS_AT_ONCE: Final = 64
-"""Read together with the header; what comes in more is not worth the haste."""
+"""Maximum number of buffers that are read together with the header; more would gain nothing."""
 _DIRECT_PIECE_BYTES: Final = 16 << 20
-"""As `PIECE_BYTES` where the page cache is left out: enough for the device to be busy throughout."""
+"""`PIECE_BYTES` for direct I/O: large enough to keep the device busy."""
 
 
 def file_bytes(shape: ObjectShape) -> int:
-    """Return the room that the file of an object takes, in whole blocks."""
+    """Return the space that the file of an object takes, in whole blocks."""
     return BLOCK_BYTES * (1 + -(-shape.nbytes // BLOCK_BYTES))
 
 
 class FileContents:
-    """Reads and writes files; each thread has memory of its own for what is not the caller's.
+    """Reads and writes object files; each thread has its own scratch memory.
 
-    All methods raise OSError for what the kernel refuses. `direct` says that the file was opened so.
+    All methods raise OSError if a system call fails. `direct` says that the file was opened with
+    O_DIRECT.
     """
 
     def __init__(self) -> None:
@@ -61,15 +61,15 @@ class FileContents:
         *,
         direct: bool,
     ) -> HeaderFinding | None:
-        """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
+        """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
 
-        SOUND if they hold its bytes; LACKING if the object has too few columns, and then only its
-        header was looked at; None if it had to stop on the way.
+        Returns SOUND if they hold the object's bytes. Returns LACKING, after reading only the header,
+        if the object lacks a column, and None if `stop` was due.
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
-        # Nearly always the object has the reader's own columns, and the reader wants all of it.
-        # An empty part that is left out takes no bytes away, but lies between two runs.
+        # # Usually the object has exactly the reader's columns, and the reader wants all of them. An
+        # omitted # empty part takes no bytes but splits the read into two runs.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -93,8 +93,8 @@ class FileContents:
     def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[HeaderFinding, int]:
         """Return how the object's columns compare with those of `shape`, and its presence bits.
 
-        Looks at the header and the length of the file, which was opened without O_DIRECT. The bits
-        are 0 for what is no object.
+        Checks the header and the length of the file, which was opened without O_DIRECT. The bits are 0
+        if the file is not an object.
         """
         block = self._scratch.block
         got = _read_fully(fd, [block], 0, direct=False)
@@ -109,17 +109,17 @@ class FileContents:
         return finding, present
 
     def header(self, fd: int) -> memoryview:
-        """Return the first block of a file, as far as it goes; this thread's until its next call."""
+        """Return the first block of a file, or less; valid until this thread's next call."""
         block = self._scratch.block
         return block[: _read_fully(fd, [block], 0, direct=False)]
 
     def unite(
         self, fd: int, buffers: Sequence[memoryview], shape: ObjectShape, present: int, stop: Stop
     ) -> memoryview | None:
-        """Return the payload of `buffers` with the columns that the object has beside its own.
+        """Return the payload of `buffers` merged with the object's other columns.
 
-        The object is the one of the last `look` on this thread, where it had the bits `present`. None
-        if its payload is not sound.
+        The object is that of this thread's last `look`, which returned the bits `present`. Returns None
+        if the object's payload is corrupt or `stop` was due.
         """
         whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)
@@ -137,9 +137,9 @@ class FileContents:
         stop: Stop,
         direct: bool,
     ) -> bool:
-        """Write the whole file: the caller's buffers, which have all parts that `shape` holds.
+        """Write the whole file from the caller's buffers, which have all parts of `shape`.
 
-        False if it had to stop on the way, which leaves a file without a header.
+        Returns False if `stop` was due; the file then has no header.
         """
         plan = shape.plan(shape.present)
         piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
@@ -150,8 +150,8 @@ class FileContents:
                 header = self._aligned(header)
             _write_fully(fd, [header, *buffers], 0)
             return True
-        # The header comes last: the file has no name before it is whole. A piece is hashed once it is
-        # written, which has brought it into the cache, and measures faster than the other way round.
+        # # The header is written last because the file has no name before it is whole. Hashing a piece
+        # after # writing it is faster, because the write has brought it into the cache.
         at = BLOCK_BYTES
         hashes = PartHashes(plan.sizes)
         for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
@@ -165,7 +165,7 @@ class FileContents:
         return True
 
     def _aligned(self, header: bytes | memoryview) -> memoryview:
-        """Return the header in the only memory that direct I/O can take it from; this thread's."""
+        """Return the header in this thread's aligned block, as direct I/O needs it."""
         block = self._scratch.block
         block[:] = header
         return block
@@ -173,7 +173,7 @@ class FileContents:
     def _pick(
         self, fd: int, buffers: Sequence[memoryview], plan: Plan, stop: Stop, *, direct: bool
     ) -> HeaderFinding | None:
-        """Read the runs of `plan` into `buffers`; the block on this thread is the object's, checked."""
+        """Read the runs of `plan` into `buffers`; this thread's block holds the checked header."""
         block = self._scratch.block
         size = os.fstat(fd).st_size - BLOCK_BYTES
         if size != plan.payload_bytes:
@@ -181,7 +181,7 @@ class FileContents:
         if direct and any(
             run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
         ):
-            # What is wanted begins or ends within a block, which direct I/O cannot read.
+            # # A run begins or ends within a block, which direct I/O cannot read.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             direct = False
         piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
@@ -204,18 +204,18 @@ class FileContents:
 
 
 class _Scratch(threading.local):
-    """Each thread's own aligned memory."""
+    """Aligned memory, one per thread."""
 
     def __init__(self) -> None:
         memory = memoryview(mmap.mmap(-1, 2 * BLOCK_BYTES))
         self.block = memory[:BLOCK_BYTES]
-        """For a header block."""
+        """The header block."""
         self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
-        """For what follows a payload."""
+        """One byte that a read fills if the file continues after the payload."""
         self._room = memory[:0]
 
     def room(self, nbytes: int) -> memoryview:
-        """Return memory for a payload; the same each time, unless it was too short."""
+        """Return memory for a payload; reused until a larger payload needs more."""
         if len(self._room) < nbytes:
             self._room = memoryview(mmap.mmap(-1, nbytes))
         return self._room[:nbytes]
@@ -228,8 +228,8 @@ def _steps(nbytes: int, piece_bytes: int) -> list[int]:
 
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
-    """Fill `views` from `offset` until they are full or the file ends; return how many that are."""
-    # Direct I/O ends off a block only at the end of the file, and cannot go on from there.
+    """Fill `views` from `offset` until they are full or the file ends; return the bytes read."""
+    # # Direct I/O stops within a block only at the end of the file, and cannot continue from there.
     return move_all(os.preadv, fd, views, offset, BLOCK_BYTES if direct else 1)
 
 

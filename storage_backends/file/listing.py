@@ -1,7 +1,7 @@
-"""Lists what is in a store of files, by the headers of the files.
+"""Lists the objects in a store of files, by reading the headers of the files.
 
-What is gone meanwhile, and what is no object, is passed over. What is there and cannot be read is an
-error: whoever copies, verifies or removes all objects has to learn that some were not seen.
+Files that disappear meanwhile and files that are not objects are skipped. A file that exists but cannot
+be read is an error, because a caller that copies, verifies or removes all objects must not miss any.
 """
 
 import errno
@@ -17,18 +17,19 @@ from ..base import StoredObject
 from .contents import FileContents
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No link is followed, and what is a pipe does not wait for its other end."""
+"""Links are not followed, and opening a pipe does not wait for its other end."""
 GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
-"""What the kernel answers where there is no such file or directory, or no longer."""
+"""The errors of the kernel for a file or directory that does not exist, or no longer."""
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def stored_as(
     directory_fd: int, path: str, contents: FileContents, now: float
 ) -> StoredObject | None:
-    """Return what a file says of itself, and its age at `now`; None if it is no object, or gone.
+    """Return the object that a file's header describes, with its age at `now`; None if not an object.
 
-    Raises OSError if it is a regular file that cannot be read.
+    Returns None also if the file has disappeared. Raises OSError if it is a regular file that cannot be
+    read.
     """
     try:
         fd = os.open(path, READ_FLAGS, dir_fd=directory_fd)
@@ -54,7 +55,7 @@ def stored_as(
 
 
 def is_regular(directory_fd: int, path: str) -> bool:
-    """Say whether a regular file is at `path`, whether it can be opened or not."""
+    """Return whether a regular file is at `path`, readable or not."""
     try:
         status = os.stat(path, dir_fd=directory_fd, follow_symlinks=False)
     except OSError as error:
@@ -65,9 +66,9 @@ def is_regular(directory_fd: int, path: str) -> bool:
 
 
 def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
-    """Yield the paths of what is in a directory below the root, in any order; none if there is none.
+    """Yield the paths in a directory below the root, in any order; none if it does not exist.
 
-    No link is followed. Raises `StorageError` where the directory is there and cannot be read.
+    Links are not followed. Raises `StorageError` if the directory exists but cannot be read.
     """
     try:
         fd = os.open(path, _DIRECTORY_FLAGS, dir_fd=root_fd)
@@ -87,7 +88,7 @@ def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
-    """Return what to raise for something that is there and cannot be read."""
+    """Return the error to raise for a path that exists but cannot be read."""
     return StorageError(
         f"{path} cannot be read: {error.strerror}; what is there was not seen, so mend it (its "
         "permissions, the filesystem, the limit of open files) and repeat the call"

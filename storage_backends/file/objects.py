@@ -1,11 +1,11 @@
-"""Objects as files, one each: the blocking half of `file://`, called from several threads.
+"""The blocking part of `file://`, called from several threads: one file per object.
 
     <root>/objects/<namespace digest>/<2 digits>/<name digest>     one object
-    <root>/quarantine/<place>                                      what was found to be bad
-    <root>/temporary/<random>                                      being written (see `publish`)
+    <root>/quarantine/<place>                                      a file that was found to be bad
+    <root>/temporary/<random>                                      a file being written (see `publish`)
 
-What is in a file is told in `contents`, and how it gets its name in `publish`. Nothing that
-a caller says gets into a path: only digests of it do.
+`contents` defines the format of a file, and `publish` how it gets its name. Paths contain only digests
+of the caller's names, never the names.
 """
 
 import errno
@@ -36,24 +36,24 @@ from .turns import Identity, Turns
 from .uses import UseTimes
 
 _WRITE_TRIES: Final = 256
-"""Each try loses only to somebody else who has changed what is there."""
+"""A try fails only if another writer changed the file meanwhile."""
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
-"""What the kernel answers where there is something under the name that is no regular file."""
+"""The errors of the kernel if the name belongs to something other than a regular file."""
 
 
 class Durability(StrEnum):
-    """What a successful write has survived."""
+    """The failures that a successful write survives."""
 
     NONE = "none"
-    """The death of the process. After a power failure the object may be missing or found bad."""
+    """The death of the process. After a power failure the object may be missing or corrupt."""
     DATA = "data"
     """A power failure, for the bytes; the name may be lost."""
     FULL = "full"
-    """A power failure."""
+    """A power failure, for the bytes and the name."""
 
 
 class _New(NamedTuple):
-    """An object that is to be written."""
+    """An object to be written."""
 
     name: ObjectName
     digest: bytes
@@ -63,7 +63,7 @@ class _New(NamedTuple):
 
 
 class ObjectFiles:
-    """The files of one store. Methods may block; none raises for what goes wrong with a key."""
+    """The files of one store. Methods may block; a failure of one key never raises."""
 
     def __init__(
         self,
@@ -84,9 +84,10 @@ class ObjectFiles:
         self._root_fd = -1
 
     def open(self) -> None:
-        """Make the directories, sweep what dead writers left, and try a write.
+        """Create the directories, sweep the temporary files of dead writers, and try a write.
 
-        Raises OSError, and `ConfigError` where others than are trusted can write; nothing is made then.
+        Raises OSError, and `ConfigError`, before anything is created, if others than trusted users can
+        write.
         """
         self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -94,7 +95,7 @@ class ObjectFiles:
             check_trust(self._root, self._root_fd, self._trust)
             for name in BELOW:
                 self._make_directory(name)
-            # In a sticky root somebody else may have been quicker.
+            # # In a sticky root another user may have created the directories first.
             check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
             self._make_draft = choose_draft(self._root_fd, self._direct_flag)
@@ -105,21 +106,21 @@ class ObjectFiles:
         self._quarantine = FileQuarantine(self._root_fd, self._turns)
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
-        """Return a sweeper of this store, which is open."""
+        """Return a sweeper of this store, which must be open."""
         return Sweeper(self._root_fd, limits)
 
     def use_times(self, after: After | None) -> UseTimes:
-        """Return what sets the times of neighbouring objects, the first of which continues `after`."""
+        """Return the setter of times for a call's files, the first of which continues `after`."""
         return UseTimes(self._root_fd, after)
 
     def close(self) -> None:
-        """Close the root if it is open. Nobody may use the store after this. Idempotent."""
+        """Close the root if it is open; the store is unusable afterwards. Idempotent."""
         root_fd, self._root_fd = self._root_fd, -1
         if root_fd >= 0:
             os.close(root_fd)
 
     def exists(self, name: ObjectName) -> bool:
-        """Say whether there is something under this name."""
+        """Return whether something exists under this name."""
         place = located(name)
         return place is not None and os.access(place[1], os.F_OK, dir_fd=self._root_fd)
 
@@ -142,13 +143,13 @@ class ObjectFiles:
         return True
 
     def read_all(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        """Read objects one after the other, as `read` does."""
+        """Read objects one after the other, each with the result of `read`."""
         if self._direct_flag:
             return [self.read(each, stop) for each in reads]
         return QuickReads(self._root_fd, self._own).read(reads, stop, self.read)
 
     def read(self, read: Read, stop: Stop) -> ReadOutcome:
-        """Read the object into its buffers and verify it. What is bad goes to the quarantine."""
+        """Read the object into its buffers and verify it. Move a corrupt file to the quarantine."""
         name, buffers, shape = read
         place = located(name)
         if place is None:
@@ -174,7 +175,7 @@ class ObjectFiles:
                 return ReadOutcome.TIMED_OUT
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
-            # The file stays open until it is away, so that its inode number stands for it alone.
+            # # The file stays open until it has moved, so that its inode number cannot be reused.
             self._quarantine.put_away(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
@@ -185,9 +186,9 @@ class ObjectFiles:
     def write(
         self, name: ObjectName, buffers: Sequence[memoryview], shape: ObjectShape, stop: Stop
     ) -> WriteOutcome:
-        """Write the object, unless somebody has. Nothing of it is left if that fails.
+        """Write the object unless it exists. A failed write leaves nothing behind.
 
-        An object that lacks a column of this one is replaced by one that has the columns of both.
+        An object that lacks a column of this one is replaced by one with the columns of both.
         """
         place = located(name)
         views = fitting(buffers, shape.nbytes)
@@ -204,7 +205,7 @@ class ObjectFiles:
                     return outcome
             except OSError as error:
                 failure = error
-                # A directory that was emptied and swept meanwhile, here or by another host.
+                # # The directory was empty and swept meanwhile, by this or another host.
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     break
         if stop.due():
@@ -214,10 +215,10 @@ class ObjectFiles:
         return WriteOutcome.FAILED
 
     def names(self) -> Iterator[StoredObject]:
-        """Yield what is stored, as far as its header is sound and it is where its name leads.
+        """Yield the stored objects with a valid header whose path matches their name.
 
-        Ages are as of the beginning, so that they put all objects in the order of their use. Raises
-        `StorageError` where something is there and cannot be read.
+        Ages are relative to the start of the listing, so sorting by age sorts by use. Raises
+        `StorageError` if a file or directory exists but cannot be read.
         """
         now, root, root_fd = time.time(), self._root, self._root_fd
         for namespace in entries(root, root_fd, OBJECTS):
@@ -232,7 +233,7 @@ class ObjectFiles:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Say whether the directories of an object are the store's own; a link among them goes."""
+        """Return whether an object's directories are the store's own; a link among them is removed."""
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
             self._quarantine.put_away(foreign, None, HeaderFinding.KIND, stop)
@@ -244,7 +245,7 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # Direct I/O says only that the call was invalid, whatever is there.
+        # # With direct I/O the only error is EINVAL, whatever the path is.
         if error.errno == errno.EINVAL and self._quarantine.put_away(
             path, None, HeaderFinding.KIND, stop
         ):
@@ -252,7 +253,7 @@ class ObjectFiles:
         return ReadOutcome.FAILED
 
     def _direct_for(self, buffers: Sequence[memoryview], shape: ObjectShape) -> int:
-        """Return O_DIRECT if it was asked for and these buffers permit it."""
+        """Return O_DIRECT if the store uses it and these buffers permit it, else 0."""
         if not self._direct_flag or len(buffers) != 1 or not shape.is_whole:
             return 0
         payload = buffers[0]
@@ -261,14 +262,14 @@ class ObjectFiles:
         return 0 if address_of(payload) % BLOCK_BYTES else self._direct_flag
 
     def _try_to_write(self, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Write the object as far as what stands there asks for it; None if that has changed."""
+        """Write the object unless an equal one exists; None if another writer interfered."""
         if not self._is_within(new.path, stop):
             return None
-        # Nearly always there is nothing, and this says so without an exception.
+        # # Usually no file exists, and this check finds that out without an exception.
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # Nearly always the length tells that it is the very object, at the price of one call.
+        # # Usually the length proves that it is this object, at the cost of one call.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -285,7 +286,10 @@ class ObjectFiles:
             os.close(fd)
 
     def _write_beside(self, fd: int, new: _New, stop: Stop) -> WriteOutcome | None:
-        """Write the object beside the file `fd`, which stays open so that its identity is its own."""
+        """Write the object next to the existing file `fd`.
+
+        `fd` stays open, so that its inode number cannot be reused.
+        """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             self._quarantine.put_away(new.path, None, HeaderFinding.KIND, stop)
@@ -310,9 +314,9 @@ class ObjectFiles:
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
-        """Write a new file and give it the name, which is free or that of the file `standing`.
+        """Write a new file and give it the name, which must be free or belong to the file `standing`.
 
-        False if that is so no more, or if it had to stop on the way: then nothing is left of it.
+        Returns False, and leaves nothing behind, if another file has the name or `stop` was due.
         """
         path = new.path
         directory = path.rpartition("/")[0]
@@ -342,7 +346,7 @@ class ObjectFiles:
         try:
             return self._make_draft(self._root_fd, directory, direct)
         except FileNotFoundError:
-            # Mostly only the last two are new, but somebody may have emptied the store.
+            # # Usually only the last two are missing, but the whole store may have been emptied.
             for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
                 self._make_directory(each)
             return self._make_draft(self._root_fd, directory, direct)
@@ -370,6 +374,6 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _may_be_object(status: os.stat_result, new: _New) -> bool:
-    """Say whether a file's length alone tells that it is the object that is to be written."""
+    """Return whether a file's length alone proves that it is the object to be written."""
     told = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
     return told and status.st_size == BLOCK_BYTES + new.shape.nbytes

@@ -1,12 +1,14 @@
-"""How a new file gets its name: whole, once, and with nothing left over when its writer dies.
+"""Publishes a new file under its name: whole, once, and without leftovers if the writer dies.
 
-Where the filesystem has files without a name (`O_TMPFILE`), a new file gets its only name when it
-is complete, and the kernel takes it back if its writer dies before. Elsewhere it is written under a
-temporary name that its writer keeps locked; a lock that nobody holds marks the file of a dead
-writer, which the next one that opens the store sweeps away. Where there are no locks either, only
-the age of a temporary file tells that its writer is dead. Both give the final name with `link`,
-which refuses a name that is taken: the first writer wins. A file that is to take another's place
-gets a temporary name first, if it has none, and then the final one with `rename`, at once.
+If the filesystem supports files without a name (`O_TMPFILE`), a new file gets its only name when it is
+complete, and the kernel frees it if the writer dies earlier. Otherwise the file is written under a
+temporary name and locked by its writer. A temporary file without a lock belongs to a dead writer, and
+the next process that opens the store removes it. If the filesystem has no locks either, only the age of
+a temporary file shows that its writer is dead.
+
+Both kinds get the final name by `link`, which fails if the name is taken, so the first writer wins. A
+file that replaces another gets a temporary name first, if it has none, and then the final one by
+`rename`, which is atomic.
 """
 
 import errno
@@ -24,16 +26,16 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
-"""Temporary files that one opening of a store looks at."""
+"""Maximum number of temporary files that one opening of a store checks."""
 SWEEP_AGE_S: Final = 3600.0
-"""How old a temporary file must be to be swept where there are no locks; writing one takes seconds,
-but the clocks of those who share a filesystem may differ."""
+"""Minimum age for sweeping a temporary file without locks. Writing takes seconds, but the clocks of
+hosts that share a filesystem may differ."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class Draft:
-    """A new file that has no final name yet: none at all, or a temporary one. One thread owns it."""
+    """A new file without a final name: unnamed, or under a temporary name. One thread owns it."""
 
     def __init__(self, root_fd: int, fd: int, temporary: str | None = None) -> None:
         self._root_fd = root_fd
@@ -41,7 +43,7 @@ class Draft:
         self.fd = fd
 
     def publish(self, path: str) -> bool:
-        """Give the file its name below the root; False if the name is taken."""
+        """Give the file its name below the root; return False if the name is taken."""
         try:
             self._link(path)
         except FileExistsError:
@@ -49,9 +51,9 @@ class Draft:
         return True
 
     def replace(self, path: str) -> None:
-        """Give the file its name below the root, in the place of the file that has it."""
+        """Give the file its name below the root, replacing the file that has the name."""
         if self._temporary is None:
-            # Locked like one that was named from the beginning, so that no sweep takes the name.
+            # # Lock it like a draft that was named from the start, so that no sweep removes the name.
             try_to_lock(self.fd)
             temporary = _new_name()
             self._link(temporary)
@@ -59,7 +61,7 @@ class Draft:
         os.replace(self._temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
 
     def close(self) -> None:
-        """Close the file. If it was not published, nothing of it is left."""
+        """Close the file. An unpublished file leaves nothing behind."""
         try:
             if self._temporary is not None:
                 with suppress(FileNotFoundError):
@@ -68,8 +70,8 @@ class Draft:
             os.close(self.fd)
 
     def _link(self, path: str) -> None:
-        # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link would
-        # try to link the entry of /proc itself.
+        # # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. A plain link would
+        # try to # link the entry of /proc itself.
         os.link(
             self._temporary or f"/proc/self/fd/{self.fd}",
             path,
@@ -80,19 +82,20 @@ class Draft:
 
 
 MakeDraft = Callable[[int, str, int], Draft]
-"""Returns a new, empty draft below a root that will be published in a directory; `flags` for `open`."""
+"""Creates an empty draft below a root, to be published in the given directory; `flags` are for
+`open`."""
 
 
 def draft_unnamed(root_fd: int, directory: str, flags: int) -> Draft:
-    """Make a draft where the filesystem has files without a name."""
+    """Create a draft without a name, on a filesystem that supports that."""
     fd = os.open(directory, os.O_TMPFILE | _WRITE | flags, FILE_MODE, dir_fd=root_fd)
     return Draft(root_fd, fd)
 
 
 def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
-    """Make a draft where every file has a name, locked for as long as its writer lives.
+    """Create a draft under a temporary name, locked for as long as its writer lives.
 
-    `directory` must be there, though it is not used yet.
+    `directory` must exist, although it is not used yet.
     """
     os.stat(directory, dir_fd=root_fd, follow_symlinks=False)
     for _ in range(_NAME_TRIES):
@@ -101,7 +104,7 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
         draft = Draft(root_fd, fd, temporary)
         try:
-            # A sweep may have come in between, and then the name is gone or about to be.
+            # # A sweep may have removed the name, or be about to, before the lock was taken.
             kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
         except BaseException:
             draft.close()
@@ -117,7 +120,7 @@ def _new_name() -> str:
 
 
 def sweep(root_fd: int) -> None:
-    """Remove the temporary files of dead writers, at most `SWEEP_MAX`."""
+    """Remove the temporary files of dead writers; checks at most `SWEEP_MAX` files."""
     fd = os.open(TEMPORARY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
     try:
         with os.scandir(fd) as entries:
@@ -143,9 +146,10 @@ def _sweep_one(directory_fd: int, name: str) -> None:
 
 
 def choose_draft(root_fd: int, flags: int) -> MakeDraft:
-    """Return the better kind of draft that works here, after trying it; raises OSError if none does.
+    """Return the better kind of draft that works here after a trial; raise OSError if none works.
 
-    `flags` are what drafts will be opened with; a filesystem that refuses them says so here.
+    `flags` are those with which drafts will be opened, so that a filesystem that refuses them fails
+    here.
     """
     try:
         _try(draft_unnamed, root_fd, flags)
@@ -162,10 +166,10 @@ def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
     path = _new_name()
     draft = make(root_fd, TEMPORARY, flags)
     try:
-        # Locked, so that the sweep of another who opens the store leaves the name alone.
+        # # Lock it, so that the sweep of another process that opens the store leaves the name alone.
         try_to_lock(draft.fd)
         if draft.publish(path):
-            # Where there are no locks it may be swept all the same, if the clocks differ much.
+            # # Without locks a sweep may remove it all the same if the clocks differ much.
             with suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=root_fd)
     finally:

@@ -1,8 +1,8 @@
-"""Where files go that are not what their name says: kept for inspection, never served, bounded.
+"""Keeps a bounded number of corrupt files for inspection; they are never served.
 
-The quarantine has a fixed number of places. A file is put into one that is free, or else into the next
-one in turn, whose content it replaces. A directory with something in it cannot be replaced at once.
-Where all places have one, each file that comes removes a part of it, so that none of them waits long.
+The quarantine has a fixed number of places. A file moves to a free place, else it replaces the content
+of the next place in turn. A non-empty directory cannot be replaced atomically. If all places hold one,
+each arriving file removes a part of one, so that no arrival waits long.
 """
 
 import errno
@@ -19,15 +19,15 @@ from .turns import Identity, Turns
 
 QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
-"""Entries that the quarantine keeps."""
+"""Number of places in the quarantine."""
 TAKEN_APART_MAX: Final = 1024
-"""What is removed for one file where all places are directories with something in them."""
+"""Maximum number of entries removed per arriving file if all places are non-empty directories."""
 
 _log = logging.getLogger(__name__)
 
 
 class FileQuarantine:
-    """The quarantine of one store. Thread-safe, and safe beside other processes."""
+    """The quarantine of one store. Thread-safe, and safe next to other processes."""
 
     def __init__(self, root_fd: int, turns: Turns) -> None:
         self._root_fd = root_fd
@@ -38,11 +38,11 @@ class FileQuarantine:
     def put_away(
         self, path: str, identity: Identity | None, finding: HeaderFinding, stop: Stop | None = None
     ) -> bool:
-        """Move what lies at `path` away; say whether it did.
+        """Move the file at `path` to the quarantine; return whether it was moved.
 
-        It moves exactly the file with this `identity`; with None, something that is no regular
-        file. If another process has put a good file in its place meanwhile, that one stays. It does
-        not wait for its turn once `stop` is due.
+        Moves only the file with this `identity`; with None, only something that is not a regular file.
+        A good file that another process has put there meanwhile stays. The wait for the lock ends when
+        `stop` is due.
         """
         try:
             with self._turns.on(path, identity, stop) as ours:
@@ -60,7 +60,7 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # There is nowhere to keep it, and its name must be free.
+        # # No place can take it, and its name must become free.
         _drop(self._root_fd, path)
         return True
 
@@ -74,8 +74,8 @@ class FileQuarantine:
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
-                # A directory can take the place of an empty directory only, and a file not even of
-                # that, so some places may not do for this one.
+                # # A directory can replace only an empty directory, and a file cannot replace a
+                # directory, so some # places may not fit this one.
                 if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:
@@ -83,7 +83,7 @@ class FileQuarantine:
         return False
 
     def _free_a_place(self) -> None:
-        """Empty the first place that permits it, as far as is done soon."""
+        """Empty the first place that permits it, within a bounded amount of work."""
         left = iter(range(TAKEN_APART_MAX))
         for number in range(self._next + 1, self._next + 1 + PLACES):
             place = f"{QUARANTINE}/{number % PLACES:02x}"

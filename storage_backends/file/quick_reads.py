@@ -1,11 +1,11 @@
-"""Reads of whole objects, as nearly all reads are, with as little as can be between the system calls.
+"""The fast path for reads of whole objects, with as little work as possible between system calls.
 
-What a thread does between two system calls it does while all other threads of the process wait, the
-engine's too; and after each call it may have to wait for its own turn, which takes longer than all
-that it does then. So names are computed before the first file of a group is opened, headers are looked
-at after its last one is closed, and in between a file is opened, read in one call, closed and hashed.
+Between two system calls a thread holds the interpreter lock and blocks all other threads of the
+process, the engine's too. After each call it may have to wait for the lock, which takes longer than the
+work itself. So names are computed before the first file of a group is opened, and headers are checked
+after the last one is closed. In between, each file is opened, read in one call, closed and hashed.
 
-Whatever is not as expected is nobody's concern here: it is read again, by who can tell why.
+A file with anything unexpected is left to the normal path, which reads it again and finds the reason.
 """
 
 import os
@@ -21,19 +21,19 @@ from .listing import READ_FLAGS
 from .trust import OwnDirectories
 
 _GROUP_PAGES: Final = 64
-"""As many headers are kept before they are looked at; more would take the caches from the pages."""
+"""Number of headers kept before they are checked; more would evict the pages from the caches."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Larger ones are read in pieces: so that one can be hashed while it is still in the core's cache, and
-so that a read stops soon after its deadline."""
+"""Maximum payload of the fast path. Larger ones are read in pieces, so that each piece is hashed while
+it is in the core's cache, and a read stops soon after its deadline."""
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 
 
 class _File(NamedTuple):
-    """A read whose object is expected to be in a file of its own, and nothing else."""
+    """A read whose object is expected to fill one file."""
 
     at: int
-    """The place of the read in its group."""
+    """The index of the read in its group."""
     digest: bytes
     path: str
     target: memoryview
@@ -42,7 +42,7 @@ class _File(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What came out of a file."""
+    """The result of reading one file."""
 
     file: _File
     nbytes: int
@@ -58,7 +58,7 @@ class QuickReads:
         self._own = own
 
     def read(self, reads: Sequence[Read], stop: Stop, otherwise: ReadOne) -> list[ReadOutcome]:
-        """Return what became of each read; `otherwise` reads what is not as expected."""
+        """Return the outcome of each read; `otherwise` reads the objects that the fast path cannot."""
         outcomes: list[ReadOutcome] = []
         for start in range(0, len(reads), _GROUP_PAGES):
             for _, alike in groupby(reads[start : start + _GROUP_PAGES], _shape_of):
@@ -69,7 +69,7 @@ class QuickReads:
         return outcomes
 
     def _read_alike(self, group: Sequence[Read], stop: Stop) -> set[int]:
-        """Read objects of one shape; return the places of those whose buffers hold them now."""
+        """Read objects of one shape; return the indices of those whose buffers hold verified bytes."""
         expected = ExpectedHeader(group[0].shape)
         if not expected.is_one_run or not 0 < expected.payload_bytes <= _PAYLOAD_BYTES_MAX:
             return set()
@@ -84,7 +84,7 @@ class QuickReads:
         }
 
     def _files(self, group: Sequence[Read], expected: ExpectedHeader) -> list[_File]:
-        """Return where the objects are, without those that cannot be read in one call."""
+        """Return the files of the objects, without those that cannot be read in one call."""
         files: list[_File] = []
         for at, (name, buffers, _) in enumerate(group):
             place = located(name)
@@ -99,10 +99,10 @@ class QuickReads:
 
 
 def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found]:
-    """Return what came out of the files that can be opened and read before it is time to stop."""
+    """Return the results of the files that could be opened and read before `stop` was due."""
     header, beyond = bytearray(HEADER_BYTES), bytearray(1)
     found: list[_Found] = []
-    # Looked up once, since all of it has left the core's cache when a page has gone through.
+    # # Bound to locals, because each page evicts the attribute tables from the core's cache.
     open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
     for file in files:
         _, _, path, target, parts = file
@@ -118,7 +118,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             continue
         finally:
             close(fd)
-        # What is read in pieces elsewhere stops between two of them.
+        # # The normal path reads such a payload in pieces and stops between two of them.
         if len(target) > PIECE_BYTES and due():
             break
         found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))
@@ -126,12 +126,12 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
 
 
 def _shape_of(read: Read) -> int:
-    """Return a number that reads of one shape have in common, which is one object for a whole pool."""
+    """Return the identity of the shape; all reads of a pool share one shape object."""
     return id(read.shape)
 
 
 def _is_plain(buffer: memoryview, nbytes: int) -> bool:
-    """Say whether a buffer is so many bytes in a row that may be written to."""
+    """Return whether a buffer is `nbytes` contiguous, writable bytes."""
     try:
         return (
             buffer.nbytes == nbytes
@@ -141,5 +141,5 @@ def _is_plain(buffer: memoryview, nbytes: int) -> bool:
             and not buffer.readonly
         )
     except ValueError:
-        # Memory that was released.
+        # # The memory was released.
         return False

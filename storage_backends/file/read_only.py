@@ -1,7 +1,7 @@
-"""The files of a store that is opened with `read_only=1`: nothing there is made, moved or removed.
+"""The files of a store opened with `read_only=1`: nothing is created, moved or removed.
 
-So a store can be listed and verified where it may not be written to, as on a snapshot or a mount for
-reading; and whoever only looks changes nothing for those who use it.
+A store on a snapshot or a read-only mount can be listed and verified, and inspecting a live store does
+not disturb its users.
 """
 
 import os
@@ -17,27 +17,27 @@ from .trust import Trust, check_trust
 
 
 class _NoQuarantine(FileQuarantine):
-    """Leaves everything where it is."""
+    """A quarantine that leaves every file in place."""
 
     def __init__(self) -> None:
         pass
 
     def put_away(self, *_: object, **__: object) -> bool:
-        """Move nothing."""
+        """Move nothing and return False."""
         return False
 
 
 class ReadOnlyFiles(ObjectFiles):
-    """As `ObjectFiles`, but that every write fails, and what is bad stays and is CORRUPT again."""
+    """An `ObjectFiles` whose writes all fail; corrupt files stay and remain CORRUPT."""
 
     def __init__(self, root: Path, *, trust: Trust = Trust.OWNER, text: str = "") -> None:
         super().__init__(root, Durability.NONE, direct=False, trust=trust, text=text)
 
     def open(self) -> None:
-        """Open the directory, which must be there.
+        """Open the directory, which must exist.
 
-        Raises OSError, and `ConfigError` for a directory that is no store, or that others than are
-        trusted could have written to.
+        Raises OSError, and `ConfigError` if the directory is not a store or if others than trusted
+        users can write to it.
         """
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -53,10 +53,10 @@ class ReadOnlyFiles(ObjectFiles):
         self._quarantine = _NoQuarantine()
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:  # noqa: ARG002
-        """Remove nothing; say whether the name is free."""
+        """Remove nothing; return whether the name is free."""
         return not self.exists(name)
 
     def write(self, *_: object, **__: object) -> WriteOutcome:
-        """Write nothing."""
+        """Log that the store is read-only and return FAILED."""
         self._complaints.say_read_only()
         return WriteOutcome.FAILED

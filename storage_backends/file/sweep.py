@@ -1,25 +1,24 @@
-"""One pass over the files of a store: what is too old goes, then what was used the longest ago.
+"""One pass over the files of a store: removes expired files, then the least recently used.
 
-A file's modification time says when it was last used, and never a later time than that of the file
-which it continues (`uses`). So ends go before roots, because files go strictly in the order of their
-times. All times are those of the filesystem's clock: the hosts that share it may have
-others, and a store must not go because one of them is wrong. A file's room is what the filesystem has
-given it, so that one with holes does not push others out. A pass needs memory for a few thousand
-counters and `_SORTED_MAX` names, however many files there are: it counts the room by age, sees from the
-counts which age is too old, and walks a second time to remove what is older. Ages within about a
-hundredth of each other are counted as one, and those of the last count that has to go are sorted.
+A file's modification time is the time of its last use, and never later than that of the file that it
+continues (`uses`). Files are removed strictly in the order of these times, so leaves go before roots.
+All times are by the filesystem's clock, because hosts that share it may have others, and a wrong clock
+must not empty the store. A file's size is its allocated blocks, so a sparse file does not evict others.
 
-Records stay, whatever their age: manifests, and the marks by which groups of other TP sizes find pages.
-They are few and small, and without them pages that are there could not be found, or nobody could tell
-what they are. They are told by their length, and then by their header. `lockstep store rm` removes them
-with the pages that they speak of.
+A pass needs memory for a few thousand counters and `_SORTED_MAX` names, however many files there are.
+It counts sizes by age, derives the age limit from the counts, and walks a second time to remove older
+files. Ages within about one percent share a counter; the files of the last counter to go are sorted.
 
-What is in quarantine goes like an object, and before all of them. A directory there is removed once it
-is as old as an empty one may become, since what is in it was not counted.
+Records are kept whatever their age: manifests, and the markers by which groups of other TP sizes find
+pages. They are few and small, and without them existing pages could not be found or identified. A
+record is recognised by its length and then its header. `lockstep store rm` removes them with their
+pages.
 
-To remove a file is safe beside readers, who keep what they have open, and beside writers, who make a
-directory again that went while they wrote. Nothing but the store's own directories is entered: no
-link is followed.
+Files in quarantine are removed like objects, and before all objects. A directory there is removed at
+the age limit of empty directories, because its contents were not counted.
+
+Removing a file is safe for readers, which keep their files open, and for writers, which create a
+removed directory again. A pass enters only the store's own directories and follows no link.
 """
 
 import errno
@@ -46,55 +45,57 @@ from .trees import remove_tree
 from .turns import Lock, try_to_lock
 
 HIGH_WATER: Final = 0.95
-"""Of the quota; a store that has more is brought down to `LOW_WATER`."""
+"""Fraction of the quota above which a pass shrinks the store to `LOW_WATER`."""
 LOW_WATER: Final = 0.9
 WRITTEN_PART: Final = 0.05
-"""A process that has written this part of the quota since its last pass makes one at once. Passes
-remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
+"""A process that has written this fraction of the quota since its last pass starts one at once. Because
+passes start to remove at `HIGH_WATER`, a single process stays within the quota."""
 LOCK: Final = "sweep.lock"
-"""The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
+"""The file in the root that the sweeping process locks. Its time is the end of the last pass."""
 EMPTY_AGE_S: Final = 3600.0
-"""An empty directory that nobody has touched for so long goes, and any directory in quarantine."""
+"""Age at which an empty directory, or any directory in quarantine, is removed."""
 FUTURE_S: Final = 60.0
-"""A file that was used so much later than now was marked by a wrong clock. It is marked anew, or it
-would stay until then. What was used a little later was used while the pass went on."""
+"""A file with a time further in the future than this was marked by a wrong clock. Its time is reset,
+else the file would stay until then. Smaller differences come from uses during the pass."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
 _SORTED_MAX: Final = 1 << 16
-"""Files of one count of ages that are sorted at a time; if there are more, the pass walks again."""
+"""Maximum number of files of one age counter sorted at a time; if there are more, the pass walks
+again."""
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMESPACE_DIGITS: Final = 32
 _DIRECTORY_DIGITS: Final = 2
 _FILE_DIGITS: Final = 64
-"""Of the hexadecimal names in an object's path; what has another name is not ours to remove."""
+"""Number of hexadecimal digits of the names in an object's path; other names do not belong to the
+store."""
 _BLOCK_BYTES: Final = 512
-"""What `st_blocks` counts, on every filesystem."""
+"""The unit of `st_blocks` on every filesystem."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLimits(Settings):
-    """What a store may keep."""
+    """The limits of a store: quota and time to live."""
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
-    """0 for all room that there is; None for half of what the filesystem has without the store.
+    """0 for the whole filesystem; None for half of the space that the filesystem has without the store.
 
-    That of the root, and what lies on another that is mounted below counts too: to leave it out would
-    let it fill.
+    The default refers to the filesystem of the root. Files on other filesystems mounted below it count
+    too, because otherwise those would fill up.
     """
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
-    """Since an object was last used; None for ever."""
+    """Seconds since the last use after which an object expires; None for never."""
 
     def quota(self, place: int | Path, held: int) -> int | None:
-        """Return how much a store at `place` may hold that holds so much; None for all there is."""
+        """Return the quota of a store at `place` that holds `held` bytes; None for no limit."""
         if self.quota_bytes is not None:
             return self.quota_bytes or None
         room = os.statvfs(place)
-        # Some filesystems do not say how much they have.
+        # # Some filesystems do not report their size.
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
-        """Say whether a store is within these limits because its whole filesystem is; asks no file."""
+        """Return whether the whole filesystem's usage is within the limits; reads no file."""
         if self.ttl_s is not None or self.quota_bytes is not None:
             return False
         room = os.statvfs(root_fd)
@@ -103,18 +104,18 @@ class SweepLimits(Settings):
         return quota is None or used <= quota * HIGH_WATER
 
     def written_until_pass(self, root_fd: int) -> float:
-        """Return how much a process may write before it makes a pass."""
+        """Return how many bytes a process may write before it starts a pass."""
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            # On a nearly full disk passes are frequent. They are cheap if the store is small, and if
-            # it is large, the first one brings it down to half of the room.
+            # # On a nearly full disk passes are frequent. In a small store they are cheap; in a large
+            # one the first # pass shrinks the store to half of the space.
             half = room.f_bavail // 2 * room.f_frsize
             return max(half * WRITTEN_PART, 1.0) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
 
     def in_words(self, place: int | Path) -> str:
-        """Say how much a store at `place` may hold."""
+        """Return a description of the space that a store at `place` may use."""
         if self.quota_bytes is None:
             room = os.statvfs(place)
             if not room.f_blocks:
@@ -126,7 +127,7 @@ class SweepLimits(Settings):
 
 
 class _Seen(NamedTuple):
-    """A file that a walk has seen; files go in the order of these."""
+    """A file found by a walk; the sort order is the order of removal."""
 
     used_ns: int
     namespace: str
@@ -135,13 +136,13 @@ class _Seen(NamedTuple):
 
 
 class _Stopped(Exception):
-    """The pass was told to stop."""
+    """The pass was asked to stop."""
 
 
 def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]) -> int:
-    """Make one pass, and return how many files it has removed.
+    """Run one pass and return the number of removed files.
 
-    `now` is by the filesystem's clock; `stop` is asked before each file. Raises OSError if the store's
+    `now` is by the filesystem's clock; `stop` is called before each file. Raises OSError if the store's
     own directories cannot be read.
     """
     a_pass = _Pass(root_fd, limits, now, stop)
@@ -152,11 +153,11 @@ def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable
 
 @contextmanager
 def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
-    """Hold the store's lock for a pass, and say what time it is by the filesystem's clock.
+    """Hold the store's lock for a pass, and yield the time by the filesystem's clock.
 
-    None if another has the lock, or ended a pass less than `rest_s` ago. The kernel lets go of the
-    lock when its holder dies. Where the filesystem has no locks several may sweep at a time, which
-    only costs time.
+    Yields None if another process has the lock, or ended a pass less than `rest_s` ago. The kernel
+    releases the lock when its holder dies. On a filesystem without locks several processes may sweep at
+    a time, which only costs time.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     before = _lstat(root_fd, LOCK)
@@ -165,7 +166,7 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
         if try_to_lock(fd) is Lock.TAKEN:
             yield None
             return
-        # One that ended between our look and our lock counts as well.
+        # # A pass that ended between the first check and the lock counts as well.
         last = os.fstat(fd)
         now = _touch(fd)
         if before is not None and now - rest_s < last.st_mtime <= now:
@@ -179,7 +180,7 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
 
 
 def _touch(fd: int) -> float:
-    """Let the filesystem set a file's time, and return it."""
+    """Let the filesystem set a file's time, and return that time."""
     os.utime(fd)
     return os.fstat(fd).st_mtime
 
@@ -196,7 +197,7 @@ class _Pass:
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
         self._counted = False
-        """Whether `_left` counts all that is there."""
+        """Whether `_left` covers the whole store."""
         self.files_removed = 0
 
     def run(self) -> None:
@@ -209,14 +210,14 @@ class _Pass:
         if quota is None or self._left <= quota * HIGH_WATER:
             return
         target = int(quota * LOW_WATER)
-        # What is bad is worth the least.
+        # # Corrupt files have the least value.
         self._walk_quarantine(lambda _: self._left > target)
         oldest = self._first_bucket_to_go(self._left - target)
         while self._remove_oldest(oldest, target):
             pass
 
     def _remove_oldest(self, bucket: int, target: int) -> bool:
-        """Remove what is older than `bucket`, then the oldest of it; say if there is more of it."""
+        """Remove files older than `bucket`, then its oldest; return whether the bucket has more."""
         oldest: list[_Seen] = []
         more = False
 
@@ -239,7 +240,7 @@ class _Pass:
         return more and self.files_removed > before
 
     def _remove_unused(self, seen: "_Seen") -> None:
-        """Remove a file, unless it was used since it was seen. No link on the way is followed."""
+        """Remove a file unless it was used since the walk. Links on its path are not followed."""
         for objects in _opened(self._root_fd, OBJECTS):
             for namespace in _opened(objects, seen.namespace):
                 for directory in _opened(namespace, seen.digits):
@@ -260,7 +261,7 @@ class _Pass:
         self._room_by_age[self._bucket(status)] += _room(status)
 
     def _first_bucket_to_go(self, excess: int) -> int:
-        """Return the bucket from which on all files together have `excess` bytes or more."""
+        """Return the youngest age bucket to remove so that at least `excess` bytes are freed."""
         bucket = _BUCKETS
         while excess > 0 and bucket:
             bucket -= 1
@@ -303,7 +304,7 @@ class _Pass:
         return True
 
     def _directories(self, above: int, digits: int) -> Iterator[tuple[str, int]]:
-        """Yield each of our directories in this one, open; the empty and old ones go afterwards."""
+        """Yield each of the store's directories in `above`, open; then remove it if empty and old."""
         with os.scandir(above) as entries:
             for entry in entries:
                 self._check_stop()
@@ -313,16 +314,16 @@ class _Pass:
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
-                    # Refused unless it is an empty directory.
+                    # # Fails unless it is an empty directory.
                     with suppress(OSError):
                         os.rmdir(entry.name, dir_fd=above)
 
     def _files(
         self, directory: int, goes: Callable[[os.stat_result], bool], digits: int | None
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Remove the regular files that `goes` says, and yield the others but for records.
+        """Remove the regular files for which `goes` is true; yield the others, except records.
 
-        Of files whose names have so many digits, or of all.
+        With `digits`, only files whose names have that many hexadecimal digits.
         """
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -333,19 +334,19 @@ class _Pass:
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
                 if status.st_mtime > self._now + FUTURE_S:
-                    # Not ours to set where it is another user's.
+                    # # The time of another user's file cannot be set.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
                 record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
                 if not record and goes(status) and self._remove(directory, entry.name, status):
                     continue
-                # The room of records counts, but not as what could be had by removing them.
+                # # Records count towards the total, but not towards the bytes that removal could free.
                 self._left += 0 if self._counted else _room(status)
                 if not record:
                     yield entry.name, status
 
     def _is_record(self, directory: int, name: str) -> bool:
-        """Say whether a file is a record under its own name, or might be, as it cannot be read."""
+        """Return whether a file is a record under its own name; True also if it cannot be read."""
         try:
             stored = stored_as(directory, name, self._contents, self._now)
         except OSError:
@@ -361,7 +362,7 @@ class _Pass:
 
 
 def _opened(above: int, name: str) -> Iterator[int]:
-    """Yield the directory of this name once, open, or nothing if there is none that is no link."""
+    """Yield the open directory `name` once, or nothing if it does not exist or is a link."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=above)
     except OSError as error:

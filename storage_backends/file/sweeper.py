@@ -1,9 +1,9 @@
-"""The thread that keeps a store within its quota and its time to live, one in each process.
+"""The thread, one per process, that keeps a store within its quota and time to live.
 
-No process is in charge: whoever gets the store's lock makes the pass (`sweep`), and the others make
-none. A read only notes the name, and the thread sets the times of all files that were read at once. So
-to other processes a file that is read all the time looks unused for no longer than the interval. The
-times are the filesystem's own, not this process's. A write sets them itself, also of what is there.
+No process is in charge: the one that gets the store's lock runs the pass (`sweep`), and the others skip
+it. A read only records the name, and the thread later sets the times of all recorded files at once. So
+other processes may see a file in constant use as unused for at most one interval. Times are the
+filesystem's, not this process's. A write sets the times itself, also of objects that exist already.
 """
 
 import logging
@@ -24,13 +24,13 @@ INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
 USED_NAMES_MAX: Final = 1 << 16
 PASS_MAX_S: Final = 3600.0
-"""After so long a pass ends where it is, and a later one goes on."""
+"""A pass stops after this time, and a later one continues."""
 
 _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Sweeps the store below `root_fd`, of which it keeps a descriptor of its own until it has ended.
+    """Sweeps the store below `root_fd`, which it duplicates and closes at the end.
 
     Thread-safe.
     """
@@ -50,19 +50,20 @@ class Sweeper:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Start to sweep, the first time at once. Call it once."""
+        """Start sweeping with a pass at once. Call it once."""
         self._thread.submit(self._live)
 
     def end(self) -> Future[None]:
-        """Stop between two files; the future is done when the thread has left. Idempotent."""
+        """Stop between two files; the future is done when the thread has exited. Idempotent."""
         self._stopping = True
         self._wake.set()
         return self._thread.end()
 
     def used(self, names: Iterable[ObjectName]) -> None:
-        """Note that these were read, what they continue first. What it costs comes with the next turn.
+        """Record that `names` were read, roots first; the thread sets their times in its next turn.
 
-        Where there are too many the last ones count as unused, since ends go before roots.
+        Names beyond the maximum are dropped and count as unused, which is safe because leaves go before
+        roots.
         """
         with self._lock:
             for name in names:
@@ -70,13 +71,13 @@ class Sweeper:
                     self._used[name] = None
 
     def marked(self, names: Iterable[ObjectName]) -> None:
-        """Note that the times of these were set after they had been read."""
+        """Record that the times of `names` were set after their last read."""
         with self._lock:
             for name in names:
                 self._used.pop(name, None)
 
     def wrote(self, nbytes: int) -> None:
-        """Note that files took so much room, and have a pass made if it is a good part of the quota."""
+        """Add `nbytes` written; start a pass if the total is a sizeable part of the quota."""
         self._written += nbytes
         if self._written >= self._written_max:
             self._written = 0
@@ -84,24 +85,24 @@ class Sweeper:
             self._wake.set()
 
     def has_removed(self) -> bool:
-        """Say whether files were removed since this was asked last."""
+        """Return whether files were removed since the last call."""
         removed = self._removed.is_set()
         if removed:
             self._removed.clear()
         return removed
 
     def turn(self, *, wanted: bool) -> int | None:
-        """Mark what was used, and make a pass unless another does or has just done.
+        """Set the times of used files, and run a pass unless another process does or just did.
 
-        `wanted` says that enough was written for a pass whatever others have done. Returns how many
-        files went, None if there was no pass, as where the whole filesystem has less than the store may
-        have. Raises OSError if the store cannot be swept.
+        `wanted` says that this process has written enough to need a pass in any case. Returns the
+        number of removed files. Returns None if there was no pass, for example because the whole
+        filesystem holds less than the quota. Raises OSError if the store cannot be swept.
         """
         self._mark_used()
         self._written_max = self._limits.written_until_pass(self._root_fd)
         if self._limits.is_kept(self._root_fd):
             return None
-        # Half an interval, so that of many processes only the first one of each interval walks.
+        # # Half an interval, so that only the first of many processes walks in each interval.
         with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
             if now is None:
                 return None

@@ -1,9 +1,9 @@
-"""Removes a directory with all that is in it, a little at a time.
+"""Removes a directory with its contents, in small steps.
 
-Such a directory came into a store by mistake, so nothing is known of it: it may be very deep, hold very
-much, or change meanwhile. It is reached by open descriptors, and no link is followed. The removal may
-stop after any entry, and the next one goes on with what is left. What lies deep is moved up first, so
-that no path is long, and the depth costs no descriptors.
+Such a directory is in the store by mistake, so it may be very deep, very large, or changing. All
+accesses go through open descriptors and follow no link. The removal may stop after any entry, and the
+next one continues. Deep directories are first moved up, so that no path gets long and the depth costs
+no descriptors.
 """
 
 import os
@@ -16,10 +16,10 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
-    """Remove the directory `name` below the open directory `above`; say whether it is gone.
+    """Remove the directory `name` below the open directory `above`; return whether it is gone.
 
-    `go_on` is asked before each entry, and may raise; it stops where that says False. What cannot
-    be removed stays, and is no error.
+    Calls `go_on`, which may raise, before each entry and stops when it returns False. An entry that
+    cannot be removed stays and is not an error.
     """
     try:
         top = os.open(name, _DIRECTORY, dir_fd=above)
@@ -37,7 +37,7 @@ def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
 
 
 def _clear(top: int, directory: int, go_on: Callable[[], bool]) -> bool:
-    """Empty a directory, `top` or one in it; say whether others were moved up, for the next time."""
+    """Empty `top` or a directory in it; return whether subdirectories were moved up to `top`."""
     moved = False
     with os.scandir(directory) as entries:
         for entry in entries:

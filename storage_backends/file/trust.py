@@ -1,7 +1,7 @@
-"""Who may have written to a store's directory, looked at once when the store is opened.
+"""Checks, once when a store is opened, that only trusted users can write to its directory.
 
-A checksum finds what was damaged, not what was forged: whoever can write to the directory can put any
-bytes in under any name, for every engine that shares it. So others must not be able to.
+A checksum detects damage, not forgery. A user who can write to the directory can store any bytes under
+any name, for every engine that shares the store.
 """
 
 import errno
@@ -17,27 +17,27 @@ from .publish import TEMPORARY
 from .quarantine import QUARANTINE
 
 _NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
-"""Of a file, with the separator before it."""
+"""Length of a file's name with the separator before it."""
 _REAL_MAX: Final = 1 << 16
-"""Directories that are known to be no links."""
+"""Maximum number of directories remembered as real directories."""
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
-"""What a store of files has in its root."""
+"""The directories in the root of a store of files."""
 
 
 class Trust(StrEnum):
-    """Who may write to a store's directory without its being refused."""
+    """The users who may be able to write to a store's directory."""
 
     OWNER = "owner"
     GROUP = "group"
-    """Also the group that the directory belongs to."""
+    """Also the directory's group."""
     ANY = "any"
 
 
 def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
-    """Raise `ConfigError` if others than are trusted can write to the root, or to what is `BELOW`.
+    """Raise `ConfigError` if untrusted users can write to the root or to a directory in `BELOW`.
 
-    The root may be one where everybody owns what he puts (sticky, as /tmp is): then what is below must
-    belong to this user, to the superuser, or to the root's owner. Raises OSError for what is no
+    The root may be sticky like /tmp, where users own their entries. Then the directories below must
+    belong to this user, the superuser, or the root's owner. Raises OSError if the root is not a
     directory.
     """
     if trust is Trust.ANY:
@@ -59,7 +59,7 @@ def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
 
 
 def check_own(root: Path, trust: Trust) -> None:
-    """Raise `ConfigError` if others than are trusted can put files into a directory, sticky or not."""
+    """Raise `ConfigError` if untrusted users can create files in a directory, sticky or not."""
     if trust is not Trust.ANY:
         _check_mode(root, root.stat(), trust, sticky_helps=False)
 
@@ -89,17 +89,17 @@ def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
 
 
 class OwnDirectories:
-    """Knows which directories were seen to be no links out of the store. Thread-safe.
+    """Remembers which directories were checked not to be links. Thread-safe.
 
-    They are looked at when they are first used, not each time: the links are those of somebody who
-    tidies up, since whoever means harm may write to the objects themselves.
+    A directory is checked at its first use only. The check covers links made by an administrator,
+    because an attacker with write access could change the objects themselves.
     """
 
     def __init__(self) -> None:
         self._real: set[str] = set()
 
     def foreign(self, root_fd: int, path: str) -> str | None:
-        """Return which of the directories on an object's path is no directory, if any is not."""
+        """Return the first directory on an object's path that is not a real directory, or None."""
         directory = path[:-_NAME_CHARACTERS]
         if directory in self._real:
             return None

@@ -1,8 +1,8 @@
-"""Turns among the processes of a store: one at a time moves or replaces a file that has a name.
+"""The write lock of a store: one process at a time moves or replaces a named file.
 
-To publish a file under a free name needs no turn, since the kernel lets exactly one do it. To take a
-bad file away, or to put a fuller object in the place of one, is to look and then to act: whoever does
-it holds a lock, and acts only on the very file that it has looked at.
+Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed.
+Removing a corrupt file or replacing an object by a fuller one is a check followed by an action. The
+process holds the lock for both, and acts only on the file that it has checked.
 """
 
 import errno
@@ -18,8 +18,8 @@ from typing import Final
 from ..threaded_backend import Stop
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
-"""What `flock` answers where there are no locks. EBADF is the answer of a network filesystem that
-has none for what is open for reading only."""
+"""The errors of `flock` on a filesystem without locks. A network filesystem returns EBADF if it cannot
+lock a file opened read-only."""
 _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
 
@@ -28,7 +28,7 @@ Identity = tuple[int, int]
 
 
 class Lock(Enum):
-    """What became of an attempt to lock a file."""
+    """The result of an attempt to lock a file."""
 
     OURS = 0
     TAKEN = 1
@@ -37,7 +37,7 @@ class Lock(Enum):
 
 
 def try_to_lock(fd: int) -> Lock:
-    """Lock an open file, without a wait. The kernel gives the lock back when its holder dies."""
+    """Try once to lock an open file. The kernel releases the lock when its holder dies."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -50,7 +50,7 @@ def try_to_lock(fd: int) -> Lock:
 
 
 class Turns:
-    """The turns of one store, whose lock is on a directory. Thread-safe."""
+    """The write lock of one store, taken on a directory. Thread-safe."""
 
     def __init__(self, root_fd: int, directory: str) -> None:
         self._root_fd = root_fd
@@ -58,10 +58,10 @@ class Turns:
 
     @contextmanager
     def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
-        """Wait for a turn, and say whether the file at `path` still has this identity.
+        """Wait for the lock; yield whether the file at `path` still has this identity.
 
-        None stands for something that is no regular file. Raises OSError if the turn does not come in
-        time, or before `stop` is due, or if the path cannot be looked at.
+        An identity of None means anything but a regular file. Raises OSError if the lock is not free
+        within the timeout or before `stop` is due, or if the path cannot be checked.
         """
         fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
         try:
@@ -83,8 +83,8 @@ class Turns:
 def _lock(fd: int, stop: Stop | None) -> None:
     """Wait for the lock.
 
-    Where the filesystem has none, the time between look and act is anybody's. What slips through is a
-    good file in quarantine, or columns that get lost: a miss, never wrong data.
+    On a filesystem without locks another process may act between the check and the action. The result
+    is a good file in quarantine or lost columns: a miss, never wrong data.
     """
     give_up = time.monotonic() + _TIMEOUT_S
     while try_to_lock(fd) is Lock.TAKEN:

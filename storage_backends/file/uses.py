@@ -1,8 +1,8 @@
-"""When files were used last, as their modification times say, and in which order they may leave.
+"""Maintains the time of last use of each file, in its modification time, for the order of eviction.
 
-A page is found only behind all pages before it, so a sweep must take ends before roots. Therefore no
-file says that it was used later than the one it continues: the files of a call get times that fall from
-one to the next, from now on, or from the time of the file that the first of them continues.
+A page is found only behind all pages before it, so a sweep must remove leaves before roots. Therefore a
+file never has a later time of use than the file that it continues. The files of a call get falling
+times, which start at the current time or just before that of the file that the first one continues.
 """
 
 import os
@@ -15,23 +15,24 @@ from ...page_format.object_name import ObjectName, located
 from ..base import After
 
 STEP_NS: Final = 1000
-"""Between the times of a page and the next; filesystems keep times at least that exactly."""
+"""Difference between the times of a page and the next; filesystems store times at least that
+exactly."""
 
 
 class UseTimes:
-    """The times of the files of one call, by their position in it. Thread-safe."""
+    """Sets the times of the files of one call, by their position in it. Thread-safe."""
 
     def __init__(self, root_fd: int, after: After | None = None) -> None:
-        """The first one continues the file of `after`, if one is given."""
+        """The first file of the call continues the file of `after`, if given."""
         self._root_fd = root_fd
         self._after = after
         self._lock = threading.Lock()
         self._first_ns: int | None = None
 
     def mark(self, first: int, names: Sequence[ObjectName | None]) -> None:
-        """Set the times of neighbouring files, from position `first` on; None for no file.
+        """Set the times of neighbouring files, from position `first` on; None skips a position.
 
-        A file that is gone, or another user's, is as old as it says.
+        A file that is gone or belongs to another user keeps its time.
         """
         for position, name in enumerate(names, start=first):
             place = None if name is None else located(name)

@@ -1,1 +1,1 @@
-"""Backends that stand before another one: `breaker+`, `metrics+`, `fault+`."""
+"""Backends that wrap another one: `breaker+`, `metrics+`, `fault+`."""

@@ -1,4 +1,4 @@
-"""What wrappers have in common: each stands before another backend, and hands calls on to it."""
+"""Base classes of wrappers, which forward calls to another backend."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,15 +20,15 @@ from ..base import (
 
 
 class Wrapper:
-    """Hands every call on to the backend behind it; a subclass says only what it changes.
+    """Forwards every call to the wrapped backend; a subclass overrides what it changes.
 
-    So it keeps the contract of `StorageBackend` as far as that one does, and owns it: whoever opens
-    and closes the wrapper opens and closes both.
+    A wrapper meets the contract of `StorageBackend` as far as the wrapped backend does. It owns that
+    backend: opening and closing the wrapper opens and closes both.
     """
 
     def __init__(self, backend: StorageBackend) -> None:
         self.behind = backend
-        """The backend that calls are handed on to."""
+        """The wrapped backend."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -70,21 +70,21 @@ class Call(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingCall(Generic[Answer]):
-    """A call of which the backend behind was not asked yet."""
+    """A call that has not been forwarded to the wrapped backend yet."""
 
     kind: Call
     keys: Sequence[ObjectName | Read | Write]
     deadline: float
     ask: Callable[[], Awaitable[list[Answer]]]
-    """Makes the call. Its answers are one for each key."""
+    """Forwards the call; returns one answer for each key."""
     failed: Answer
-    """The answer for a key that the store was not asked for, or could not do."""
+    """The answer for a key that failed or was not forwarded."""
     late: Answer
-    """The answer for a key whose deadline passed first."""
+    """The answer for a key whose deadline passed."""
 
 
 class AroundWrapper(Wrapper, ABC):
-    """Hands every call on by `_around`, in which a subclass says what comes before and after it."""
+    """Forwards every call through `_around`, which a subclass implements."""
 
     @abstractmethod
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:

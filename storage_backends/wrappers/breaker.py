@@ -1,21 +1,20 @@
-"""`breaker+...`: a store that fails call after call is left alone for a while.
+"""`breaker+...`: a circuit breaker that skips a store after several failed calls in a row.
 
     breaker.calls=5         this many failed calls in a row open the breaker (1 to 1000)
     breaker.cool_down_s=5   how long it stays open before the store is tried again (0.001 to 3600)
 
-What a call says about the store:
+How a call counts:
 
-    it failed          a read or write all of whose keys FAILED or TIMED_OUT; a removal that freed no
-                       name; an existence call that came back only at its deadline, without one yes
-    the store answers  a read or write with any other outcome; a removal that freed a name
-    nothing            any other existence call (a backend may answer from memory); a call without
-                       keys, or whose deadline had passed when it came; one that was cancelled; one
-                       all of whose keys fail by the caller's own fault: names that cannot be, and
-                       buffers that do not fit
+    failure   a read or write whose keys all FAILED or TIMED_OUT; a removal that freed no name; an
+              existence call that returned only at its deadline, without one positive answer
+    success   a read or write with any other outcome; a removal that freed a name
+    neither   any other existence call (a backend may answer from memory); a call without keys, or
+              whose deadline had passed when it came; a cancelled call; a call all of whose keys fail
+              by the caller's own fault: impossible names, and buffers that do not fit
 
 While the breaker is open, reads and writes are FAILED at once, and existence and removal False. After
-the cool-down one call at a time is let through: if it fails, the breaker stays open for another
-cool-down; if the store answers, it closes; a call that says nothing leaves that to the next.
+the cool-down one call at a time is forwarded. A failure opens the breaker for another cool-down, and a
+success closes it; after any other call the next one decides.
 """
 
 import time
@@ -43,18 +42,18 @@ class BreakerOptions(Settings):
 
 
 class BreakerState(StrEnum):
-    """Whether calls get through."""
+    """Whether the breaker forwards calls."""
 
     CLOSED = "closed"
-    """They do."""
+    """Calls are forwarded."""
     OPEN = "open"
-    """They are answered at once."""
+    """Calls fail at once."""
     HALF_OPEN = "half_open"
-    """One at a time does."""
+    """One call at a time is forwarded."""
 
 
 class BreakerBackend(AroundWrapper):
-    """Answers in the place of a store that has failed `calls` times in a row."""
+    """Fails calls at once after the store has failed `calls` times in a row."""
 
     def __init__(
         self,
@@ -71,11 +70,11 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # A call that began before the breaker opened last changes nothing: its era is over.
+        # # The era counts how often the breaker opened. Calls of an older era no longer count.
         self._era = 0
 
     def state(self) -> BreakerState:
-        """Return whether calls get through now."""
+        """Return the state of the breaker now."""
         if self._opened_at is None:
             return BreakerState.CLOSED
         if self._clock() < self._opened_at + self._cool_down_s:
@@ -99,7 +98,7 @@ class BreakerBackend(AroundWrapper):
                 self._conclude(answered)
 
     def _answered(self, call: PendingCall[Answer], answers: Sequence[Answer]) -> bool | None:
-        """Say whether the store answered, or else failed; None if the answers say nothing of it."""
+        """Return True for a success, False for a failure, None if the answers show neither."""
         some = any(answer not in (call.failed, call.late) for answer in answers)
         if call.kind is Call.EXISTS:
             return False if self._clock() >= call.deadline and not some else None
@@ -122,7 +121,7 @@ class BreakerBackend(AroundWrapper):
 
 
 def _is_possible(key: ObjectName | Read | Write) -> bool:
-    """Say whether a store can do at all what is asked for."""
+    """Return whether the key is valid: a possible name, and buffers that fit."""
     if isinstance(key, ObjectName):
         return name_digest(key) is not None
     fits = fitting(key.buffers, key.shape.nbytes, writable=isinstance(key, Read)) is not None
@@ -130,6 +129,6 @@ def _is_possible(key: ObjectName | Read | Write) -> bool:
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> BreakerBackend:
-    """Return `backend` with the breaker that the URI's options ask for."""
+    """Return `backend` with the breaker that the URI's options describe."""
     options = uri.read(BreakerOptions, "breaker")
     return BreakerBackend(backend, calls=options.calls, cool_down_s=options.cool_down_s)

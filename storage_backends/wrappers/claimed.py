@@ -1,4 +1,4 @@
-"""A store as one model uses it: opened only if it has the model's pages in these layouts, or none."""
+"""A store claimed for one model: opening fails if it has the model's pages in other layouts."""
 
 import logging
 import time
@@ -15,13 +15,13 @@ from .base import Wrapper
 _log = logging.getLogger(__name__)
 
 CLAIM_TIMEOUT_S = 30.0
-"""How long the store may take to say which layouts it has."""
+"""Timeout for reading which layouts the store has."""
 
 
 class ClaimedBackend(Wrapper):
-    """Another backend, which `open` also claims for a model; see `StorageBackend`.
+    """A wrapper whose `open` also claims the store for a model; see `StorageBackend`.
 
-    `store` is its URI; no error of opening it tells the URI's secrets.
+    `store` is its URI; errors of opening never contain the URI's secrets.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ClaimedBackend(Wrapper):
         weights: str = "",
         store: str = "",
     ) -> None:
-        """If the store has the `weights` in pages of another layout, a warning says so."""
+        """If the store has pages of `weights` in another layout, opening logs a warning."""
         super().__init__(backend)
         self._model = model
         self._weights_version = weights_version
@@ -43,7 +43,7 @@ class ClaimedBackend(Wrapper):
         self._uri = store
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        """Open the store; refuse it by name if it has this model in other layouts."""
+        """Open the store; raise an error that names it if it has this model in other layouts."""
         with telling_no_secrets(self._uri):
             await self.behind.open(memory)
         try:
@@ -58,7 +58,7 @@ class ClaimedBackend(Wrapper):
         try:
             await self._claim(self._weights, {KV_POOL: self._layouts[KV_POOL]})
         except ConfigError as error:
-            # Both may use one store; what one has is missing for the other.
+            # # Both may use the store; each misses the other's pages.
             _log.warning("store %s: %s: none of those is found", without_secrets(self._uri), error)
 
     async def _claim(self, version: str, layouts: Mapping[str, PageLayout]) -> None:

@@ -1,11 +1,11 @@
-"""`fault+...`: seeded faults, to see how an engine or a store takes them.
+"""`fault+...`: seeded fault injection, to test an engine or a store.
 
     fault.seed=0         equal seeds inject the same faults into the same calls
-    fault.<kind>=0.01    how often; the kinds are those of `Fault`
+    fault.<kind>=0.01    rate of a kind; the kinds are those of `Fault`
     fault.delay_ms=20    the longest delay
 
-Without any rate, each kind comes at 0.01. Rates are for each key, except that of `delay`, which is for
-each call. No fault makes a read OK whose bytes are wrong.
+Without any rate, every kind has a rate of 0.01. Rates are per key, except that of `delay`, which is per
+call. No fault makes a read with wrong bytes OK.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ DELAY_S: Final = 0.02
 
 
 class Fault(StrEnum):
-    """What goes wrong, and what it stands for in the field."""
+    """The kinds of injected faults, and the real failures that they represent."""
 
     DELAY = "delay"
-    """A call begins late: a busy disk, a network that loses packets."""
+    """A call starts late: a busy disk, a network that loses packets."""
     ERROR = "error"
-    """A key FAILED at once (False for existence and removal), and the store was not asked: a refused
-    connection, an error of the medium."""
+    """A key FAILED at once (False for existence and removal) without a call to the store: a refused
+    connection, a media error."""
     TIMEOUT = "timeout"
-    """A key has no answer until the deadline: a server that hangs. A write or removal is carried out
-    half of the time, as when only the answer was lost."""
+    """A key has no answer until the deadline: a server that hangs. Half of the writes and removals are
+    still carried out, as if only the answer was lost."""
     LOST = "lost"
-    """A write is said to be OK and nothing is stored: a power failure, or a cache that evicts."""
+    """A write returns OK but stores nothing: a power failure, or a cache that evicts."""
     LIE = "lie"
-    """Existence is answered the wrong way round: an index that is out of date."""
+    """An existence call returns the opposite: a stale index."""
     FLIP = "flip"
-    """A byte of what is read has changed, and the store's check has found that: the key is CORRUPT, and
-    the object is removed."""
+    """A byte of a read has changed and the checksum detects it: the key is CORRUPT and the object is
+    removed."""
 
 
 _OF_READS: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.FLIP)
@@ -62,7 +62,7 @@ _Rate = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOptions(Settings):
-    """The options of the wrapper; a kind without a rate never comes, unless none has one."""
+    """The options of the wrapper. A kind without a rate is off, unless no kind has a rate."""
 
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 20
@@ -76,12 +76,12 @@ class FaultOptions(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """Which faults are injected, and how often. Equal plans treat equal calls alike."""
+    """The kinds and rates of injected faults. Equal plans treat equal calls alike."""
 
     seed: int = 0
     rates: Mapping[Fault, float] = field(default_factory=dict[Fault, float])
     delay_s: float = DELAY_S
-    """The longest delay."""
+    """The longest delay, in seconds."""
 
     def __post_init__(self) -> None:
         for kinds in (_OF_READS, _OF_WRITES, _OF_EXISTENCE):
@@ -93,11 +93,11 @@ class FaultPlan:
 
 
 class FaultBackend(Wrapper):
-    """Injects the faults of a plan. Keeps S1 to S3; what it breaks of the rest is what `Fault` says.
+    """Injects the faults of a plan. Rules S1 to S3 still hold; `Fault` says which others break.
 
-    Faults are drawn when a call begins, key by key, so that they depend on the order of calls alone.
-    A call that comes after its deadline, or after `close`, has none. A flip is counted when it is done;
-    there is none where there is no sound object.
+    Faults are drawn per key when a call starts, so they depend only on the order of calls. A call after
+    its deadline or after `close` has no fault. A flip needs a valid object, and is counted when it
+    happens.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class FaultBackend(Wrapper):
         self._random = Random(plan.seed)  # noqa: S311 - the faults are to be repeatable.
         self._closed = False
         self.injected: Counter[Fault] = Counter()
-        """How many faults there were of each kind."""
+        """Number of injected faults of each kind."""
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         if self._spares(deadline):
@@ -214,7 +214,7 @@ class FaultBackend(Wrapper):
             await asyncio.sleep(max(0.0, min(delay_s, deadline - self._clock())))
 
     async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
-        """Wait for the deadline if a key has no answer before it: S2 lets no call say so sooner."""
+        """If a key timed out, wait for the deadline, because S2 forbids TIMED_OUT before it."""
         if Fault.TIMEOUT in faults:
             await asyncio.sleep(max(0.0, deadline - self._clock()))
 
@@ -223,7 +223,7 @@ class FaultBackend(Wrapper):
 
 
 def _flip(buffers: Sequence[memoryview]) -> None:
-    """Change the first byte of what was read."""
+    """Change the first byte of the buffers."""
     for buffer in buffers:
         if buffer.nbytes:
             buffer.cast("B")[0] ^= 1
@@ -231,7 +231,7 @@ def _flip(buffers: Sequence[memoryview]) -> None:
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
-    """Return `backend` with the faults that the URI's options ask for."""
+    """Return `backend` with the faults that the URI's options describe."""
     options = uri.read(FaultOptions, "fault")
     given = {kind: getattr(options, kind) for kind in Fault}
     rates = {kind: rate for kind, rate in given.items() if rate is not None}

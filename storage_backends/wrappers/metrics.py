@@ -1,8 +1,7 @@
-"""`metrics+...`: what calls came to, how long they took, and how many are in flight.
+"""`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-It counts what its callers see: outside of a retry, that is one outcome for each key, and inside of it
-one for each try. `MetricsBackend.log` has the numbers. Memory is bounded: a fixed number of numbers,
-whatever happens.
+It counts at its place in the chain: outside of a retry one outcome per key, inside of it one per
+attempt. `MetricsBackend.log` has the numbers. Memory use is constant.
 """
 
 import threading
@@ -21,65 +20,65 @@ from .base import Answer, AroundWrapper, Call, PendingCall
 
 _OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 INTERRUPTED: Final = "interrupted"
-"""The outcome of all keys of a call that was cancelled, or raised."""
+"""The outcome of all keys of a call that was cancelled or raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallMetrics:
-    """What was seen of one kind of call since the log was made."""
+    """The metrics of one kind of call since the log was created."""
 
     outcomes: Mapping[str, int]
-    """Keys by what became of them: the outcomes' names in small letters; `yes` and `no` for
-    existence; `free` and `taken` for removal."""
+    """Number of keys by outcome: the outcomes' names in lower case; `yes` and `no` for existence;
+    `free` and `taken` for removal."""
     nbytes: int
-    """Bytes of the keys that were OK."""
+    """Total bytes of the keys that were OK."""
     in_flight: int
-    """Calls that have not returned yet."""
+    """Number of calls that have not returned yet."""
     interrupted: int
-    """Calls that were cancelled, or raised. Their keys have no outcome."""
+    """Number of calls that were cancelled or raised. Their keys have no outcome."""
     took: Histogram
-    """Calls that returned, by how long they took."""
+    """Durations of the calls that returned."""
 
 
 class SeenCall(NamedTuple):
-    """One call that has returned, was cancelled, or raised."""
+    """One finished call: it returned, was cancelled, or raised."""
 
     kind: Call
     pool: str
     """The pool of its keys."""
     outcomes: dict[str, int]
-    """As `CallMetrics.outcomes`, or `INTERRUPTED`."""
+    """Keys by outcome as in `CallMetrics.outcomes`, or `INTERRUPTED`."""
     nbytes: int
     began_s: float
-    """On the scale of the backend's clock, by default `time.monotonic`'s."""
+    """By the backend's clock; the default is `time.monotonic`."""
     ended_s: float
 
 
 Metrics = Mapping[Call, CallMetrics]
-"""By the kind of call; all kinds are there."""
+"""The metrics of every kind of call."""
 
 
 class CallLog:
-    """What was seen of calls to one store, or to several of a kind. Thread-safe."""
+    """Collects the metrics of calls to one store, or to several of a kind. Thread-safe."""
 
     def __init__(self, on_call: Callable[[SeenCall], None] | None = None) -> None:
-        """`on_call` is told of each call, in its own task, when it is over."""
+        """When a call is over, `on_call` receives it, in that call's task."""
         self._on_call = on_call
         self._lock = threading.Lock()
         self._seen = {call: _Seen() for call in Call}
 
     def metrics(self) -> Metrics:
-        """Return what was seen so far."""
+        """Return the metrics up to now."""
         with self._lock:
             return {call: seen.frozen() for call, seen in self._seen.items()}
 
     def begin(self, kind: Call) -> None:
-        """Note that a call has begun."""
+        """Count the start of a call."""
         with self._lock:
             self._seen[kind].in_flight += 1
 
     def end(self, call: SeenCall) -> None:
-        """Note that a call is over."""
+        """Count the end of a call."""
         with self._lock:
             seen = self._seen[call.kind]
             seen.in_flight -= 1
@@ -94,7 +93,7 @@ class CallLog:
 
 
 class MetricsBackend(AroundWrapper):
-    """Counts and measures what goes through it, and changes nothing."""
+    """Counts and measures calls without changing them."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class MetricsBackend(AroundWrapper):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`log` is where it is counted, which several may share; by default one of its own."""
+        """`log` collects the metrics and may be shared; by default each backend has its own."""
         super().__init__(backend)
         self.log = log or CallLog()
         self._clock = clock
@@ -125,7 +124,7 @@ class MetricsBackend(AroundWrapper):
 
 
 def _pool(call: PendingCall[Answer]) -> str:
-    """Return the pool of a call's keys, of which all are alike."""
+    """Return the pool of a call's keys, which all have the same one."""
     if not call.keys:
         return ""
     first = call.keys[0]
@@ -133,7 +132,7 @@ def _pool(call: PendingCall[Answer]) -> str:
 
 
 def _word(kind: Call, answer: ReadOutcome | WriteOutcome | bool) -> str:
-    """Return what `CallMetrics.outcomes` calls an answer."""
+    """Return the word for an answer in `CallMetrics.outcomes`."""
     if isinstance(answer, ReadOutcome | WriteOutcome):
         return answer.name.lower()
     no, yes = ("no", "yes") if kind is Call.EXISTS else ("taken", "free")
@@ -141,7 +140,7 @@ def _word(kind: Call, answer: ReadOutcome | WriteOutcome | bool) -> str:
 
 
 class _Seen:
-    """What was seen of one kind of call, so far."""
+    """The metrics of one kind of call up to now."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -1,1 +1,1 @@
-"""`peer://`: pages that the ranks of another group have on their hosts, read from there."""
+"""`peer://`: reads pages from the hosts of another group's ranks."""

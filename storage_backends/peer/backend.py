@@ -1,24 +1,23 @@
-"""`peer://host:port?secret=S`: pages that the ranks of another group have on their hosts.
+"""`peer://host:port?secret=S`: reads pages from the hosts of another group's ranks.
 
-`host:port` is where one of that group's ranks serves its pages
-(`ranks/page_server/page_server`); it tells where the others are. The group's own engine
-decides which pages can be read, and until when: this store only reads, every write fails, and nothing
-can be listed or removed. What is bad is CORRUPT each time.
+`host:port` is the page server of one rank of that group (`ranks/page_server/page_server`), which lists
+the addresses of the others. The serving group's engine decides which pages can be read, and until when.
+This store is read-only: every write fails, and it cannot list or remove. A corrupt page is CORRUPT at
+every read.
 
-Options: `secret` (the one that the group was given; needed unless it serves on its own host alone),
-`connect_s` (how long a connection may take to be made, default 5), `inflight_bytes` (how much is
-asked of one rank at a time, default 64 MiB), `allow_sources` (networks and names of hosts, with
-commas between, of which the rank must be one), `transfer` (`mooncake`: pages are read by Mooncake's
-transfer engine where the group has one, too; default `tcp`: over the connection), and with it
-`protocol` (`tcp` or `rdma`), `device` (which RDMA devices) and `insists` (1: nothing comes over the
-connection).
+Options: `secret` (that of the serving group; required unless it serves only its own host), `connect_s`
+(timeout of a connection attempt, default 5), `inflight_bytes` (maximum requested from one rank at a
+time, default 64 MiB), `allow_sources` (comma-separated networks and host names that the rank must
+belong to), `transfer` (`mooncake`: read pages with Mooncake's transfer engine if the serving group has
+one, too; default `tcp`: over the connection), and with it `protocol` (`tcp` or `rdma`), `device` (RDMA
+devices) and `insists` (1: never read pages over the connection).
 
-A call asks all ranks that have something of what it wants, one connection each. Bytes go straight
-into the caller's buffers, and only there are they verified. A read that ends early leaves its
-connection in order: what still comes of it goes nowhere. A connection that breaks fails what was
-asked over it, and the next call makes it again. A rank that says nothing costs each call its
-deadline: put `breaker+` before the scheme where that matters. What a transfer engine reads goes through
-memory of our own (`one_sided`), so that a call of it that hangs costs no more either.
+A call sends requests to all ranks that may have some of the objects, over one connection each. Bytes go
+directly into the caller's buffers and are verified there. A read that ends early leaves its connection
+usable, and the late bytes are discarded. A broken connection fails its requests, and the next call
+reconnects. A silent rank costs each call its deadline, which `breaker+` before the scheme avoids. Reads
+by a transfer engine go through memory of this process (`one_sided`), so a hanging call of the library
+costs no more.
 """
 
 import time
@@ -48,11 +47,11 @@ class PeerOptions(TransferSettings):
     connect_s: Annotated[float, Meta(ge=0.01, le=600)] = 5.0
     inflight_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 64 << 20
     allow_sources: str = ""
-    """As `Peers` has them, with commas between."""
+    """Comma-separated, in the format of `Peers`."""
 
 
 class PeerBackend:
-    """Keeps the contract of `StorageBackend` for a store that is only read."""
+    """A read-only `StorageBackend`."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class PeerBackend:
         engine: EngineSettings | None = None,
         allowed: AllowedSources | None = None,
     ) -> None:
-        """`address` is host:port, and `text` what messages call the store."""
+        """`address` is host:port; `text` is the store's name in messages."""
         self._text = text or f"peer://{address}"
         self._make_group = partial(
             PeerGroup,
@@ -84,7 +83,7 @@ class PeerBackend:
         return Capabilities(writes=False)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
-        """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""
+        """Connect to the rank in the URI; raises `ConfigError` if that is impossible."""
         group = self._make_group()
         try:
             await group.enter()
@@ -94,7 +93,7 @@ class PeerBackend:
         self._group = group
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether the object can be read now."""
+        """Return for each name whether the object can be read now."""
         if self._group is None or not names or time.monotonic() >= deadline:
             return [False] * len(names)
         return await look_up(self._group, names, deadline)
@@ -106,7 +105,7 @@ class PeerBackend:
         return await read_objects(self._group, reads, deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write nothing: these pages are another group's."""
+        """Write nothing: the pages belong to another group."""
         late = self._group is not None and time.monotonic() >= deadline
         outcome = WriteOutcome.TIMED_OUT if late else WriteOutcome.FAILED
         return [outcome] * len(writes)
@@ -121,13 +120,13 @@ class PeerBackend:
         return [False] * len(names)
 
     def objects(self) -> AsyncIterator[StoredObject]:
-        """Raise `UsageError`: ranks are asked for objects by their names only."""
+        """Raise `UsageError`: ranks answer only requests for named objects."""
         raise UsageError(
             f"store {self._text!r} cannot be listed: ranks are asked for pages by their names only"
         )
 
     async def close(self) -> None:
-        """End all connections. Idempotent."""
+        """Close all connections. Idempotent."""
         group, self._group = self._group, None
         if group is not None:
             await group.close()

@@ -1,4 +1,4 @@
-"""One call of the backend, sorted by the ranks that can answer it, and asked of them side by side."""
+"""Splits one call of the backend by rank, and sends the requests to all ranks concurrently."""
 
 import asyncio
 import time
@@ -18,11 +18,11 @@ from .wire import NAMES_MAX
 RequestT = TypeVar("RequestT", bound=Request)
 
 _REQUEST_BYTES: Final = 8 << 20
-"""As much is asked for by one request, or one object if that is larger."""
+"""Maximum bytes of one request, or one object if that is larger."""
 
 
 async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-    """Say for each name whether the object can be read now; False where that cannot be told."""
+    """Return for each name whether the object can be read now; False if its rank gives no answer."""
     there = [False] * len(names)
     try:
         await group.enter_again(deadline)
@@ -52,7 +52,7 @@ async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float
 async def read_objects(
     group: PeerGroup, reads: Sequence[Read], deadline: float
 ) -> list[ReadOutcome]:
-    """Read the objects into their buffers, which nothing touches any more on return."""
+    """Read the objects into their buffers, which are not touched after the return."""
     outcomes = [ReadOutcome.FAILED] * len(reads)
     digests = [name_digest(read.name) for read in reads]
     late = time.monotonic() >= deadline
@@ -78,7 +78,7 @@ async def read_objects(
         outcomes[at] = ReadOutcome.MISSING
         rank = group.rank_of(name, digest)
         if rank is not None:
-            # Shapes are long to compare, and those of one batch are one.
+            # # Comparing shapes is slow, and all reads of a batch share one object.
             shapes[id(shape)] = shape
             wanted = Wanted(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
@@ -102,15 +102,15 @@ async def read_objects(
 async def _ask_ranks(
     group: PeerGroup, by_rank: Mapping[Address, Sequence[RequestT]], deadline: float
 ) -> None:
-    """Ask the ranks, and return once each request is answered, has failed, or is late.
+    """Send the requests and return once each is answered, has failed, or is late.
 
-    No buffer is touched after that, nor after a cancellation.
+    No buffer is touched afterwards, nor after a cancellation.
     """
     calls = [_ask_rank(group, rank, requests, deadline) for rank, requests in by_rank.items()]
     if len(calls) == 1:
         await calls[0]
     elif calls:
-        # Cancelled, it returns only when all of them have.
+        # # When cancelled, `gather` returns only after all of its calls.
         await asyncio.gather(*calls)
 
 

@@ -1,8 +1,7 @@
-"""One connection to one rank of the group that serves: what is asked over it, and what comes back.
+"""One connection to one rank of the serving group: sends requests and receives the answers.
 
-All of it happens on the event loop's thread, in short turns. Requests are answered in the order in
-which they were sent. One that is abandoned keeps its place, and what still comes for it goes
-nowhere.
+Everything runs on the event loop's thread, in short turns. Requests are answered in the order of
+sending. An abandoned request keeps its place, and its late answer is discarded.
 """
 
 import asyncio
@@ -38,8 +37,8 @@ from .wire import (
 )
 
 SILENT_S: Final = 5.0
-"""A connection over which nothing has come for so long, although much was asked, is given up when the
-next call runs out of its time."""
+"""A connection with outstanding requests that has received nothing for this long is closed when a
+request times out."""
 
 
 async def connect(
@@ -51,12 +50,12 @@ async def connect(
     broke: Callable[[str], None],
     allowed: AllowedSources,
 ) -> "Connection":
-    """Return a new connection to the rank at `address`, which has said hello.
+    """Return a new connection to the rank at `address`, after its `Hello`.
 
-    Raises `ConfigError` for an address that is not allowed, another version or secret, or none where
-    the rank is on another host, and `StorageError` or `OSError` for what may pass. `store` is what
-    messages call the rank, and `broke` is told when the connection has ended, and why if anybody waited
-    for an answer.
+    Raises `ConfigError` for an address that is not allowed, another version or secret, or a missing
+    secret if the rank is on another host. Raises `StorageError` or `OSError` for temporary failures.
+    `store` is the rank's name in messages. `broke` is called when the connection has ended, with the
+    reason if requests were waiting.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
@@ -89,7 +88,7 @@ async def connect(
 
 
 class Connection:
-    """Asks one rank, several requests at a time."""
+    """Sends requests to one rank, several at a time."""
 
     def __init__(
         self,
@@ -108,11 +107,11 @@ class Connection:
         self._broke = broke
         self._waiting: deque[Request] = deque()
         self._sent: dict[int, Request] = {}
-        """Those that are not answered yet, in the order in which they were sent."""
+        """Unanswered requests in the order of sending."""
         self._one_sided: OneSidedReads | None = None
         self._target = ""
         self._staged: dict[int, Staged] = {}
-        """What is being read by an engine, by the numbers of the requests."""
+        """Requests that a transfer engine is reading, by request number."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
@@ -124,15 +123,15 @@ class Connection:
 
     @property
     def host(self) -> str:
-        """The address of this host from which the rank is reached."""
+        """Return the address of this host on the route to the rank."""
         return str(self._sock.getsockname()[0])
 
     def read_by(self, one_sided: OneSidedReads, target: str) -> None:
-        """Have objects read by an engine from now on, that of the rank being reached at `target`."""
+        """Read objects by a transfer engine from now on; the rank's engine is at `target`."""
         self._one_sided, self._target = one_sided, target
 
     def submit(self, request: Request) -> None:
-        """Ask, as soon as there is room for it; on a connection that has ended nothing is answered."""
+        """Send the request as soon as there is room; on a closed connection it finishes unanswered."""
         if not self.is_open:
             request.finish()
             return
@@ -140,9 +139,9 @@ class Connection:
         self._send_waiting()
 
     def abandon(self, request: Request) -> None:
-        """Touch the request's buffers no more, from now on, and ask the rank to send no more of it.
+        """Stop touching the request's buffers at once, and ask the rank not to send the rest.
 
-        Ends the connection where the rank has said nothing for a long time.
+        Closes the connection if the rank has been silent for `SILENT_S`.
         """
         if not self.is_open or request.done.done():
             return
@@ -154,7 +153,7 @@ class Connection:
         if self._receiving is request:
             self._receiver.divert()
         if number in self._staged:
-            # One that no thread has begun with ends now, and the others when the library returns.
+            # # A queued call is cancelled now; a running one ends when the library returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing has come for {SILENT_S:g} s")
@@ -162,9 +161,10 @@ class Connection:
         self._send(Forget(number))
 
     def close(self, why: str = "") -> None:
-        """End the connection; all who wait go on. `why` is told to whom it concerns, if it is said.
+        """Close the connection and finish all requests; report the reason `why`, if any, to `broke`.
 
-        Where nobody waits there is nothing wrong yet: a group that ends in order hangs up, too.
+        If no request is waiting, a closed connection is not an error: a group that shuts down closes
+        it, too.
         """
         if not self.is_open:
             return
@@ -228,7 +228,7 @@ class Connection:
         self._send_waiting()
 
     def _frames(self) -> Parser:
-        """Receive frame after frame."""
+        """Parse one frame after the other."""
         head = FrameHead(self._tags.received)
         while True:
             yield from head.receive()
@@ -265,9 +265,9 @@ class Connection:
                     raise StorageError(f"a {type(message).__name__} out of place")
 
     def _receive_pages(self, reading: Reading, pages: Pages, attached_bytes: int) -> Parser:
-        """Receive what is attached to `pages`, and see that it is authentic.
+        """Receive the attachment of `pages`, and verify its tag.
 
-        Of an abandoned reading the bytes are gone, and so is whoever wanted them.
+        For an abandoned reading the bytes are discarded without verification.
         """
         running = self._tags.received.begin() if attached_bytes else None
         for sinks in reading.receive(pages, attached_bytes):
@@ -281,7 +281,7 @@ class Connection:
                 running.require(tag)
 
     def _read(self, reading: Reading, located: Located, headers: memoryview) -> None:
-        """Read by the engine what the rank has located."""
+        """Start the engine's read of the locations that the rank returned."""
         number = located.number
         if self._one_sided is None or reading.is_abandoned():
             self._done(number)
@@ -296,7 +296,7 @@ class Connection:
             self._done(number)
 
     def _came(self, one_sided: OneSidedReads, number: int, staged: Staged) -> None:
-        """Take what an engine has read, or not, if somebody still wants it."""
+        """Deliver the result of an engine's read if the request still waits for it."""
         if self.is_open:
             self._heard_at = time.monotonic()
             del self._staged[number]
@@ -314,7 +314,7 @@ class Connection:
         self._send(Done(number))
 
     def _engine_failed(self, one_sided: OneSidedReads, why: str) -> None:
-        """Read over the connection from now on, unless that is not to be."""
+        """Read over the connection from now on, unless the settings insist on the engine."""
         if not one_sided.settings.insists:
             self._one_sided = None
         one_sided.failures.warn(

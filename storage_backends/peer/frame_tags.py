@@ -1,13 +1,13 @@
-"""Tags that authenticate the frames of a connection between two sides that know one secret.
+"""Tags that authenticate the frames of a connection between two sides with a shared secret.
 
-A tag is a GMAC: AES-256-GCM of no plaintext, with what it covers as additional data. Each direction of
-a connection has its own key, derived in the handshake, and the nonce of a tag is its number in that
-direction. So a tag is right for one frame at one place in one connection: if a frame was changed, left
-out, repeated, moved or sent back to its sender, a tag is wrong.
+A tag is a GMAC: AES-256-GCM without plaintext, over the frame as additional data. Each direction of a
+connection has its own key from the handshake, and the nonce is the tag's number in that direction. So a
+tag is valid for one frame at one position of one connection. A frame that was changed, dropped,
+repeated, moved or reflected makes a tag invalid.
 
-Pages are authenticated and not encrypted, because GMAC reads them where they lie, and AES-GCM, at half
-the speed, would write every page into a buffer before it is sent (docs/performance.md). Without a
-secret there are no tags.
+Pages are authenticated but not encrypted. GMAC reads them in place, while AES-GCM has half the speed
+and copies every page into a buffer before sending (docs/performance.md). Without a secret there are no
+tags.
 """
 
 import hmac
@@ -34,10 +34,10 @@ class WrongTagError(StorageError):
 
 
 class FrameTags:
-    """The tags of one direction of one connection, in their order."""
+    """The tags of one direction of one connection, in order."""
 
     def __init__(self, key: bytes = b"") -> None:
-        """Without a key tags are empty."""
+        """Without a key all tags are empty."""
         self._key = key
         self._count = 0
         self.nbytes: Final = TAG_BYTES if key else 0
@@ -51,18 +51,18 @@ class FrameTags:
         return memoryview(bytearray(self.nbytes))
 
     def of(self, data: bytes | memoryview) -> bytes:
-        """Return the next tag, of `data`."""
+        """Return the next tag, for `data`."""
         if not self._key:
             return b""
         return self._cipher.encrypt(self._nonce(), b"", data)
 
     def require(self, data: bytes | memoryview, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is the next one, and of `data`."""
+        """Raise `StorageError` unless `tag` is the next tag and valid for `data`."""
         if not hmac.compare_digest(self.of(data), tag):
             raise WrongTagError
 
     def begin(self) -> "RunningTag":
-        """Return the next tag, of what will be added to it."""
+        """Return the next tag, for data to be added in steps."""
         if not self._key:
             return RunningTag(None)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -76,43 +76,43 @@ class FrameTags:
 
 
 class RunningTag:
-    """A tag of memory that is added view by view, and not copied."""
+    """A tag over memory that is added view by view, without copies."""
 
     def __init__(self, context: "AEADEncryptionContext | None") -> None:
         self._context = context
 
     def add(self, views: Iterable[memoryview | bytes]) -> None:
-        """Add what follows; it is read now."""
+        """Add the next views; reads them immediately."""
         if self._context is not None:
             for view in views:
                 self._context.authenticate_additional_data(view)
 
     def end(self) -> bytes:
-        """Return the tag of all that was added."""
+        """Return the tag of all added views."""
         if self._context is None:
             return b""
         self._context.finalize()
         return self._context.tag
 
     def require(self, tag: bytes | memoryview) -> None:
-        """Raise `StorageError` unless `tag` is that of all that was added."""
+        """Raise `StorageError` unless `tag` is valid for all added views."""
         if not hmac.compare_digest(self.end(), tag):
             raise WrongTagError
 
 
 class ConnectionTags(NamedTuple):
-    """The tags of one side of a connection."""
+    """The tags of both directions, as one side of a connection uses them."""
 
     sent: FrameTags
     received: FrameTags
 
     @classmethod
     def of_reader(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return those of the side that has connected."""
+        """Return the tags of the connecting side."""
         return cls(*(FrameTags(each if secret else b"") for each in keys))
 
     @classmethod
     def of_server(cls, secret: bytes, keys: SessionKeys) -> "ConnectionTags":
-        """Return those of the side that listens."""
+        """Return the tags of the listening side."""
         sent, received = cls.of_reader(secret, keys)
         return cls(received, sent)

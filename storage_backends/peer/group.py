@@ -1,4 +1,4 @@
-"""The group that serves: its ranks, which of them has which objects, and the connections to them."""
+"""The serving group: its ranks, the objects that each can have, and the connections to them."""
 
 import asyncio
 import logging
@@ -28,10 +28,10 @@ _SHORT: Final = 12
 
 
 class PeerGroup:
-    """Finds out which rank has what, and connects to it when it is first asked.
+    """Maps objects to ranks, and connects to a rank at its first request.
 
-    One owner: the event loop's thread. There is at most one connection to a rank. One that has broken
-    is made again by the next call that needs it, and the rank of the URI then says anew who is there.
+    Used only by the event loop's thread. There is at most one connection per rank. The next call that
+    needs a broken connection reconnects, and the rank in the URI then lists the ranks again.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class PeerGroup:
         engine: EngineSettings | None = None,
         allowed: AllowedSources,
     ) -> None:
-        """With `engine` objects are read by a transfer engine from ranks that have one as well.
+        """With `engine`, objects are read by a transfer engine from ranks that have one too.
 
-        `entry` must be `allowed`; it is then trusted with where the others are.
+        `entry` must be in `allowed`; the addresses that it lists are trusted.
         """
         self._entry = entry
         self._secret = secret.encode()
@@ -56,7 +56,7 @@ class PeerGroup:
         self._inflight_bytes = inflight_bytes
         self._allowed = allowed
         self._unproven: dict[Address, float] = {}
-        """Until when ranks are not connected to that have not proved to be those who were meant."""
+        """Times until which ranks that failed to prove their identity are not retried."""
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
@@ -68,7 +68,7 @@ class PeerGroup:
         self._closed = False
 
     async def enter(self) -> None:
-        """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""
+        """Connect to the rank in the URI; raises `ConfigError` if that is impossible."""
         try:
             await self._connect(self._entry)
         except ConfigError:
@@ -80,14 +80,14 @@ class PeerGroup:
             ) from error
 
     async def enter_again(self, deadline: float) -> None:
-        """Connect to that rank again if the connection to it has ended; raises as `connection`."""
+        """Reconnect to the rank in the URI if needed; raises the errors of `connection`."""
         await self.connection(self._entry, deadline)
 
     def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:
-        """Return the rank to ask for an object, None if no rank can have it.
+        """Return the rank that serves an object, or None if no rank can have it.
 
-        Where several have it, as they do of what is the same on every rank, it is one of these, always
-        the same for one name.
+        If several ranks have it, as they have replicated data, the same one is returned for the same
+        name.
         """
         ranks = self._places.get((name.pool, name.shard), ())
         if not ranks or not self._is_of(name.namespace):
@@ -95,10 +95,10 @@ class PeerGroup:
         return ranks[int.from_bytes(digest[:8], "big") % len(ranks)]
 
     async def connection(self, address: Address, deadline: float) -> Connection:
-        """Return the connection to a rank, which is made if there is none.
+        """Return the connection to a rank; connect first if there is none.
 
-        Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` where it cannot be made.
-        Whoever else waits for the same connection goes on waiting when one is cancelled.
+        Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` if connecting fails. A
+        cancelled caller does not cancel the attempt for other callers.
         """
         found = self._connections.get(address)
         if found is not None and found.is_open:
@@ -120,7 +120,7 @@ class PeerGroup:
         return task.result()
 
     async def close(self) -> None:
-        """End all connections. Idempotent."""
+        """Close all connections. Idempotent."""
         self._closed = True
         tasks = list(self._connecting.values())
         for task in tasks:
@@ -134,7 +134,7 @@ class PeerGroup:
             self._one_sided.close()
 
     def _is_of(self, namespace: str) -> bool:
-        """Say whether the group's objects are those of a namespace; complains where they are not."""
+        """Return whether `namespace` is that of the group's objects; log a warning if not."""
         assert self._hello is not None
         if namespace == self._hello.namespace:
             return True
@@ -183,9 +183,9 @@ class PeerGroup:
         return made
 
     async def _find_engine(self, made: Connection) -> None:
-        """Have a rank's objects read by an engine, if there is one on both sides.
+        """Read the rank's objects by a transfer engine if both sides have one.
 
-        Otherwise a line says why not. Raises `ConfigError` where it must be by an engine.
+        Otherwise log the reason, or raise `ConfigError` if the settings insist on an engine.
         """
         if self._one_sided is None:
             return
@@ -229,7 +229,7 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # The URI may call the entry by another name than its group does, and one connection will do.
+        # # The URI may use another address for the entry than its group does; one connection is enough.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

@@ -1,4 +1,4 @@
-"""The handshake of readers and of ranks that serve pages, over sockets; see `..handshake`."""
+"""The handshake between readers and page servers over sockets; see `..handshake`."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ MAGIC: Final = b"LOCKPEER"
 
 
 class SocketStream:
-    """A socket that does not block, as a handshake reads and writes it."""
+    """A non-blocking socket with the interface that the handshake uses."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -31,11 +31,11 @@ class SocketStream:
 async def greet_server(
     sock: socket.socket, secret: bytes, store: str, address: str
 ) -> ConnectionTags:
-    """Do the reader's part, where `address` is the one that it was given for the server.
+    """Run the reader's side; `address` is the server's address in the configuration.
 
-    `store` is what messages call the server. Raises `UnprovenError` for a server that does not prove
-    that it knows the secret and is meant, `ConfigError` for one of another version, and `StorageError`
-    or `OSError` for what may pass.
+    `store` is the server's name in messages. Raises `UnprovenError` if the server does not prove that
+    it knows the secret and owns the address, `ConfigError` for another version, and `StorageError` or
+    `OSError` for temporary failures.
     """
     meant = canonical_address(*split_address(address)), _place(sock.getpeername())
     stream = SocketStream(sock)
@@ -55,9 +55,9 @@ async def greet_server(
 async def greet_reader(
     sock: socket.socket, secret: bytes, address: str, *, full: bool
 ) -> ConnectionTags:
-    """Do the server's part; raises `StorageError` or `OSError` if this reader is not to be served.
+    """Run the server's side; raises `StorageError` or `OSError` if this reader is refused.
 
-    It has to mean this server: by the `address` that readers are told, or the one it has reached.
+    The reader must have dialled this server, by its published `address` or by the socket's own.
     """
     own = canonical_address(*split_address(address)), _place(sock.getsockname())
     stream = SocketStream(sock)
@@ -74,7 +74,7 @@ def _place(name: tuple[str, int]) -> str:
 
 
 async def receive_exactly(sock: socket.socket, view: memoryview) -> None:
-    """Fill `view`; raises `ConnectionResetError` if the other side hangs up before."""
+    """Fill `view`; raises `ConnectionResetError` if the other side closes the connection first."""
     loop = asyncio.get_running_loop()
     while view:
         count = await loop.sock_recv_into(sock, view)

@@ -1,10 +1,10 @@
-"""Reads of objects out of a rank's memory by a transfer engine, into memory of our own.
+"""Reads objects from a rank's memory with a transfer engine, into memory of this process.
 
-A call of the library cannot be ended, so it never touches the caller's buffers: it reads into an area
-of ours, in a thread that may be left behind. What has come is laid out as the rank would have sent it,
-and goes the way of what was sent: it is copied into the caller's buffers on the loop's thread, and
-verified there. So memory that was reused there while it was read is found out like any other damage,
-and bytes that come late for a call that has ended go nowhere.
+A call of the library cannot be cancelled, so it never touches the caller's buffers. It reads into a
+staging area, on a thread that may be left behind. The area has the layout that the rank would have
+sent, and is processed the same way: copied into the caller's buffers on the loop's thread, and verified
+there. So memory that the rank reused during the read is detected like any damage, and bytes that arrive
+after the end of their call are discarded.
 """
 
 import asyncio
@@ -27,28 +27,28 @@ from .transfer_engine import Piece, TransferEngine, shared_engine
 from .wire import Located, Pages, State
 
 THREADS: Final = 2
-"""The most calls of the library at a time, for one group that is read from. Over TCP each keeps a core
-busy while it waits."""
+"""Maximum concurrent calls of the library per serving group. Over TCP each call keeps a core busy while
+it waits."""
 _AREA_BYTES_MIN: Final = 256 << 10
 
 
 class OneSidedReads:
-    """The areas and threads by which one group is read from. One owner: the event loop's thread."""
+    """The staging areas and threads for one serving group, used only by the event loop's thread."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
         self._free: dict[int, list[memoryview]] = {}
-        """Areas that no call has, by their length, which is a power of two."""
+        """Free areas by length, which is a power of two."""
         self._engine: TransferEngine | None = None
         self.failures: Final = Trouble()
-        """Logs that reads fail."""
+        """Rate-limited warnings about failed reads."""
         self._closed = False
 
     async def start(self, host: str, timeout_s: float) -> None:
-        """Have the engine by which this process reads; raises `StorageError` if there is none.
+        """Start this process's engine for reads; raises `StorageError` if that fails.
 
-        `host` is this one, as others reach it.
+        `host` is the address of this host as other hosts reach it.
         """
         if self._engine is not None:
             return
@@ -70,17 +70,16 @@ class OneSidedReads:
         headers: memoryview,
         came: Callable[["Staged"], None],
     ) -> "Staged":
-        """Read what a rank says where it lies; `came` is called on the loop when that has ended.
+        """Read the located pages; `came` is called on the loop when the read has ended.
 
-        The area is taken back (`end`) by whoever is called. Raises `StorageError` where no memory can
-        be registered.
+        The callee must return the area by `end`. Raises `StorageError` if no memory can be registered.
         """
         assert self._engine is not None
         staged = Staged(reading, located, headers, self._area(reading.nbytes))
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
-            # The loop may have ended while the library held the call.
+            # # The loop may have been closed while the library held the call.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(came, staged)
 
@@ -89,13 +88,13 @@ class OneSidedReads:
         return staged
 
     def end(self, staged: "Staged") -> None:
-        """Take the area of a read that has ended."""
+        """Return the area of a finished read."""
         self._free[len(staged.area)].append(staged.area)
         if self._closed:
             self._give_back()
 
     def close(self) -> None:
-        """Begin no more calls, and give back what no call has; does not wait."""
+        """Start no more calls and unregister all free areas; does not wait."""
         self._closed = True
         self._threads.end()
         self._give_back()
@@ -106,7 +105,7 @@ class OneSidedReads:
                 self._engine.unregister(areas.pop())
 
     def _area(self, nbytes: int) -> memoryview:
-        """Return an area of so many bytes or more, of its own until `end`."""
+        """Return an area of at least `nbytes`, reserved until `end`."""
         length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(length, [])
         if free:
@@ -118,14 +117,14 @@ class OneSidedReads:
 
 
 class Staged:
-    """One answer about objects, and the area into which they are read, laid out as `Pages` are."""
+    """One answer about objects, and the area they are read into, with the layout of `Pages`."""
 
     def __init__(
         self, reading: Reading, located: Located, headers: memoryview, area: memoryview
     ) -> None:
-        """Lay out the objects; one whose header is unsound stays without bytes.
+        """Lay out the objects; an object with an invalid header gets no bytes.
 
-        The area has room for what the reading may bring (`Reading.nbytes`).
+        The area has room for everything that the reading may bring (`Reading.nbytes`).
         """
         self.area = area
         self.call: Future[bool] = Future()
@@ -150,11 +149,11 @@ class Staged:
 
     @property
     def has_come(self) -> bool:
-        """Whether the call has ended, and brought all."""
+        """Return whether the call has finished and read everything."""
         return not self.call.cancelled() and self.call.exception() is None and self.call.result()
 
     def give(self) -> None:
-        """Let the reading have what has come, and verify it."""
+        """Copy the received bytes into the reading's buffers, and verify them."""
         pages = Pages(0, 0, bytes(self._states))
         fill(self._reading.receive(pages, self._nbytes), self.area)
         self._reading.take(pages)
@@ -165,7 +164,7 @@ class Staged:
 
 
 def fill(parser: Parser, source: memoryview) -> None:
-    """Have a parser receive what lies in `source`, as it would from a connection."""
+    """Feed a parser from `source` as if the bytes came from a connection."""
     at = 0
     for sinks in parser:
         for sink in sinks:
@@ -174,9 +173,9 @@ def fill(parser: Parser, source: memoryview) -> None:
 
 
 def headers_of(reading: Reading, located: Located, attached_bytes: int) -> memoryview:
-    """Return room for the headers that are attached to an answer.
+    """Return memory for the headers that are attached to an answer.
 
-    Raises `StorageError` if it is no answer to this reading.
+    Raises `StorageError` if the answer does not match this reading.
     """
     states = located.states
     there = len(states) - states.count(State.ABSENT)
@@ -190,4 +189,4 @@ def headers_of(reading: Reading, located: Located, attached_bytes: int) -> memor
 
 
 def _nothing() -> None:
-    """Give nothing back: areas are the loop's to give back, as their calls end."""
+    """Do nothing: the loop frees the areas when their calls end."""

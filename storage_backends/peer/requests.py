@@ -1,7 +1,7 @@
-"""What a reader has asked one rank for, and what has become of each key of it.
+"""The requests to one rank, and the outcome of each key.
 
-A request is put in by one call of the backend and filled by its connection, both on one thread.
-Until it is done or abandoned, the buffers of its reads are the connection's to fill.
+A call of the backend creates a request, and its connection fills it, both on one thread. Until the
+request is done or abandoned, the connection owns the buffers of its reads.
 """
 
 import asyncio
@@ -26,44 +26,44 @@ from .streams import Sinks, scratch
 from .wire import Ask, Fetch, Pages, State
 
 _GROUP_BYTES: Final = 256 << 10
-"""As many objects are received together, and hashed while they are still in a core's cache."""
+"""Objects up to this total are received together and hashed while they are in a core's cache."""
 _PIECE_BYTES: Final = 256 << 10
-"""The same for the pieces of an object that is larger."""
+"""The same limit for the pieces of a larger object."""
 
 
 class Request:
-    """A request, from when it waits for its turn until every key of it is answered."""
+    """A request, from when it is queued until every key is answered."""
 
     nbytes = 0
-    """How much it may bring, which counts as in flight."""
+    """Maximum bytes of the answer, counted as in flight."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_abandoned = False
         self.unanswered = ReadOutcome.FAILED
-        """What has become of keys that were not answered."""
+        """The outcome of keys that were not answered."""
 
     def message(self, number: int) -> Ask | Fetch:
-        """Return what is sent for it."""
+        """Return the message to send."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Have what still comes of it go nowhere."""
+        """Discard everything that still arrives for this request."""
         self._is_abandoned = True
 
     def is_abandoned(self) -> bool:
-        """Say whether nobody wants it any more."""
+        """Return whether the request was abandoned."""
         return self._is_abandoned
 
     def finish(self) -> None:
-        """Let those who wait go on: everything has been answered, or nothing more will be."""
+        """Wake the waiters: everything is answered, or no more answers will come."""
         if not self.done.done():
             self.done.set_result(None)
 
 
 class Question(Request):
-    """Which objects of one pool and shard are there."""
+    """A lookup of objects of one pool and shard."""
 
     def __init__(self, pool: str, shard: str, keys: Sequence[str]) -> None:
         super().__init__(keys)
@@ -75,14 +75,14 @@ class Question(Request):
         return Ask(number, self._pool, self._shard, self.keys)
 
     def answer(self, there: bytes) -> None:
-        """Take the answer; raises `StorageError` if it is one to something else."""
+        """Record the answer; raises `StorageError` if it does not match the question."""
         if len(there) != len(self.keys) or there.strip(b"\0\1"):
             raise StorageError(f"an answer of {len(there)} bytes about {len(self.keys)} objects")
         self.there = [bool(each) for each in there]
 
 
 class Wanted(NamedTuple):
-    """One object to read: its key, the digest of its name, and where its parts go."""
+    """One object to read: its key, the digest of its name, and the buffers of its parts."""
 
     key: str
     digest: bytes
@@ -90,7 +90,7 @@ class Wanted(NamedTuple):
 
 
 class Reading(Request):
-    """Parts of objects of one pool, shard and shape, into the caller's buffers."""
+    """A read of parts of objects of one pool, shard and shape into the caller's buffers."""
 
     def __init__(self, pool: str, shard: str, shape: ObjectShape, wanted: Sequence[Wanted]) -> None:
         super().__init__([each.key for each in wanted])
@@ -103,7 +103,7 @@ class Reading(Request):
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
         self._received: list[tuple[int, ReadOutcome]] = []
-        """Outcomes of objects by their positions, before it is known that they are authentic."""
+        """Outcomes by position of objects whose tag has not been verified yet."""
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
 
     def message(self, number: int) -> Fetch:
@@ -112,20 +112,20 @@ class Reading(Request):
 
     @property
     def is_answered(self) -> bool:
-        """Whether all keys are."""
+        """Return whether all keys are answered."""
         return self._answered == len(self.keys)
 
     def abandon(self) -> None:
-        """Let go of the buffers: what still comes goes nowhere."""
+        """Release the buffers; bytes that still arrive are discarded."""
         super().abandon()
         self._wanted.clear()
 
     def receive(self, pages: Pages, attached_bytes: int) -> Generator[Sinks, None, None]:
-        """Yield what the objects of `pages` are to be received into, and check what was received.
+        """Yield the memory into which the objects of `pages` are received, and verify each object.
 
-        It counts from `take` on. What was yielded is not written to before more is asked for, unless
+        The outcomes count from `take` on. Yielded memory is not written before the next step, unless
         the request is abandoned. Raises `StorageError` if these are not the next objects of this
-        request, or not as long as they have to be.
+        request, or have a wrong length.
         """
         first, count = pages.first, len(pages.states)
         whole, bare = pages.states.count(State.WHOLE), pages.states.count(State.BARE)
@@ -151,14 +151,14 @@ class Reading(Request):
         yield from self._receive_group(group)
 
     def take(self, pages: Pages) -> None:
-        """Let what was received of `pages` count."""
+        """Make the outcomes of the received `pages` valid."""
         for at, outcome in self._received:
             self.outcomes[at] = outcome
         self._received.clear()
         self._answered = pages.first + len(pages.states)
 
     def _receive_group(self, group: Sequence[tuple[int, int]]) -> Generator[Sinks, None, None]:
-        """Receive objects that are small together, and check them while a core still has them."""
+        """Receive small objects together, and verify them while they are in a core's cache."""
         if self.is_abandoned():
             yield scratch(sum(self._sent_bytes(state) for _, state in group))
             return
@@ -178,14 +178,15 @@ class Reading(Request):
                 self._judge(at, header, plan, part_checksums(plan.sizes, self._wanted[at].buffers))
 
     def _receive_large(self, at: int, state: int) -> Generator[Sinks, None, None]:
-        """Receive one object piece by piece, each of which is hashed when it is there."""
+        """Receive one object in pieces, and hash each piece on arrival."""
         if self.is_abandoned():
             yield scratch(self._sent_bytes(state))
             return
         header = bytearray(HEADER_BYTES)
         nbytes = self._sent_bytes(state) - HEADER_BYTES
         pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
-        # The header comes with the first piece: what is in the buffers of a bad one is undefined.
+        # # The header arrives with the first piece. The buffers of a bad object are undefined, so that
+        # is safe.
         buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
         yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
@@ -209,12 +210,12 @@ class Reading(Request):
         self._received.append((at, outcome))
 
     def sound_plan(self, at: int, header: bytes) -> Plan | None:
-        """Return where in an object with this header its wanted parts lie; None if it is not sound."""
+        """Return where the wanted parts of an object with this header lie; None if it is invalid."""
         finding, plan = self._found(at, header)
         return plan if finding is HeaderFinding.SOUND else None
 
     def _checked(self, at: int, state: int, header: bytes) -> Plan | None:
-        """Note what the header of an object says; return where its wanted parts lie if that is well."""
+        """Record a bad header's outcome, or return the plan of the wanted parts."""
         finding, plan = self._found(at, header)
         if finding is HeaderFinding.SOUND and state == State.WHOLE:
             return plan
@@ -231,7 +232,7 @@ class Reading(Request):
         return finding, self._shape.plan(presence_bits(header)) if sound else self._expected_plan
 
     def _judge(self, at: int, header: bytes, plan: Plan, checksums: bytes) -> None:
-        """Note whether these are the checksums that the header states for the wanted parts."""
+        """Record whether the checksums match those that the header states for the wanted parts."""
         start, sound = 0, True
         for run in plan.runs:
             end = start + len(run.parts) * CHECKSUM_BYTES

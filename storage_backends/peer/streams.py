@@ -1,8 +1,8 @@
-"""Bytes in and out of a connection, straight from and into the memory that they belong to.
+"""Moves bytes between a connection and their final memory without copies.
 
-Both sides work on an event loop's thread, on sockets that do not block. Memory is touched only within
-a call of `receive` or `send`: between two calls nobody but the kernel, which has its own copy, has
-anything to do with it. So whoever holds the loop's thread can take memory back at any time.
+Both sides run on an event loop's thread, with non-blocking sockets. Memory is touched only during a
+call of `receive` or `send`; between calls only the kernel's own copy is in use. So code on the loop's
+thread can release memory at any time.
 """
 
 import socket
@@ -16,18 +16,19 @@ from .wire import CONTROL_BYTES_MAX, MESSAGES, PREFIX_BYTES, Message, decode_pre
 Sinks = Sequence[memoryview]
 """Memory to fill, one view after the other."""
 Parser = Generator[Sinks, None, None]
-"""Yields what is to be filled next, and goes on once it is; raises `StorageError` for nonsense."""
+"""Yields the memory to fill next, and continues once it is full; raises `StorageError` for invalid
+input."""
 
 _VIEWS_MAX: Final = 512
-"""The most views of one system call; the kernel takes 1024."""
+"""Maximum views per system call; the kernel allows 1024."""
 _TURN_BYTES: Final = 4 << 20
-"""How much is moved before others of the same loop have their turn."""
+"""Maximum bytes per turn, so that other users of the loop are not delayed."""
 _SCRATCH: Final = memoryview(bytearray(256 << 10))
-"""Where bytes go that nobody wants any more; of all connections, and never read."""
+"""A sink for discarded bytes of all connections; never read."""
 
 
 class Receiver:
-    """Fills what a parser asks for."""
+    """Fills the memory that a parser yields."""
 
     def __init__(self, sock: socket.socket, parser: Parser) -> None:
         self._sock = sock
@@ -36,9 +37,9 @@ class Receiver:
         self._ask()
 
     def receive(self) -> int:
-        """Receive what has come, up to a bound; return how many bytes that were.
+        """Receive the available bytes, up to a bound; return how many.
 
-        Raises `OSError` where the connection has broken or ended, and what the parser raises.
+        Raises `OSError` if the connection has broken or ended, and the errors of the parser.
         """
         received = 0
         while received < _TURN_BYTES:
@@ -56,12 +57,15 @@ class Receiver:
             received += count
             self._took(count)
             if count < wanted:
-                # There was no more: to ask again would only be told so.
+                # # The socket is drained; another call would only return EAGAIN.
                 break
         return received
 
     def divert(self) -> None:
-        """Let what is still to come into the present sinks go nowhere; they are not touched again."""
+        """Redirect the bytes still due for the present sinks to a discard buffer.
+
+        The memory of the present sinks is no longer touched.
+        """
         left = sum(map(len, self._sinks))
         self._sinks = deque(scratch(left))
 
@@ -82,34 +86,34 @@ class Receiver:
             self._ask()
 
     def _ask(self) -> None:
-        """Have the parser say what comes next, until that is something."""
+        """Advance the parser until it yields a non-empty sink."""
         while not self._sinks:
             self._sinks.extend(view for view in next(self._parser) if len(view))
 
 
 def scratch(count: int) -> list[memoryview]:
-    """Return sinks for `count` bytes that nobody wants."""
+    """Return sinks for `count` bytes to be discarded."""
     whole, rest = divmod(count, len(_SCRATCH))
-    # An empty view would be received into without end.
+    # # An empty view would be received into forever.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
 
 
 class FrameHead:
-    """Receives what each frame begins with, up to the tag of its control."""
+    """Receives the head of each frame, up to the tag of its control."""
 
     message: Message
-    """The content of the last control frame."""
+    """The content of the last control."""
     attached_bytes: int
-    """How many bytes are attached to it, and follow."""
+    """Number of attached bytes that follow."""
 
     def __init__(self, tags: FrameTags) -> None:
         self._tags = tags
         self._room = memoryview(bytearray(PREFIX_BYTES + CONTROL_BYTES_MAX + tags.nbytes))
 
     def receive(self) -> Parser:
-        """Yield what the next one is to be received into.
+        """Yield the memory for the next head.
 
-        Raises `StorageError` if it is not authentic.
+        Raises `StorageError` if the head is not authentic.
         """
         room = self._room
         yield [room[:PREFIX_BYTES]]
@@ -121,24 +125,24 @@ class FrameHead:
 
 
 class Sender:
-    """Sends views in order, from where they lie."""
+    """Sends views in order, without copies."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._views: deque[memoryview] = deque()
 
     def put(self, *views: memoryview | bytes) -> None:
-        """Have these sent after all that was put before; they must stay as they are until then."""
+        """Queue views to send. They must not change until they are sent."""
         self._views.extend(memoryview(view) for view in views if len(view))
 
     def is_empty(self) -> bool:
-        """Say whether everything was sent: handed to the kernel, which has its own copy."""
+        """Return whether everything was handed to the kernel, which has its own copy."""
         return not self._views
 
     def send(self) -> int:
-        """Send what the kernel takes, up to a bound; return how many bytes that were.
+        """Send as much as the kernel accepts, up to a bound; return how many bytes.
 
-        Raises `OSError` where the connection has broken.
+        Raises `OSError` if the connection has broken.
         """
         sent = 0
         views = self._views
@@ -159,5 +163,5 @@ class Sender:
         return sent
 
     def clear(self) -> None:
-        """Send nothing more of what was put."""
+        """Drop everything that is still queued."""
         self._views.clear()

@@ -1,10 +1,9 @@
-"""Mooncake's transfer engine: it reads registered memory of other processes, over RDMA or TCP.
+"""Mooncake's transfer engine, which reads registered memory of other processes over RDMA or TCP.
 
-Whoever knows an engine's address reads and writes all memory that is registered with it: the library
-listens on every interface of the host, and knows no secret. A call blocks for as long as the library
-likes, 30 seconds over TCP where the other process has stopped, and cannot be ended from here; it lets
-other threads run Python meanwhile. An engine that reads is shared by the process and never ended, since
-one of its calls may be held.
+Anyone who knows an engine's address can read and write all memory registered with it, because the
+library listens on every interface and uses no secret. A call may block for long (30 seconds over TCP if
+the other process has stopped) and cannot be cancelled; it releases the interpreter lock meanwhile. The
+reading engine is shared by the process and never closed, because one of its calls may hang.
 """
 
 import json
@@ -18,12 +17,12 @@ from ...ranks.protocol.host_port import joined_address
 from ..buffers import address_of
 
 _METADATA: Final = "P2PHANDSHAKE"
-"""Engines tell each other what they have registered; nothing else keeps it."""
+"""Engines exchange their registrations directly, without a metadata server."""
 _MISSING: Final = "install mooncake-transfer-engine-non-cuda 0.3.13 or newer, and libibverbs1"
 
 
 class Piece(NamedTuple):
-    """Bytes to be read, by their address here and there."""
+    """Bytes to read, with the local and the remote address."""
 
     here: int
     there: int
@@ -31,12 +30,12 @@ class Piece(NamedTuple):
 
 
 class TransferEngine:
-    """One engine, and what is registered with it. Thread-safe, but for `close`."""
+    """One engine with its registered memory. Thread-safe, except for `close`."""
 
     def __init__(self, protocol: str, device: str, host: str) -> None:
-        """Start an engine that others reach at `host`; raises `StorageError` if there is none."""
+        """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # Of two threads that import it at once, one may find the package without its module.
+            # # If two threads import it at once, one may find the package without its module.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
@@ -46,19 +45,19 @@ class TransferEngine:
         if made.initialize(host, _METADATA, protocol, device):
             raise StorageError(f"Mooncake's transfer engine does not start at {host}")
         if protocol == "rdma" and not _devices(made.get_local_topology()):
-            # The library takes TCP without a word.
+            # # Without a device the library silently uses TCP.
             named = f" called {device!r}" if device else ""
             raise StorageError(
                 f"Mooncake's transfer engine finds no RDMA device{named} on this host; use tcp"
             )
         self._engine: Engine | None = made
         self._registered: dict[int, memoryview] = {}
-        """What is registered, by its address; it stays where it is for so long."""
+        """Registered memory by address; the reference keeps it in place."""
         self.address = f"{protocol}://{joined_address(host, made.get_rpc_port())}"
-        """What other engines are told, to read from this one."""
+        """The address that other engines need to read from this one."""
 
     def register(self, memory: Sequence[memoryview]) -> None:
-        """Let engines read and write this memory, until `unregister`; raises `StorageError`."""
+        """Allow engines to read and write this memory until `unregister`; raises `StorageError`."""
         assert self._engine is not None
         for each in memory:
             if not len(each):
@@ -72,7 +71,7 @@ class TransferEngine:
             self._registered[address] = each
 
     def unregister(self, *memory: memoryview) -> None:
-        """Let no engine begin to read or write this memory."""
+        """Prevent engines from starting reads or writes of this memory."""
         assert self._engine is not None
         for each in memory:
             address = address_of(each)
@@ -80,9 +79,10 @@ class TransferEngine:
             del self._registered[address]
 
     def read(self, target: str, pieces: Sequence[Piece]) -> bool:
-        """Read pieces of another engine's memory; say whether all have come. Blocks.
+        """Read pieces of another engine's memory; return whether all were read. Blocks.
 
-        `target` is the other's address without its protocol, and the memory here is registered.
+        `target` is the other engine's address without its protocol. The local memory must be
+        registered.
         """
         if not pieces:
             return True
@@ -91,13 +91,13 @@ class TransferEngine:
         return self._engine.batch_transfer_sync_read(target, here, there, lengths) == 0
 
     def close(self) -> None:
-        """End the engine: then nothing of it touches what was registered. Idempotent.
+        """Stop the engine; afterwards it does not touch the registered memory. Idempotent.
 
-        Not for one that reads: a call of it may be held.
+        Not for an engine that reads, because one of its calls may hang.
         """
         if self._engine is not None:
             self.unregister(*self._registered.values())
-            # The library ends with its object, and waits for its threads.
+            # # Dropping the object stops the library, which waits for its threads.
             self._engine = None
 
 
@@ -106,10 +106,10 @@ _sharing: Final = threading.Lock()
 
 
 def shared_engine(settings: EngineSettings, host: str) -> TransferEngine:
-    """Return the engine by which this process reads, which is started when first asked for.
+    """Return this process's engine for reads; the first call starts it.
 
-    `host` is this one, as others reach it. Raises `StorageError` if there is none, each time; blocks
-    for as long as the library takes.
+    `host` is the address of this host as other hosts reach it. Raises `StorageError` in every call if
+    the engine cannot start. Blocks for as long as the library takes.
     """
     key = (settings.protocol, settings.device, host)
     with _sharing:
@@ -125,6 +125,6 @@ def shared_engine(settings: EngineSettings, host: str) -> TransferEngine:
 
 
 def _devices(topology: str) -> bool:
-    """Say whether a topology as the library tells it has any RDMA device."""
+    """Return whether a topology from the library has any RDMA device."""
     found = cast("dict[str, list[list[str]]]", json.loads(topology))
     return any(devices for lists in found.values() for devices in lists)

@@ -1,34 +1,33 @@
-"""What a reader and a rank that serves pages tell each other, as bytes.
+"""The wire protocol between a reader and a page server.
 
-A connection begins with a handshake of fixed length (`handshake`). From then on each side sends frames:
+A connection begins with a handshake of fixed length (`handshake`). Then each side sends frames:
 
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
-    8 bytes   length of what is attached, little-endian
+    8 bytes   length of the attachment, little-endian
     control   one msgpack array: the number of its kind (the tag of a `Message`), then its fields
-    tag       16 bytes, of all that (`frame_tags`)
+    tag       16 bytes, over all of the above (`frame_tags`)
     attached  raw bytes; only `Pages` and `Located` have any
-    tag       16 bytes, of what is attached, if anything is
+    tag       16 bytes, over the attachment, if there is one
 
-Without a secret there are no tags. A wrong one ends the connection: its control is not obeyed, and
-nothing that was attached counts as read.
+Without a secret there are no tags. A wrong tag ends the connection: its control is not executed, and
+nothing of its attachment counts as read.
 
-A server says `Hello` first, and once. It answers each `Ask` with one `Told`, and each `Fetch` with
-as many `Pages` as it likes, whose keys follow each other. To `Pages` is attached, key by key:
-nothing where it is ABSENT; the object's header where it is BARE; the header and the wanted parts,
-one after the other, where it is WHOLE. After `Forget` the rest of that fetch is ABSENT. A fetch's
-part table (`object_shape.part_table`) lists all parts that the reader knows objects of this kind to
-have; where the server's are others, or the page lacks a wanted part, objects are BARE, and the
-reader sees by the header what is wrong.
+The server sends `Hello` first, and once. It answers each `Ask` by one `Told`, and each `Fetch` by one
+or more `Pages` with consecutive keys. `Pages` attaches for each key: nothing if it is ABSENT; the
+object's header if it is BARE; the header and the wanted parts in order if it is WHOLE. After `Forget`
+the rest of that fetch is ABSENT. A fetch's part table (`object_shape.part_table`) lists all parts that
+the reader expects objects of this kind to have. If the server's parts differ, or the page lacks a
+wanted part, the object is BARE, and the reader finds the reason in the header.
 
-A rank whose `engine` is not empty (`tcp://host:port` or `rdma://host:port`, as `transfer_engine` calls
-it) answers each `Locate` with one `Located`, to which the headers are attached of all that are not
-ABSENT. The reader reads the parts by an engine of its own: where they lie in a page follows from its
-header. Pages stay as they are until it says `Done`, which it does once for each `Located`, or hangs up,
-or is cut off. After `Forget` a `Locate` that was not answered is answered with ABSENT.
+A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`, the format of
+`transfer_engine`) answers each `Locate` by one `Located`, which attaches the headers of all objects
+that are not ABSENT. The reader reads the parts with its own engine; their places in a page follow from
+the header. The pages stay unchanged until the reader sends `Done`, once for each `Located`, or
+disconnects, or is cut off. After `Forget` an unanswered `Locate` is answered with ABSENT.
 
-Kinds and the order of their fields never change their meaning; what is added raises `VERSION`,
-which the handshake compares. Whatever does not fit raises `StorageError`, before anything is
-allocated by what it claims, and ends its connection.
+The meaning of kinds and the order of fields never change. An addition raises `VERSION`, which the
+handshake compares. Invalid input raises `StorageError`, before any allocation of a claimed size, and
+ends its connection.
 """
 
 import struct
@@ -46,16 +45,17 @@ from ...ranks.protocol.host_port import split_address
 VERSION: Final = 3
 CONTROL_BYTES_MAX: Final = 256 << 10
 NAMES_MAX: Final = 1024
-"""The most keys of one request."""
+"""Maximum number of keys per request."""
 RANKS_MAX: Final = 1024
 POOLS_MAX: Final = 64
 TEXT_MAX: Final = 128
-"""The most characters of a part of an object's name (`object_name`)."""
+"""Maximum characters of a part of an object's name (`object_name`)."""
 ADDRESS_MAX: Final = 280
 REQUESTS_MAX: Final = 64
-"""The most requests of one connection that are not answered yet."""
+"""Maximum number of unanswered requests per connection."""
 FRAME_BYTES: Final = 4 << 20
-"""A `Pages` frame has objects until it has so many bytes; what is withdrawn waits for its end."""
+"""A `Pages` frame ends with the first object that reaches this size. Withdrawing pages waits for its
+end."""
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size
@@ -69,24 +69,24 @@ States: TypeAlias = Annotated[bytes, Meta(max_length=NAMES_MAX)]
 
 
 class State(IntEnum):
-    """What follows of one object."""
+    """What is attached for one object."""
 
     ABSENT = 0
     BARE = 1
     """Its header."""
     WHOLE = 2
-    """Its header, and the parts that were asked for."""
+    """Its header and the requested parts."""
 
 
 class PeerRank(Record, frozen=True, tag=False):
-    """One rank of a group that serves its pages."""
+    """One rank of a serving group."""
 
     address: Address
-    """Where it is reached, as host:port."""
+    """Its page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
-    """Of each pool, the shard's part of its objects' names. The group's mark is one of them."""
+    """For each pool, the shard in its objects' names. The group's marker is one of them."""
     engine: Address = ""
-    """Where its memory is read by a transfer engine; empty if it is not."""
+    """The address of its transfer engine; empty if it has none."""
 
     def __post_init__(self) -> None:
         split_address(self.address)
@@ -94,10 +94,10 @@ class PeerRank(Record, frozen=True, tag=False):
 
 
 class Hello(Record, frozen=True, tag=1):
-    """All ranks of the group that answers."""
+    """Lists all ranks of the serving group."""
 
     rank: Number
-    """Which of `ranks` the server is."""
+    """The index of the server in `ranks`."""
     namespace: Name
     ranks: Annotated[tuple[PeerRank, ...], Meta(max_length=RANKS_MAX)]
 
@@ -107,7 +107,7 @@ class Hello(Record, frozen=True, tag=1):
 
 
 class Ask(Record, frozen=True, tag=2):
-    """Say which objects are there."""
+    """Asks which objects exist."""
 
     number: Number
     pool: Name
@@ -116,7 +116,7 @@ class Ask(Record, frozen=True, tag=2):
 
 
 class PartsRequest(Record, frozen=True):
-    """Parts of objects that a reader wants."""
+    """A request for parts of objects."""
 
     number: Number
     pool: Name
@@ -128,24 +128,24 @@ class PartsRequest(Record, frozen=True):
 
 
 class Fetch(PartsRequest, frozen=True, tag=3):
-    """Send parts of objects."""
+    """Requests that parts of objects are sent."""
 
 
 class Forget(Record, frozen=True, tag=4):
-    """Send no more of what was asked for under this number."""
+    """Cancels the rest of the request with this number."""
 
     number: Number
 
 
 class Told(Record, frozen=True, tag=5):
-    """Which objects are there."""
+    """Answers `Ask`: which objects exist."""
 
     number: Number
     there: States
 
 
 class Pages(Record, frozen=True, tag=6):
-    """Objects follow, those of neighbouring keys of a fetch."""
+    """Announces attached objects, for consecutive keys of a fetch."""
 
     number: Number
     first: Number
@@ -153,20 +153,20 @@ class Pages(Record, frozen=True, tag=6):
 
 
 class Locate(PartsRequest, frozen=True, tag=7):
-    """Say where parts of objects lie, and keep them there."""
+    """Requests the addresses of parts of objects, which must then stay in place."""
 
 
 class Located(Record, frozen=True, tag=8):
-    """Where the pages lie of the objects of a `Locate`."""
+    """Answers `Locate`: the addresses of the pages."""
 
     number: Number
     states: States
     pages: Annotated[tuple[Number, ...], Meta(max_length=NAMES_MAX)]
-    """Their addresses; of an object that is ABSENT it means nothing."""
+    """One address per key; undefined if the object is ABSENT."""
 
 
 class Done(Record, frozen=True, tag=9):
-    """What was located under this number is not read any more."""
+    """Ends the reads of the pages located under this number."""
 
     number: Number
 
@@ -174,17 +174,17 @@ class Done(Record, frozen=True, tag=9):
 Message = Hello | Ask | Fetch | Forget | Told | Pages | Locate | Located | Done
 MESSAGES: Final[Codec[Message]] = Codec(Message, bytes_max=CONTROL_BYTES_MAX, error=StorageError)
 RANKS: Final[Codec[PeerRank]] = Codec(PeerRank, error=StorageError)
-"""A rank as bytes, for the ranks of its group to tell each other."""
+"""Codec of a rank, for the ranks of a group to exchange their addresses."""
 
 
 def encode(message: Message, attached_bytes: int = 0) -> bytes:
-    """Return a frame but for what is attached. Raises `StorageError` for one that is too long."""
+    """Return a frame without its attachment. Raises `StorageError` if it is too long."""
     control = MESSAGES.encode(message)
     return _PREFIX.pack(len(control), attached_bytes) + control
 
 
 def decode_prefix(raw: memoryview) -> tuple[int, int]:
-    """Return how long the control is, and what is attached, as `PREFIX_BYTES` bytes say."""
+    """Return the lengths of control and attachment from `PREFIX_BYTES` bytes."""
     control_bytes, attached_bytes = _PREFIX.unpack(raw)
     if not 0 < control_bytes <= CONTROL_BYTES_MAX:
         raise StorageError(f"a message of {control_bytes} bytes; 1 to {CONTROL_BYTES_MAX} can be")

@@ -1,1 +1,1 @@
-"""What a store keeps beside pages: manifests, what they add up to, and the marks of TP sizes."""
+"""Records that a store holds in addition to pages: manifests, their totals, and TP size markers."""

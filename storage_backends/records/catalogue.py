@@ -1,10 +1,10 @@
-"""What is in a store, summed up: models with their weights, namespaces, pools and shards.
+"""A summary of a store's contents: models with their weights, namespaces, pools and shards.
 
-An object's name says its namespace, pool and shard. Which model a namespace belongs to is told by the
-manifests in the store (see `manifest`), each an object of its own: a caller reads those that a
-catalogue has met and lets it learn them. A namespace that no manifest speaks of has no known model.
+The name of an object contains its namespace, pool and shard. The manifests in the store (see
+`manifest`) map namespaces to models. A caller reads the manifests that a catalogue has met, and passes
+their contents to `learn`. A namespace without a manifest has no known model.
 
-Everything here is pure. Memory grows with the number of groups, not of objects, and is bounded.
+This module is pure. Its memory is bounded, and grows with the number of groups, not of objects.
 """
 
 import re
@@ -25,14 +25,15 @@ from .manifest import MANIFEST_BYTES, Manifest
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)
 RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
-"""The lengths of records with their headers: of a mark, and of a manifest."""
+"""The lengths of records with their headers: of a marker, and of a manifest."""
 _SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
 _DIMENSION_MAX: Final = 4096
-"""More layers or heads than any model has. Who says more in a manifest wants to keep us busy."""
+"""An upper bound on layers and heads. A manifest with more is ignored, because it would only cost
+time."""
 
 
 class GroupKey(NamedTuple):
-    """What the objects of a group have in common."""
+    """The common part of the names of a group of objects."""
 
     namespace: str
     pool: str
@@ -41,7 +42,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """How many objects there are, how large with their headers, and how old."""
+    """Number, total size with headers, and ages of some objects."""
 
     objects: int = 0
     nbytes: int = 0
@@ -49,11 +50,11 @@ class Totals:
     oldest_s: float | None = None
 
     def add(self, stored: StoredObject) -> None:
-        """Count one object more."""
+        """Add one object."""
         self.merge(Totals(1, stored_bytes(stored), stored.age_s, stored.age_s))
 
     def merge(self, other: "Totals") -> None:
-        """Count the objects of other totals too."""
+        """Add the objects of other totals."""
         self.objects += other.objects
         self.nbytes += other.nbytes
         ages = (self.newest_s, self.oldest_s, other.newest_s, other.oldest_s)
@@ -62,7 +63,7 @@ class Totals:
 
     @staticmethod
     def of(parts: "Iterable[Totals]") -> "Totals":
-        """Return the sum of some totals."""
+        """Return the sum of several totals."""
         total = Totals()
         for each in parts:
             total.merge(each)
@@ -76,7 +77,8 @@ class ShardContents:
     pool: str
     shard: str
     tp_size: int | None
-    """The TP size of groups that write such objects; None where it is not known, or all write them."""
+    """The TP size of the groups that write such objects; None if unknown, or if groups of every size
+    do."""
     extent: Totals
 
 
@@ -87,39 +89,39 @@ class NamespaceContents:
     namespace: str
     shards: tuple[ShardContents, ...]
     writers: tuple[str, ...]
-    """The marks of the groups that have written, such as `stage0of1.tp2`."""
+    """The markers of the groups that have written, such as `stage0of1.tp2`."""
     extent: Totals
-    """The totals of everything in it, the marks too."""
+    """The totals of everything in the namespace, with the markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContents:
-    """What a store has of one model with its weights, or of namespaces whose model is not known."""
+    """The contents of one model with its weights, or of all namespaces whose model is unknown."""
 
     manifest: Manifest | None
     namespaces: tuple[NamespaceContents, ...]
 
     @property
     def extent(self) -> Totals:
-        """All objects but the manifest."""
+        """Return the totals of all objects except the manifest."""
         return Totals.of(each.extent for each in self.namespaces)
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """Adds up the objects of one store as they are listed."""
+    """Sums up the objects of one store as they are listed."""
 
     total: Totals = field(default_factory=Totals)
     largest_bytes: int = 0
     manifests: dict[ObjectName, Manifest | None] = field(
         default_factory=dict[ObjectName, Manifest | None]
     )
-    """Every manifest that was met; None until it is learnt, and if this version cannot read it."""
+    """Every manifest found; None until `learn` is called, or if this version cannot read it."""
     _groups: dict[GroupKey, Totals] = field(default_factory=dict[GroupKey, Totals])
     _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
 
     def add(self, stored: StoredObject) -> None:
-        """Count one object. Raises `StorageError` if the store has more groups than can be told."""
+        """Count one object. Raises `StorageError` if the store has more groups than `GROUPS_MAX`."""
         self.total.add(stored)
         self.largest_bytes = max(self.largest_bytes, stored_bytes(stored))
         if is_manifest(stored):
@@ -135,8 +137,8 @@ class Catalogue:
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
-        """Note what the manifest `name` says; None if that cannot be read."""
-        # One that lies under the name of another model's speaks for nobody.
+        """Record the contents of the manifest `name`; None if it cannot be read."""
+        # # A manifest under another model's name, or with absurd dimensions, is ignored.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
             said = None
@@ -145,7 +147,7 @@ class Catalogue:
             self._models[default_namespace(said)] = said
 
     def model_of(self, namespace: str) -> Manifest | None:
-        """Return the manifest of the model that a namespace belongs to, if that is known."""
+        """Return the manifest of the model that a namespace belongs to, or None if unknown."""
         return self._models.get(namespace)
 
     def namespaces(self) -> list[str]:
@@ -153,7 +155,7 @@ class Catalogue:
         return sorted({key.namespace for key in self._groups})
 
     def models(self) -> list[ModelContents]:
-        """Return what there is by model and weights version; last what has no known model."""
+        """Return the contents by model and weights version; the unknown models come last."""
         by_namespace: dict[str, list[tuple[GroupKey, Totals]]] = {}
         for key, extent in self._groups.items():
             by_namespace.setdefault(key.namespace, []).append((key, extent))
@@ -183,29 +185,29 @@ def stored_bytes(stored: StoredObject) -> int:
 
 
 def is_manifest(stored: StoredObject) -> bool:
-    """Say whether an object is the manifest of a model, going by its name and length."""
+    """Return whether an object's name and length are those of a model's manifest."""
     name = stored.name
     named = (name.pool, name.shard, name.key) == (MANIFEST_POOL, "all", name.namespace)
     return named and stored.shape == ObjectShape.whole(MANIFEST_BYTES)
 
 
 def is_record(stored: StoredObject) -> bool:
-    """Say whether an object tells of others, as manifests and marks of writers do."""
+    """Return whether an object is a record, that is, a manifest or a writer's marker."""
     mark = stored.name.pool == MARK_POOL and stored.shape == _MARK
     return mark or is_manifest(stored)
 
 
 def default_namespace(manifest: Manifest) -> str:
-    """Return the digest of the namespace in which a model's objects lie."""
+    """Return the digest of the namespace that contains a model's objects."""
     return Namespace(
         model=manifest.model, weights_version=manifest.weights_version, layouts=manifest.layouts
     ).digest()
 
 
 def tp_size_of(layout: PageLayout, shard: str) -> int | None:
-    """Return the TP size of the groups that write objects of this shard, whatever their stages.
+    """Return the TP size of the groups that write objects of this shard, for any pipeline stage.
 
-    None if the layout has no such shard, or ranks of every size write it.
+    None if the layout has no such shard, or ranks of every TP size write it.
     """
     return _tp_sizes(layout).get(shard.rpartition(".")[2])
 
@@ -223,18 +225,18 @@ def _tp_sizes(layout: PageLayout) -> dict[str, int]:
 
 
 def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
-    """Return the object's shape with all parts that an object of its name may have some time.
+    """Return the object's shape with all parts that an object of this name may ever have.
 
-    It holds those that this one has. What a store says of an object only knows the columns that are
-    there; but another engine may bring more of them at any moment, and an object that has columns
-    which a reader never heard of would look corrupt to it. None if the layout has no such object.
+    The result holds the parts that this object has. A listing reports only the columns that exist now,
+    but another engine may add more at any moment, and an object with columns unknown to the reader
+    would look corrupt. None if the layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape
     for place in _places(layout, stored.name.shard):
         world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
         try:
-            # Ranks that cannot divide a column write objects without it.
+            # # Ranks that cannot divide a column write objects without it.
             lean = layout.optional_names
             shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
         except ConfigError:
@@ -260,19 +262,20 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # Ranks that are too many to divide anything hold the same, whatever their number.
+                    # # All TP sizes above the number of units hold the same objects, so one size is
+                    # enough.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 
 
 class FullShapes:
-    """`full_shape` for the objects of one store, remembering what was found for others like it."""
+    """`full_shape` for the objects of one store, cached per group and present columns."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._known: dict[tuple[GroupKey, int], tuple[ObjectShape, ObjectShape | None]] = {}
 
     def of(self, stored: StoredObject) -> ObjectShape | None:
-        """Return the shape of any object with all parts that it may have; None if not known."""
+        """Return an object's shape with all parts that it may ever have; None if unknown."""
         if is_record(stored):
             return stored.shape
         name = stored.name
@@ -294,7 +297,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 
 
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
-    """Return `full` holding the parts that `stated` has; None if it has other parts than `full`."""
+    """Return `full` holding the parts of `stated`; None if `stated` does not match it."""
     present = stated.present
     held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts
@@ -329,6 +332,6 @@ def _namespace_contents(
 
 
 def _numbers_first(text: str) -> tuple[list[int], str]:
-    """Return a key by which `h8-16` comes before `h16-24`."""
+    """Return a sort key that puts `h8-16` before `h16-24`."""
     digits = "".join(character if character.isdigit() else " " for character in text)
     return [int(number) for number in digits.split()], text

@@ -1,10 +1,10 @@
-"""The agreement of everyone who uses a store on the page layouts of each model in it.
+"""The manifest: the page layouts that all users of a store must share for one model.
 
-A store holds many models. For each model with its weights it has one small object, the manifest,
-which says what pools it has and in what layout their pages are; whoever comes first writes it, and
-whoever comes with other pools or another layout is refused. Without it two groups with different
-layouts would fill one store with pages that the other cannot see, and wonder about the misses. TP
-size is no part of it, and neither is which optional columns somebody keeps.
+A store holds many models. For each model with its weights the manifest, a small object, lists the pools
+and the layout of their pages. The first user writes it, and a user with other pools or another layout
+is refused. Without it, groups with different layouts would fill one store with pages that miss for each
+other, without an explanation. The manifest contains neither the TP size nor the set of optional columns
+that a group keeps.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from ...page_format.page_layout import Column, PageLayout
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 
 MANIFEST_BYTES: Final = 16 << 10
-"""Every manifest has this length, so that a reader knows it before it reads."""
+"""The length of every manifest, so that a reader knows the length before the read."""
 _SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
-"""Each attempt loses only to another claim that made progress, or to a bad object taken away."""
+"""An attempt fails only because another claim made progress or a corrupt object was removed."""
 _CAUSES: Final = {
     "FAILED": "the store refuses it, so look at the warnings before this error, at the room that the "
     "store has left, and at who may write to it",
@@ -42,7 +42,7 @@ class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     dtype: str
     replicated: bool
     optional: bool = False
-    """There only where it is True."""
+    """Encoded only if True."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(
@@ -52,14 +52,14 @@ _DECODER: Final = msgspec.msgpack.Decoder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a store says about one model."""
+    """A store's record of one model."""
 
     model: str
     weights_version: str
     layouts: Mapping[str, PageLayout]
-    """By pool name, in any order."""
+    """The layouts by pool name, in any order."""
     name: ObjectName = field(init=False)
-    """Where the manifest of this model with these weights lies."""
+    """The name of the manifest's object."""
 
     def __post_init__(self) -> None:
         digest = model_digest(self.model, self.weights_version)
@@ -88,13 +88,13 @@ async def claim_model(
     *,
     store: str = "",
 ) -> None:
-    """Make sure that everybody who uses `backend` for this model and weights uses `layouts`.
+    """Ensure that all users of `backend` for this model and weights use `layouts`.
 
-    Those are the layouts of all pools by their names. Any number of ranks and groups may call it at
-    the same time; those that return have agreed, or only read a store that has no manifest. Raises
-    `ConfigError` naming the pool, the field and both values if the store has other ones, and
-    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale). `store`
-    names the store in errors, without secrets.
+    `layouts` maps each pool's name to its layout. Any number of ranks and groups may call this at the
+    same time. On return they have agreed, or the store is read-only and has no manifest. Raises
+    `ConfigError` naming the pool, the field and both values if the store has other layouts. Raises
+    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale). `store` is
+    its name in errors, without secrets.
     """
     subject = f"store {store}: " if store else ""
     subject += f"the manifest of model {model!r}"
@@ -106,14 +106,14 @@ async def claim_model(
             [Read(ours.name, (memoryview(buffer),), _SHAPE)], deadline=deadline
         )
         if read is ReadOutcome.OK:
-            # What counts is what is in the store, also for the one who wrote it.
+            # # The store's content decides, even for the process that wrote it.
             if bytes(buffer) != encoded:
                 refuse_other_layouts(ours, decode_manifest(bytes(buffer)))
             return
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
         if not backend.capabilities.writes:
-            # Pages in another layout have other names, so they are missing.
+            # # Pages in another layout have other names, so they only miss.
             return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
@@ -128,7 +128,7 @@ async def claim_model(
 
 
 def decode_manifest(content: bytes) -> Manifest | None:
-    """Return the manifest, or None if this version cannot read it, sound as its bytes are."""
+    """Return the manifest, or None if this version cannot decode it although it is intact."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
         version, model, weights_version, pools = _DECODER.decode(
@@ -149,9 +149,9 @@ def decode_manifest(content: bytes) -> Manifest | None:
 
 
 def refuse_other_layouts(ours: Manifest, theirs: Manifest | None) -> None:
-    """Raise `ConfigError` that names the first thing in which two manifests of a model differ.
+    """Raise `ConfigError` that names the first difference between two manifests of a model.
 
-    `theirs` is the store's, None if this version cannot read it.
+    `theirs` is the store's manifest, or None if this version cannot read it.
     """
     subject = f"model {ours.model!r} with weights version {ours.weights_version!r}"
     if theirs is None:
@@ -176,7 +176,7 @@ def refuse_other_layouts(ours: Manifest, theirs: Manifest | None) -> None:
 
 
 def _refuse_layout(subject: str, mine: PageLayout, stored: PageLayout) -> None:
-    """Raise for the first thing in which the layouts of one pool differ, if there is one."""
+    """Raise `ConfigError` for the first difference between two layouts of one pool, if any."""
     if stored.page_tokens != mine.page_tokens:
         raise ConfigError(
             f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "

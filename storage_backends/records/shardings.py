@@ -1,13 +1,13 @@
-"""Where else a rank's pages may be: in the objects of groups of another TP size on the same store.
+"""Finds pages that groups of another TP size have written to the same store.
 
-Whoever writes leaves a mark that says how its group divides pages. So readers know which other names
-to ask for, and a store that only groups of one size use costs nothing more. A mark is a hint, like
-existence: what the objects hold decides. Groups of sizes that divide nothing hold the same on every
-rank, under one name whatever their size, so one mark stands for all of them.
+Each writing group leaves a marker that states how it divides pages. So readers know which other names
+to look up, and a store with groups of only one TP size costs nothing more. A marker is a hint, like
+existence: the contents of the objects decide. TP sizes too large to divide any column hold the same
+data on every rank, under one name, so one marker represents all of them.
 
-The sweeper of `file://` spares marks, but somebody may remove a namespace while engines use it, and
-some stores give up whatever was not used for long. So a writer leaves its mark again now and then:
-where it is there, that counts as its use, and where it is not, new pages can soon be found again.
+The sweeper of `file://` keeps markers, but a user may remove a namespace that engines use, and some
+stores evict objects that were not used for long. So each writer periodically writes its marker again.
+If the marker exists, the write counts as its use; if not, new pages can soon be found again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ...page_format.shard_sources import ShardSource, sources_of
 from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
-"""In place of a TP size: the objects that are named as this rank's own."""
+"""Placeholder for a TP size: the objects under this rank's own names."""
 LOOK_AGAIN_S: Final = 10.0
 ANNOUNCE_AGAIN_S: Final = 60.0
 _MARK: Final = ObjectShape.whole(1)
@@ -31,14 +31,14 @@ _MARK: Final = ObjectShape.whole(1)
 
 @dataclass(slots=True)
 class _Look:
-    """One call that asks for marks, for all lookups that wait for its answer."""
+    """One lookup of markers, shared by all callers that wait for it."""
 
     call: asyncio.Task[None]
     waiting: int = 0
 
 
 class Shardings:
-    """The TP sizes of the groups that have written to a store. One owner: the storage loop's thread."""
+    """The TP sizes of the groups that have written to a store, for the storage loop's thread only."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Shardings:
         namespace: str,
         absent: Sequence[str] = (),
     ) -> None:
-        """`layouts` are those of all pools by name, `absent` the optional columns not kept here."""
+        """`layouts` are by pool name; `absent` are the optional columns that this rank lacks."""
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # No units can be divided by more ranks than there are, so this stands for all such sizes.
+        # # More ranks than units divide nothing, so this number represents all such sizes.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -67,7 +67,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # Who keeps least finds most, so nobody else could read what such ranks cannot.
+        # # A reader with the fewest columns matches the most objects. If even such readers find none of
+        # # ours, no group can read them.
         self._is_read = any(
             sources_of(
                 layout,
@@ -86,14 +87,14 @@ class Shardings:
 
     @property
     def mark(self) -> ObjectName:
-        """The name of the mark that this rank's group leaves."""
+        """Return the name of the marker of this rank's group."""
         return self._mark(self._size)
 
     async def look(self, backend: StorageBackend, now: float, deadline: float) -> None:
-        """Find out who else has written, unless that was done a short time ago.
+        """Look up the markers of other groups, unless that was done less than `LOOK_AGAIN_S` ago.
 
-        Whoever comes while another looks waits for the same answer, until its own deadline. Raises what
-        the store raises. What is known already is not forgotten.
+        Concurrent callers share one lookup; each waits until its own deadline. Raises the store's
+        errors. Known TP sizes are kept.
         """
         look = self._look
         if look is None or look.call.done():
@@ -109,7 +110,7 @@ class Shardings:
         finally:
             look.waiting -= 1
             if not look.waiting and not look.call.done():
-                # Nobody waits any more, and no call may outlive those who asked for it.
+                # # No caller waits any more, and a call must not outlive its callers.
                 self._look = None
                 look.call.cancel()
                 await asyncio.wait([look.call])
@@ -125,11 +126,11 @@ class Shardings:
         self._look_at = now + LOOK_AGAIN_S
 
     async def announce(self, backend: StorageBackend, now: float, deadline: float) -> None:
-        """Leave the mark of this rank's group, unless that was done a short time ago."""
-        # What no group divides otherwise needs no mark.
+        """Write the marker of this rank's group, unless that was done recently."""
+        # # If no other TP size divides the pages differently, no marker is needed.
         if not self._is_read or now < self._announce_at:
             return
-        # Other batches begin while this one waits.
+        # # Set before the await, because other batches start meanwhile.
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:
@@ -140,24 +141,24 @@ class Shardings:
                 self._announce_at = 0.0
 
     def order(self, pool: str) -> list[int]:
-        """Return whose objects to read a page from, as TP sizes, `OWN` for this rank's own names."""
+        """Return the TP sizes to read a page from, preferred first; `OWN` for this rank's names."""
         sizes = [OWN, *self.elsewhere(pool)]
         preferred = self._preferred.get(pool, OWN)
         return sorted(sizes, key=lambda size: size != preferred)
 
     def elsewhere(self, pool: str) -> list[int]:
-        """Return the other TP sizes whose objects may hold pages of a pool.
+        """Return the other known TP sizes whose objects may hold pages of a pool.
 
-        One of them may stand for all sizes that divide nothing.
+        One of these numbers may represent all sizes that divide nothing.
         """
         return [size for size in self._known if self._others[size][pool]]
 
     def prefer(self, pool: str, size: int) -> None:
-        """Note whose objects most pages of a batch were read from: the next are likely to be there."""
+        """Record the TP size that most pages of a batch came from, to try it first next time."""
         self._preferred[pool] = size
 
     def sources(self, pool: str, size: int) -> tuple[ShardSource, ...]:
-        """Return which objects of a group of that size hold this rank's part of a page."""
+        """Return the objects of a group of TP size `size` that hold this rank's part of a page."""
         return self._others[size][pool]
 
     def _mark(self, size: int) -> ObjectName:

@@ -1,1 +1,1 @@
-"""`mooncake://`: a Mooncake Store, by its own client."""
+"""`mooncake://`: a Mooncake Store, accessed with its own client."""

@@ -1,22 +1,22 @@
 """`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store, by its own client.
 
-`host:port` is the master's. Options: `segment_bytes` (memory that this process gives to the store,
-default 0: it only uses that of others), `buffer_bytes` (the client's own staging memory), `protocol`
-(`tcp` or `rdma`) and `device` (the RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (under
-which others reach this process, default 127.0.0.1), `replicas` (copies of each object).
+`host:port` is the master. Options: `segment_bytes` (memory that this process contributes to the store,
+default 0), `buffer_bytes` (the client's staging memory), `protocol` (`tcp` or `rdma`) and `device` (the
+RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (the address of this process for others,
+default 127.0.0.1), `replicas` (copies of each object).
 
-An object is the header and the payload that a file would have, under a key made of the digest of its
-name. Objects live in the memory of the processes that own segments: they are gone with their owner,
-or with the master, which alone knows where they lie; existence is told for some seconds after that,
-so reads decide. What is full stays full until the master has evicted something: writes are FAILED, as
-they are in a store none of whose members gives memory, and a warning says so.
-A store that keeps segments on disks may bring back what another process wrote: names and checksums
-are inside the object, and what does not fit its name is removed.
+An object is the header and the payload that a file would have, under a key derived from the digest of
+its name. Objects live in the memory of the processes that own segments. They are lost with their owner,
+or with the master, which alone knows their places. `exists` may stay true for some seconds after that,
+so reads decide. A full store refuses writes until the master has evicted something. These writes are
+FAILED, as they are in a store to which no process contributes memory, and a warning is logged. A store
+that keeps segments on disks may return the object of another process. Names and checksums are inside
+the object, and an object that does not match its name is removed.
 
-A stopped master holds a call until it goes on, or for the 30 seconds that the client waits; the backend
-goes on by itself after both, and after a restart of the master. A stopped owner of a segment holds a
-call until the library gives it up (`pieces`). A read returns at its deadline all the same and
-leaves its thread behind (`staged_reads`); while all threads are left so, reads are FAILED at once.
+A stopped master blocks a call until it resumes, or for the client's timeout of 30 seconds; the backend
+recovers from both, and from a restart of the master. A stopped owner of a segment blocks a call until
+the library gives up (`pieces`). A read still returns at its deadline and leaves its thread behind
+(`staged_reads`). While all threads are left behind, reads are FAILED at once.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -44,18 +44,18 @@ THREADS: Final = 4
 _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
-"""The library needs half a minute to find out that there is no such device."""
+"""The library needs half a minute to find that a device does not exist."""
 
 
 class MooncakeBackend(ThreadedBackend):
-    """Keeps the contract of `StorageBackend` in a Mooncake Store.
+    """A `StorageBackend` in a Mooncake Store.
 
-    Bytes are written straight from buffers in the memory that `open` was told of; those of other
-    buffers, and all that is read, are copied through memory of our own.
+    Bytes are written directly from buffers in the memory passed to `open`. Other buffers, and all
+    reads, are copied through staging memory.
     """
 
     reader: ObjectReader
-    """There is one once the store is open."""
+    """Set once the store is open."""
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class MooncakeBackend(ThreadedBackend):
         return Capabilities()
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:
-        """Take part in the store, and register `memory`; raises `ConfigError` if that is impossible."""
+        """Join the store and register `memory`; raises `ConfigError` if that is impossible."""
         try:
             await calls.once(lambda: self._join(memory), _OPEN_TIMEOUT_S)
         except TimeoutError as error:
@@ -84,13 +84,13 @@ class MooncakeBackend(ThreadedBackend):
             ) from error
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether the master knows an object; False for what is late."""
+        """Return for each name whether the master knows an object; False for late names."""
         return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """Read the objects into their buffers, and verify them; FAILED while every thread is held.
+        """Read the objects into their buffers, and verify them; FAILED while every thread is blocked.
 
-        Returns at the deadline, and when it is cancelled, whoever holds the library.
+        Returns at the deadline and on cancellation, even if the library still holds the calls.
         """
         calls = self._ready()
         if calls is None or calls.left >= THREADS:
@@ -108,12 +108,12 @@ class MooncakeBackend(ThreadedBackend):
         return [each.outcome for each in asked]
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects; what there is no room for is FAILED."""
+        """Write the objects; FAILED for those without room."""
         late = WriteOutcome.TIMED_OUT
         return await self._run_by_bytes(self._write, writes, late, deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects, also those that somebody is reading."""
+        """Remove the objects, also those that are being read."""
         return await self._run_by_names(self._remove, names, deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
@@ -128,7 +128,7 @@ class MooncakeBackend(ThreadedBackend):
         self._writer = ObjectWriter(client, registered, self.reader, complaints)
 
     def _give_back(self) -> None:
-        """Leave the store with our segment, once a stopped master has let go of every thread."""
+        """Leave the store with this process's segment, once no call blocks a thread any more."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -196,7 +196,7 @@ class MooncakeBackend(ThreadedBackend):
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A read, and what is known of its end when the call returns."""
+    """A read, and its outcome as known when the call returns."""
 
     read: Read
     outcome: ReadOutcome = ReadOutcome.TIMED_OUT
@@ -217,7 +217,7 @@ def _wanted(asked: Read | Write, *, writable: bool) -> WantedObject | None:
 
 
 def from_uri(uri: StoreUri) -> MooncakeBackend:
-    """Return the backend of a `mooncake://` URI. Raises `ConfigError` saying what is wrong with it."""
+    """Return the backend of a `mooncake://` URI. Raises `ConfigError` for an invalid one."""
     uri.refuse_half_characters()
     host, _, port = uri.host.rpartition(":")
     numeric = port.isascii() and port.isdigit() and len(port) < 6

@@ -1,14 +1,13 @@
-"""The client of a Mooncake Store (`mooncake.store`), as far as `mooncake://` uses it.
+"""The part of the Mooncake Store client (`mooncake.store`) that `mooncake://` uses.
 
-Its calls block: a master that has stopped holds them until it goes on, for 30 seconds at most. They
-may come from several threads, and none may come after `close`: the library crashes the process. The
-library enters and leaves a store without letting any other thread of the process run Python, so both
-are done only while the master answers.
+Its calls block: a stopped master holds them until it resumes, for at most 30 seconds. Several threads
+may call it, but a call after `close` makes the library crash the process. Joining and leaving a store
+hold the interpreter lock throughout, so both are done only while the master answers.
 
-Objects are written and read in *sessions*, which the library keeps by key. A put session is what
-makes a first writer: the master opens one of them for a key, and refuses the others. A get session
-remembers where an object lies, so that its ranges are read without asking the master again. How much
-of them one call moves is told in `pieces`.
+Objects are written and read in *sessions*, which the library keeps by key. A put session makes a first
+writer: the master opens one per key and refuses the others. A get session remembers the place of an
+object, so that its ranges are read without another query to the master. `pieces` decides how much one
+call moves.
 """
 
 import ctypes
@@ -35,35 +34,36 @@ if TYPE_CHECKING:
 
 _REACH_TIMEOUT_S: Final = 5.0
 _WHOLE_BYTES_MAX: Final = 1 << 30
-"""The longest object that is fetched as a whole, as every one on a disk has to be."""
+"""Maximum size of an object that is fetched whole, as objects on disk have to be."""
 
 
 left_behind: list["MooncakeDistributedStore"] = []
-"""Clients that could not leave their store. To forget one would be to close it."""
+"""Clients that could not leave their store. Dropping the reference would close them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeSettings(Settings):
-    """How a client takes part in a store."""
+    """The settings with which a client joins a store."""
 
     master: str
-    """host:port"""
+    """The master's address as host:port."""
     host: str = "127.0.0.1"
-    """Under which other clients reach this one's segment."""
+    """The address at which other clients reach this one's segment."""
     metadata: str = "P2PHANDSHAKE"
     protocol: Protocol = "tcp"
     device: str = ""
     segment_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
-    """Memory that this process gives to the store; with none it only uses that of others."""
+    """Memory that this process contributes to the store; 0 means that it only uses the memory of
+    others."""
     buffer_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 16 << 20
-    """The library's own staging memory."""
+    """The library's staging memory."""
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class MooncakeClient:
-    """One client of a store. Thread-safe, but for `close`. Methods give one code for each key.
+    """One client of a store. Thread-safe, except for `close`. Methods return one code per key.
 
-    `store` is what `set_up` returned.
+    `store` is the result of `set_up`.
     """
 
     def __init__(self, store: "MooncakeDistributedStore", settings: MooncakeSettings) -> None:
@@ -74,7 +74,8 @@ class MooncakeClient:
         self._config.replica_num = settings.replicas
         self._master = settings.master
         self.may_be_late = settings.protocol != "tcp"
-        """Whether bytes may arrive of what the library has given up. Over TCP it hangs up before."""
+        """Whether bytes of an abandoned transfer may still arrive. Over TCP the library disconnects
+        first."""
         self._lock = threading.Lock()
         self._writing: set[str] = set()
         self._reading: Counter[str] = Counter()
@@ -83,33 +84,33 @@ class MooncakeClient:
         self._registered: list[int] = []
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Let the library read and write this memory until `close`; say whether it will."""
+        """Let the library read and write this memory until `close`; return whether it accepts."""
         if self._store.register_buffer(address, nbytes):
             return False
         self._registered.append(address)
         return True
 
     def exist(self, keys: list[str]) -> list[bool]:
-        """Say for each key whether there is an object; False where that cannot be told."""
+        """Return for each key whether an object exists; False if the master does not say."""
         return [code == 1 for code in self.presence(keys)]
 
     def presence(self, keys: list[str]) -> list[int]:
         """Return 1 for each key that has an object, 0 for one that has none, or a negative code.
 
-        The master looks at the keys of one call in any order, and others may come between.
+        The master checks the keys of one call in any order, and other writers may act in between.
         """
         return complete(self._store.batch_is_exist(keys), keys)
 
     @contextmanager
     def reading(self, keys: list[str]) -> Generator[list[int]]:
-        """Find where objects lie; those with code 0 can be fetched while in here."""
+        """Locate objects; those with code 0 can be fetched inside the block."""
         with self._lock:
             self._reading.update(keys)
         try:
-            # Whoever fetches what the master took too long to tell of begins it anew.
+            # # An expired lease is not an error yet, because `fetch` renews it.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # The library has one session for each key, whoever started it: the last one ends it.
+            # # The library has one session per key, whoever started it, so the last reader ends it.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -120,7 +121,7 @@ class MooncakeClient:
                 self._store.batch_get_session_end(over)
 
     def fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
-        """Read pieces of objects; the codes are how many bytes were read, or negative."""
+        """Read pieces of objects; each code is the number of bytes read, or negative."""
         with self._lock:
             slow = {at for at, key in enumerate(keys) if key in self._on_disk}
         fast = [at for at in range(len(keys)) if at not in slow]
@@ -137,14 +138,14 @@ class MooncakeClient:
         return codes
 
     def _find(self, keys: list[str]) -> list[int]:
-        """Let the library ask where objects lie, or ask anew, under a new lease."""
+        """Let the library query the places of objects, or query them again under a new lease."""
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # There are no sessions for what the store keeps on disks only.
+        # # The library has no sessions for objects that are only on disk.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # What is invalid here says nothing of an object.
+        # # Here INVALID says nothing about an object.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 
@@ -163,15 +164,15 @@ class MooncakeClient:
                 self._expired.update(key for key, code in found if code == Code.LEASE_EXPIRED)
 
     def _dropped(self, key: str) -> bool:
-        """Say whether the library may have ended a session of which a reader here does not know.
+        """Return whether the library may have ended a session without the knowledge of a reader.
 
-        It ends the session that all readers of a key have in common when it finds the lease over.
+        It ends the session that all readers of a key share when it finds the lease expired.
         """
         with self._lock:
             return key in self._expired or self._reading[key] > 1
 
     def _fetch_slowly(self, key: str, pieces: Sequence[Piece], stop: Stop) -> int:
-        """Read pieces of an object on a disk, which the library gives only whole."""
+        """Read pieces of an object on a disk, which the library returns only whole."""
         whole = self._whole_in_time(key, stop)
         if isinstance(whole, int):
             return whole
@@ -185,7 +186,7 @@ class MooncakeClient:
     def _whole_in_time(self, key: str, stop: Stop) -> mmap.mmap | int:
         """Return a copy of all bytes of an object, or a negative code.
 
-        Asks again, as often as `fetch`, when they come too late for the lease on the object.
+        Retries, at most as often as `fetch`, if the bytes arrive after the object's lease has expired.
         """
         whole = self._whole(key)
         for _ in range(LEASES):
@@ -215,15 +216,15 @@ class MooncakeClient:
         return whole
 
     def size(self, key: str) -> int:
-        """Return how long an object is, as the master knows it, or a negative code."""
+        """Return the length of an object from the master, or a negative code."""
         return self._store.get_size(key)
 
     def begin(self, keys: list[str], sizes: list[int]) -> list[int]:
-        """Begin to write objects; whoever gets 0 is the first, and must `finish` or `give_up`."""
+        """Start writing objects; a caller with code 0 is the first and must `finish` or `give_up`."""
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # A key that stands twice in one call has one first writer as well.
+            # # A key that occurs twice in one call also has only one first writer.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:
@@ -236,11 +237,11 @@ class MooncakeClient:
         return codes
 
     def send(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
-        """Write pieces of objects that were begun; the codes are bytes written, or negative."""
+        """Write pieces of started objects; each code is the number of bytes written, or negative."""
         return move(self._store.batch_put_from_multi_buffer_ranges, keys, pieces, stop)
 
     def finish(self, keys: list[str]) -> list[int]:
-        """Make objects visible that were written whole."""
+        """Make objects visible that were written completely."""
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_end(keys), keys)
@@ -251,20 +252,20 @@ class MooncakeClient:
         return codes
 
     def give_up(self, keys: list[str]) -> None:
-        """Let nothing be left of objects that were begun."""
+        """Discard objects that were started."""
         if keys:
             self._store.batch_put_session_revoke(keys)
             with self._lock:
                 self._writing.difference_update(keys)
 
     def remove(self, keys: list[str]) -> list[int]:
-        """Remove objects, also those that somebody is reading."""
+        """Remove objects, also those that are being read."""
         return complete(self._store.batch_remove(keys, True), keys)
 
     def close(self) -> None:
-        """Leave the store, with the segment and all that lies in it; takes some seconds.
+        """Leave the store with the segment and its contents; takes some seconds.
 
-        While the master does not answer, the client stays in the store as long as the process.
+        If the master does not answer, the client stays in the store until the process exits.
         """
         self.unregister()
         if _answers(self._master):
@@ -273,7 +274,7 @@ class MooncakeClient:
             left_behind.append(self._store)
 
     def unregister(self) -> None:
-        """Take back all memory that was registered."""
+        """Unregister all registered memory."""
         for address in self._registered:
             self._store.unregister_buffer(address)
         self._registered.clear()
@@ -282,8 +283,8 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # The library still has a session of a write that could not be given up when the master was
-        # away.
+        # # The library still has the session of a write that could not be discarded while the master
+        # was away.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]
@@ -296,12 +297,12 @@ class MooncakeClient:
 
 
 def connect(settings: MooncakeSettings) -> MooncakeClient:
-    """Take part in a store. Raises `ConfigError`; blocks for half a minute where there is no device."""
+    """Join a store. Raises `ConfigError`; blocks for half a minute if the device does not exist."""
     return MooncakeClient(set_up(settings), settings)
 
 
 def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
-    """Return a client of the library that takes part in a store; see `connect`."""
+    """Return a client of the library that has joined a store; see `connect`."""
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
@@ -314,7 +315,7 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
             f"store mooncake://{settings.master}: the installed client has no put sessions; install "
             "mooncake-transfer-engine-non-cuda 0.3.13 or newer"
         )
-    # The library itself tries for a minute and a half.
+    # # Check first, because the library itself retries for a minute and a half.
     if not _answers(settings.master):
         raise ConfigError(
             f"store mooncake://{settings.master}: no master answers there; start mooncake_master, or "
@@ -340,17 +341,17 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
 
 
 def _answers(master: str) -> bool:
-    """Say whether a master is there and runs; one that is stopped still takes connections."""
+    """Return whether a running master answers; a stopped process still accepts connections."""
     host, _, port = master.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as link:
             link.settimeout(_REACH_TIMEOUT_S)
-            # No request: a master that runs hangs up at once.
+            # # These bytes are not a request, so a running master disconnects at once.
             link.sendall(bytes(64))
             link.recv(1)
     except ConnectionResetError:
         return True
     except (OSError, UnicodeError):
-        # The latter are names that no host can have.
+        # # UnicodeError is raised for impossible host names.
         return False
     return True

@@ -1,7 +1,7 @@
-"""Memory that the Mooncake client was told of: the caller's pool, and some of our own beside it.
+"""Memory registered with the Mooncake client: the caller's pool, and staging memory.
 
-What is written goes straight from registered memory to the store, or piece by piece through staging
-memory of bounded size, which each thread has. All that is read goes through that (`staged_reads`).
+Writes go directly from registered memory to the store, or piece by piece through the staging memory of
+the thread, which has a fixed size. All reads go through staging memory (`staged_reads`).
 """
 
 import logging
@@ -18,11 +18,11 @@ from ..buffers import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
-"""Objects of one call of the client, and header blocks of one thread."""
+"""Maximum objects per call of the client, and the number of header blocks per thread."""
 ROOM_BYTES: Final = 4 << 20
 STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
 WRITTEN_OFF_MAX: Final = 32
-"""How often staging memory may be given up for good: 132 MiB of it."""
+"""How many staging areas may be given up permanently: 132 MiB in total."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ class StagingMemory:
         return self.memory[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
 
     def block_address(self, number: int) -> int:
-        """Return where that block lies."""
+        """Return the address of that block."""
         return self.address + number * HEADER_BYTES
 
 
 class RegisteredMemory:
-    """What one client was told of. Thread-safe."""
+    """The memory registered with one client. Thread-safe."""
 
     def __init__(self, client: MooncakeClient, memory: Sequence[memoryview]) -> None:
         self._client = client
@@ -71,7 +71,7 @@ class RegisteredMemory:
         self._ends = [end for _, end in spans]
 
     def covers(self, views: Sequence[memoryview]) -> bool:
-        """Say whether all these bytes lie in the caller's registered memory."""
+        """Return whether all these bytes lie in the caller's registered memory."""
         for view in views:
             start = address_of(view)
             at = bisect_right(self._starts, start) - 1
@@ -81,11 +81,11 @@ class RegisteredMemory:
 
     @property
     def is_spent(self) -> bool:
-        """Whether so much staging memory was written off that nothing more may be read."""
+        """Return whether too much staging memory was written off, so that reads must stop."""
         return self._written_off >= WRITTEN_OFF_MAX
 
     def write_off(self) -> None:
-        """Never use this thread's staging memory again: something may still be written into it."""
+        """Abandon this thread's staging memory, because late bytes may still be written to it."""
         del self._threads.staging
         with self._lock:
             self._written_off += 1
@@ -100,12 +100,12 @@ class RegisteredMemory:
             )
 
     def staging(self) -> StagingMemory:
-        """Return this thread's own memory."""
+        """Return this thread's staging memory."""
         found: StagingMemory | None = getattr(self._threads, "staging", None)
         if found is None:
             found = StagingMemory()
             with self._lock:
-                # It must outlive the thread: only `close` of the client takes it back.
+                # # It must outlive the thread: only `close` of the client unregisters it.
                 self._kept.append(found)
                 if not self._client.register(found.address, len(found.memory)):
                     raise OSError("the Mooncake client cannot register memory")
@@ -114,7 +114,7 @@ class RegisteredMemory:
 
 
 def in_rooms(buffers: Sequence[memoryview], plan: Plan) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield views of the buffers that fit in a room, each with its place in the object."""
+    """Yield views of the buffers that fit into a room, each with its offset in the object."""
     runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, runs, strict=True):
         whole, rest = divmod(run.nbytes, ROOM_BYTES)

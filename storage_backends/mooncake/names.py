@@ -1,7 +1,7 @@
-"""What is asked of a Mooncake Store, and the keys that objects have there.
+"""The objects requested from a Mooncake Store, and their keys there.
 
-An object lies under the key of its *generation*. Generation 0 is what the first writer stored; how
-the others come to be is told in `reads` and `writes`.
+An object lies under the key of its *generation*. Generation 0 is that of the first writer; `reads` and
+`writes` describe how later ones are created.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from ...page_format.object_header import FORMAT_VERSION
 from ...page_format.object_shape import ALWAYS, ObjectShape
 
 GENERATIONS: Final = 8
-"""Each has a column more than the one before, so this bounds the optional columns of a page."""
+"""Each generation adds a column, so this limits the optional columns of a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedObject:
-    """What somebody reads or writes: the buffers are views of bytes, none of them empty."""
+    """An object to read or write; its buffers are non-empty byte views."""
 
     digest: bytes
     buffers: list[memoryview]
@@ -24,7 +24,7 @@ class WantedObject:
 
     @property
     def last_generation(self) -> int:
-        """The last that there can be, since each has an optional column more than the one before."""
+        """Return the highest possible generation, because each adds an optional column."""
         columns = {part.bit for part in self.shape.parts if part.bit != ALWAYS}
         return min(len(columns), GENERATIONS - 1)
 

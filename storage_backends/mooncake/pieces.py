@@ -1,14 +1,14 @@
-"""Bytes that go between memory and objects of a Mooncake Store, and how many are asked for at once.
+"""Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
 The library moves the pieces of a call one after the other, and waits for the owner of each (30 seconds
-over TCP, unless its environment says otherwise). So of an owner that has stopped, a call with many
-pieces would be held for as many times as long, whatever its deadline. A call of the library costs
-some 0.1 ms, on the other hand. Therefore pieces are moved in steps: the first is one piece, which
-tells whether the owner answers, and later ones are as large as a call is worth.
+over TCP by default). If an owner has stopped, a call with many pieces would block for a multiple of
+that, whatever its deadline. On the other hand, a call of the library costs some 0.1 ms. Therefore
+pieces are moved in steps: the first is one piece, which shows whether the owner answers, and later ones
+are large enough to be worth a call.
 
-A reader has a lease on an object, after which the master may give the memory to another one. What
-arrived later is refused by the library, which then forgets where the object lies. On a busy machine
-that happens to healthy reads, so such a step is repeated under a new lease; those before it count.
+A reader has a lease on an object. After that the master may reuse the memory. The library rejects bytes
+that arrive later, and forgets the object's place. On a busy machine that happens to healthy reads, so
+such a step is repeated under a new lease, while earlier steps count.
 """
 
 import time
@@ -20,34 +20,34 @@ from ..threaded_backend import Stop
 
 STEP_PIECES: Final = 8
 STEP_BYTES: Final = 256 << 10
-"""A step gets no further piece once it has so many bytes: their price is then far above a call's."""
+"""A step with this many bytes gets no further piece, because they cost far more than a call."""
 LEASES: Final = 3
-"""How many further leases one step gets, where each runs out."""
+"""How often one step is repeated under a new lease."""
 _PROMPT_S: Final = 0.5
-"""A step that took longer is followed by steps of one piece, until one is prompt again."""
+"""After a slower step, each step has one piece until one is fast again."""
 
 
 class Code(IntEnum):
-    """What the library answers for a key, where that is not success; others are failures."""
+    """Failure codes of the library for a key; other codes are failures too."""
 
     NO_ROOM = -200
     INVALID = -600
-    """Also: a range goes beyond the object's end, there is no session, the owner cannot be reached."""
+    """Also: a range beyond the object's end, no session, or an unreachable owner."""
     NOT_IN_MEMORY = -702
     NOT_READY = -703
-    """Somebody is writing it."""
+    """The object is being written."""
     NOT_FOUND = -704
     EXISTS = -705
-    """Also while it is being written."""
+    """Also while the object is being written."""
     LEASE_EXPIRED = -707
     NOT_TRANSFERRED = -800
     NO_MASTER = -900
     MASTER_LATE = -901
-    """Also, from here: it was not begun in time."""
+    """Also set by this module: the operation was not started in time."""
 
 
 class Piece(NamedTuple):
-    """Bytes in memory that was registered, and where they belong in an object."""
+    """Bytes in registered memory, and their offset in an object."""
 
     address: int
     nbytes: int
@@ -56,14 +56,15 @@ class Piece(NamedTuple):
 
 Columns = list[list[int]]
 Move = Callable[[list[str], Columns, Columns, Columns], list[int]]
-"""The library's: addresses, lengths and offsets of each key's pieces; gives a code for each key."""
+"""A call of the library: takes addresses, lengths and offsets of each key's pieces, returns a code per
+key."""
 
 
 def move(by: Move, keys: Sequence[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
-    """Move pieces of objects; the codes are how many bytes of each were moved, or negative.
+    """Move pieces of objects; each code is the number of bytes moved, or negative.
 
-    After a piece that failed, those after it of the same object are left out. What was not begun
-    when `stop` is due is late.
+    After a failed piece, later pieces of the same object are skipped. Pieces not started when `stop` is
+    due are late.
     """
     codes = [0] * len(keys)
     waiting = [(at, piece) for at, each in enumerate(pieces) for piece in each]
@@ -95,11 +96,11 @@ def renewing(
     dropped: Callable[[str], bool],
     stop: Stop,
 ) -> Move:
-    """Return `by`, for reads, so that what comes too late for its lease is read under another.
+    """Return `by`, for reads, with retries under a new lease when bytes arrive too late.
 
-    `renew` asks the master where objects lie, and gives a code for each. `dropped` says whether
-    another reader of this client may have lost the lease that they share, which leaves INVALID for
-    this one. What could not be repeated before `stop` was due is late.
+    `renew` queries the places of objects from the master, and returns a code for each. `dropped` says
+    whether another reader of this client may have lost their shared lease, which appears as INVALID
+    here. A read that could not be repeated before `stop` was due is late.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:
@@ -126,7 +127,7 @@ def renewing(
 
 
 def complete(codes: list[int], keys: Sequence[str]) -> list[int]:
-    """Return the codes; where the library gave no list of them, that it failed."""
+    """Return the codes, or failures if the library returned no list of them."""
     return codes if len(codes) == len(keys) else [int(Code.NO_MASTER)] * len(keys)
 
 

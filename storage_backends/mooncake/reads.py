@@ -1,12 +1,12 @@
-"""Reading objects out of a Mooncake Store: the blocking half, called from several threads.
+"""Blocking reads of objects from a Mooncake Store, called from several threads.
 
-An object lies under the key of its *generation* (`names`). It is never changed: one with more
-columns is stored under the next generation, and then those before it are removed. So whoever finds an
-object gone or lacking looks for a later one, and each is whole at any time. No generation is stored
-twice (`writes` says how).
+An object lies under the key of its *generation* (`names`) and never changes. One with more columns is
+stored under the next generation, and then the earlier ones are removed. So a reader that finds an
+object gone or lacking looks for a later one, and a whole object exists at any time. No generation is
+stored twice (see `writes`).
 
-Memory of a removed object may be given to another one while somebody reads. Checksums find that, and
-a reader takes an object for corrupt only after it has found so twice.
+The memory of a removed object may be reused during a read. Checksums detect that, and a reader treats
+an object as corrupt only after two failures.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from .pieces import Code
 from .staged_reads import StagedReads
 
 _TRIES: Final = 8
-"""Each is lost only to somebody who has replaced or removed the object meanwhile."""
+"""A try fails only if the object was replaced or removed meanwhile."""
 
 
 class Look(NamedTuple):
-    """What the header of an object says."""
+    """The contents of an object's header."""
 
     code: int
-    """Negative if it could not be read."""
+    """Negative if the header could not be read."""
     finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
@@ -42,9 +42,9 @@ class ObjectReader:
         self._staged = StagedReads(client, memory)
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
-        """Return the last generation of each object that seems to be there: a hint.
+        """Return the last generation of each object that seems to exist: a hint.
 
-        While an object is being replaced none of it may be seen, or one that is not the last.
+        While an object is being replaced, the result may be None or an earlier generation.
         """
         keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]
         found = self.client.exist(keys) if keys else []
@@ -54,11 +54,11 @@ class ObjectReader:
         ]
 
     def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
-        """Return the last generation after this one of each object, 0 if there is none.
+        """Return the last generation of each object after `generation`, or 0 if there is none.
 
-        Negative is the code of a master that does not say. None is overlooked that there was when
-        the call began, unless a later one is found: whatever took its place is asked for after it,
-        which takes a question for each generation.
+        A negative value is the code of a master that does not answer. A generation that existed when
+        the call started is not missed unless a later one is found. Generations are queried in ascending
+        order, one call each, so a replacement is queried after the one that it replaces.
         """
         found = [0] * len(wanted)
         for each in range(generation + 1, GENERATIONS):
@@ -91,7 +91,7 @@ class ObjectReader:
         return outcomes
 
     def read_at(self, want: WantedObject, generation: int, stop: Stop) -> ReadOutcome:
-        """Fill the buffers from this generation of an object; what is corrupt is removed."""
+        """Fill the buffers from this generation of an object; remove it if it is corrupt."""
         outcome = ReadOutcome.CORRUPT
         for _ in range(2):
             if stop.due():
@@ -103,7 +103,7 @@ class ObjectReader:
         return outcome
 
     def look(self, want: WantedObject, generation: int, stop: Stop) -> Look:
-        """Return how the header compares with what is wanted."""
+        """Return how the object's header compares with the wanted object."""
         header = self._staged.header(key_of(want.digest, generation), stop)
         if isinstance(header, int):
             return Look(0, HeaderFinding.SHORT) if header == Code.INVALID else Look(header)
@@ -114,15 +114,15 @@ class ObjectReader:
     def _read_again(
         self, want: WantedObject, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
-        """Return what becomes of an object of which generation 0 gave `outcome`.
+        """Return the outcome of an object whose generation 0 gave `outcome`.
 
-        `generation` is what `later` says of it.
+        `generation` is the result of `later`.
         """
         seen = 0
         for _ in range(_TRIES):
             if generation < 0:
                 return ReadOutcome.FAILED
-            # What was corrupt may be the remains of something that was just removed.
+            # # A corrupt object may be the remains of one that was just removed.
             if generation == seen and outcome is not ReadOutcome.CORRUPT:
                 return outcome
             outcome, seen = self.read_at(want, generation, stop), generation

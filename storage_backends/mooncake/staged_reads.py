@@ -1,13 +1,13 @@
-"""Reading objects out of a Mooncake Store into memory of our own, and from there into the caller's.
+"""Reads objects from a Mooncake Store into staging memory, and copies them to the caller.
 
-The library cannot take back what it was asked for. A call of it may be held for longer than anybody
-waits, and over RDMA what it has given up may still arrive. So nothing of the store comes straight into
-the caller's memory: it is staged, and copied out only while the call is under way (`Stop.touching`).
-It is the copy that is checked, so that nothing can change between the check and the use.
+The library cannot cancel a call. A call may block longer than its caller waits, and over RDMA bytes of
+an abandoned transfer may still arrive. So the library never writes to the caller's memory: bytes are
+staged, and copied out only while the caller's call is in progress (`Stop.touching`). The copy is
+verified, so nothing can change between check and use.
 
-Staging memory is a thread's own, so it is used again only when the library has returned. Where a
-transfer has failed that may still arrive, it is never used again (`RegisteredMemory.write_off`); once
-there is too much of that, reads are FAILED.
+Staging memory belongs to a thread, so it is used again only after the library has returned. After a
+failed transfer whose bytes may still arrive, it is never used again (`RegisteredMemory.write_off`).
+Once too much was lost that way, reads are FAILED.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,14 +35,14 @@ _GONE = (Code.NOT_FOUND, Code.NOT_READY)
 
 
 class _Place(NamedTuple):
-    """Where an object is staged."""
+    """The staging place of an object."""
 
     address: int
     memory: memoryview
 
 
 class StagedReads:
-    """Reads what lies under keys, through one client. Thread-safe."""
+    """Reads the objects under given keys through one client. Thread-safe."""
 
     def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class StagedReads:
     def read(
         self, keys: Sequence[str], wanted: Sequence[WantedObject], stop: Stop
     ) -> list[ReadOutcome]:
-        """Fill the buffers of all objects, with one question to the master; and verify them."""
+        """Fill the buffers of all objects, with one query to the master, and verify them."""
         if self._memory.is_spent:
             return [ReadOutcome.FAILED] * len(keys)
         by_header: list[tuple[int, bytes]] = []
@@ -74,7 +74,7 @@ class StagedReads:
         return outcomes
 
     def header(self, key: str, stop: Stop) -> bytes | int:
-        """Return the header of an object, or a negative code; INVALID means that it has none."""
+        """Return the header of an object, or a negative code; INVALID if it has no header."""
         if self._memory.is_spent:
             return Code.NOT_TRANSFERRED
         with self._client.reading([key]) as (found,):
@@ -85,9 +85,10 @@ class StagedReads:
     def _unstage(
         self, key: str, want: WantedObject, place: _Place, code: int, stop: Stop
     ) -> ReadOutcome | bytes:
-        """Copy out what was staged of an object.
+        """Copy an object's staged bytes to the caller.
 
-        Returns its header if it lies otherwise than was expected, or was too long to be staged.
+        Returns the object's header if its layout is not the expected one, or it was too long to be
+        staged.
         """
         shape = want.shape
         is_staged = code >= 0 and _is_staged(shape)
@@ -124,7 +125,7 @@ class StagedReads:
         return _verdict(header, plan, hashes)
 
     def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
-        """Fetch a header; INVALID means that there is none."""
+        """Fetch a header into `address`; return INVALID if the object is too short to have one."""
         (code,) = self._fetch([key], [[Piece(address, HEADER_BYTES, 0)]], stop)
         return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
 
@@ -135,9 +136,9 @@ class StagedReads:
         return codes
 
     def _why(self, key: str, nbytes: int, stop: Stop) -> int:
-        """Return INVALID if the object is shorter than this, or else why it could not be fetched.
+        """Return INVALID if the object is shorter than `nbytes`, else the reason for the failure.
 
-        The client answers with the same code where the object's owner cannot be reached.
+        The client returns the same code if the object's owner cannot be reached.
         """
         if stop.due():
             return Code.MASTER_LATE
@@ -156,7 +157,7 @@ def _staged_bytes(shape: ObjectShape) -> int:
 
 
 def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[list[int]]:
-    """Divide objects into those that are staged at a time."""
+    """Divide objects into groups that fit into the staging memory."""
     group: list[int] = []
     room = STAGING_BYTES
     for at in there:
@@ -171,7 +172,7 @@ def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[li
 
 
 def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Place]:
-    """Return where objects of a group are staged, one behind the other."""
+    """Return the staging places of a group's objects, one after the other."""
     places: list[_Place] = []
     at = 0
     for shape in shapes:
@@ -182,9 +183,9 @@ def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Plac
 
 
 def _pieces(place: _Place, shape: ObjectShape) -> list[Piece]:
-    """Return what is staged of an object: its header, and behind that what is wanted of it.
+    """Return the pieces to stage of an object: its header, then the wanted parts.
 
-    Nearly always the object has the reader's own columns, and all of it is wanted: then it is one.
+    Usually the object has the reader's own columns, and all are wanted: then it is one piece.
     """
     address = place.address
     if not _is_staged(shape):
@@ -202,7 +203,7 @@ def _pieces(place: _Place, shape: ObjectShape) -> list[Piece]:
 def _copy_out(
     staged: memoryview, views: Sequence[memoryview], hashes: PartHashes, stop: Stop
 ) -> bool:
-    """Copy to the caller and hash the copy, unless the call is over; say whether it was not."""
+    """Copy to the caller and hash the copy; return False if the call is over."""
     with stop.touching() as wanted:
         at = 0
         for view in views if wanted else ():

@@ -1,17 +1,17 @@
-"""Writing objects into a Mooncake Store, and removing them: the blocking half, called from threads.
+"""Blocking writes of objects to a Mooncake Store and their replacement, called from several threads.
 
-The master lets one writer of a key begin, so there is one first writer among all processes. The
-others wait until it has ended, and look at what it has stored. See `reads` for generations.
+The master admits one writer per key, so there is one first writer among all processes. The others wait
+until it has finished, and check the object that it stored. See `reads` for generations.
 
-When a generation was replaced and removed, the master lets anybody begin it again who had looked
-before. So a writer that may begin one asks for later ones before it stores anything, and gives up if
-there are any. While it has begun a generation, nobody comes past it: the next one is made of what it
-stores. So a generation is stored once at most, and has all columns of those before it, however the
-steps of many writers follow each other.
+After a generation was replaced and removed, the master would admit a writer that had looked before the
+replacement. So a writer admitted to a generation queries later ones before it stores anything, and
+gives up if there are any. While it holds a generation, no writer can pass it, because the next
+generation is built from the one that it stores. So a generation is stored at most once, and has all
+columns of the earlier ones, in any interleaving of writers.
 
-That holds of an object from its first writer until it goes: by `remove`, by the master's eviction,
-with its owner, or as corrupt. A writer that had read it before may still store the generation after
-it, and with that hide columns that others have stored anew meanwhile. They are LACKING then.
+This holds for an object from its first write until it disappears: by `remove`, by the master's
+eviction, with its owner, or as corrupt. A writer that had read it before may still store the next
+generation. That can hide columns that others have stored again meanwhile, which are then LACKING.
 """
 
 import logging
@@ -33,7 +33,7 @@ from .pieces import Code, Piece
 from .reads import ObjectReader
 
 _OTHER_WRITER_S: Final = 2.0
-"""How long somebody else may take to write an object. Then it has died, as the master will find out."""
+"""How long to wait for another writer of an object; after that it is assumed dead."""
 _PAUSE_S: Final = 0.001
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """An object that is to be written."""
+    """An object to be written."""
 
     name: ObjectName
     want: WantedObject
@@ -63,7 +63,7 @@ class ObjectWriter:
         self._complaints = complaints
 
     def write(self, news: Sequence[New], stop: Stop) -> list[WriteOutcome]:
-        """Write as many objects as there are header blocks, each unless somebody has."""
+        """Write the objects that do not exist yet; at most as many as there are header blocks."""
         standing = self._reader.latest([new.want.digest for new in news])
         fresh = [at for at, generation in enumerate(standing) if generation is None]
         codes = dict(zip(fresh, self._store([news[at] for at in fresh], 0, stop), strict=True))
@@ -75,7 +75,7 @@ class ObjectWriter:
         return outcomes
 
     def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
-        """Write an object as far as what stands there, or is being written, asks for it."""
+        """Write an object next to an existing one, or one that is being written, if still needed."""
         until = time.monotonic() + _OTHER_WRITER_S
         while not stop.due():
             code = self._step(new, stop)
@@ -89,7 +89,7 @@ class ObjectWriter:
         return WriteOutcome.TIMED_OUT
 
     def _step(self, new: New, stop: Stop) -> int | None:
-        """Try once: EXISTS if the object is there, None if that may change at any moment."""
+        """Try once: return EXISTS if the object is there, None if a retry is needed."""
         (generation,) = self._reader.latest([new.want.digest])
         if generation is None:
             (code,) = self._store([new], 0, stop)
@@ -108,7 +108,7 @@ class ObjectWriter:
         return self._replace(new, generation, look.present, stop)
 
     def _replace(self, new: New, generation: int, present: int, stop: Stop) -> int | None:
-        """Store an object with the columns of both after one that lacks some, and remove that."""
+        """Store the next generation with the columns of both objects, and remove the earlier ones."""
         want = new.want
         if generation + 1 >= GENERATIONS:
             return Code.INVALID
@@ -132,9 +132,9 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects of which we are the first writers, and return codes.
+        """Store the objects that this process is the first to write; return codes.
 
-        EXISTS: somebody else writes or has written this generation, or there is a later one.
+        EXISTS: another process writes or has written this generation, or a later one exists.
         """
         if not news:
             return []
@@ -168,7 +168,7 @@ class ObjectWriter:
         return codes
 
     def _send(self, news: Sequence[New], keys: Sequence[str], stop: Stop) -> list[int]:
-        """Transfer objects that were begun; return how many bytes of each, or a negative code."""
+        """Transfer the started objects; return the bytes sent of each, or a negative code."""
         staging = self._memory.staging()
         straight: list[int] = []
         pieces: list[list[Piece]] = []

@@ -1,1 +1,1 @@
-"""`s3://`: objects in a bucket, one to a file or packed."""
+"""`s3://`: each object in one file of a bucket."""

@@ -1,8 +1,8 @@
-"""Where an `s3://` store is, and how it is asked: its URI, with every doubtful part refused by name.
+"""The address of an `s3://` store: parses its URI, and rejects every ambiguous part by name.
 
-Credentials are never part of it. Whoever starts the process gives them to the S3 client in the usual
-ways (environment, instance or container metadata); a URI ends up in logs and on command lines. What
-a refused URI had in it is therefore not repeated either, if it may be secret.
+Credentials are never part of the URI, because it appears in logs and on command lines. The operator
+passes them to the S3 client in the usual ways (environment, instance or container metadata). For the
+same reason an error does not repeat a part of the URI that may be secret.
 """
 
 import re
@@ -29,22 +29,22 @@ class S3Address(Settings):
     prefix: str = ""
     """Without a slash at either end; empty for the whole bucket."""
     endpoint: str | None = None
-    """The URL of another server than Amazon's; asked in path style."""
+    """The URL of a server other than Amazon's; accessed in path style."""
     region: str | None = None
     anonymous: bool = False
-    """Whether requests go unsigned, without any credentials."""
+    """Whether requests are sent unsigned, without credentials."""
     concurrency: Annotated[int, Meta(ge=1, le=1024)] = 32
-    """Requests in flight at a time. One waits for the network most of its time, so many are needed to
-    fill a link."""
+    """Maximum requests in flight. A request mostly waits for the network, so filling a link needs
+    many."""
     read_only: bool = False
-    """Whether nothing in the bucket is made, replaced or removed."""
+    """Whether nothing in the bucket is created, replaced or removed."""
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
 
 
 def address_of(uri: StoreUri) -> S3Address:
-    """Return what an `s3://` URI says of the bucket. Raises `ConfigError`."""
+    """Return the address in an `s3://` URI. Raises `ConfigError`."""
     _refuse_secrets(uri)
     if not uri.host:
         raise ConfigError(f"store {uri.text!r} names no bucket; write s3://bucket/prefix")

@@ -1,16 +1,15 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
-Each page is one object of the bucket, put there only if there is none (`objects`). Reads
-ask for the ranges that they want and for little else.
-`endpoint` names another server than Amazon's, and `concurrency` bounds the requests in flight.
-Credentials come from the environment of the process or its machine, where the S3 client (obstore)
-finds them; with `anonymous=1` there are none. With `read_only=1` nothing in the bucket is made,
-replaced or removed, and credentials that may list and read will do: every write is FAILED, and what
-is bad is CORRUPT each time.
+Each page is one object of the bucket, created only if the name is free (`objects`). Reads request the
+wanted ranges and little else. `endpoint` is a server other than Amazon's, and `concurrency` the maximum
+of requests in flight. The S3 client (obstore) takes credentials from the environment of the process or
+its machine; `anonymous=1` uses none. With `read_only=1` nothing in the bucket is created, replaced or
+removed, and credentials to list and read suffice. Every write is then FAILED, and a corrupt object is
+CORRUPT at every read.
 
-The bucket's lifecycle says when objects go; a store does not. Objects must be put under a condition
-(`If-None-Match`, `If-Match`): opening the store tries that, and refuses a server that ignores it,
-since the first writer could not win there.
+The bucket's life cycle decides when objects expire; a store does not. The store needs conditional
+writes (`If-None-Match`, `If-Match`) so that the first writer wins. Opening the store tests them, and
+refuses a server that ignores them.
 """
 
 import asyncio
@@ -33,20 +32,20 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _TRIALS: Final = "trial"
 _TRIAL_OLD_S: Final = 86400.0
-"""Nobody tries for so long, however wrong the clocks of this machine and of the store are."""
+"""Age at which a trial file is surely abandoned, even if the clocks of machine and store differ."""
 _TRIALS_REMOVED_MAX: Final = 32
 _LIST_TIMEOUT_S: Final = 60.0
-"""For some of them at a time, with their headers."""
+"""Timeout for one batch of a listing, with the headers of its objects."""
 _CLOSED: Final = "was closed while it was listed; open it again and list it from the beginning"
 
 _log = logging.getLogger(__name__)
 
 
 class _DeadlineCalls:
-    """The calls of one store, from one event loop, with the deadlines and the care of S2 and S3.
+    """The calls of one store, from one event loop, under the rules for deadlines and buffers (S2, S3).
 
-    At the deadline, when the call is cancelled and when the store is closed, what a call still does is
-    cancelled and has ended when the call returns.
+    At the deadline, on cancellation and when the store is closed, the rest of a call is cancelled, and
+    has ended when the call returns.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class _DeadlineCalls:
         self._quiet.set()
 
     async def run(self, work: Coroutine[None, None, None], deadline: float) -> None:
-        """Do the work until it is done or the deadline has passed; see `time.monotonic`."""
+        """Run the work until it is done or the deadline (of `time.monotonic`) has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             work.close()
@@ -75,18 +74,18 @@ class _DeadlineCalls:
                 self._quiet.set()
 
     async def close(self) -> None:
-        """Let the deadline of every call be now, and wait until they have returned."""
+        """Expire the deadlines of all calls now, and wait until they have returned."""
         for scope in [each for each in self._running if not each.expired()]:
             scope.reschedule(asyncio.get_running_loop().time())
         await self._quiet.wait()
 
 
 class S3Backend:
-    """Keeps the contract of `StorageBackend` in a bucket.
+    """A `StorageBackend` in a bucket.
 
-    Used from one event loop, on which bytes are copied between the caller's buffers and the client,
-    and hashed; the client does everything else on threads of its own. Existence is answered from
-    memory for names that this backend has seen.
+    Used from one event loop, on which bytes are hashed and copied between the caller's buffers and the
+    client. The client does everything else on its own threads. `exists` answers from memory for names
+    that this backend has seen.
     """
 
     def __init__(self, address: S3Address) -> None:
@@ -105,10 +104,10 @@ class S3Backend:
         return Capabilities(lists=True, writes=not self.read_only)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
-        """Make the client, and try that the bucket keeps objects under a condition.
+        """Create the client, and test that the bucket supports conditional writes.
 
-        Raises `ConfigError` if it does not, or does not answer. With `read_only` nothing is put
-        there, and the bucket is asked for a listing instead.
+        Raises `ConfigError` if it does not, or does not answer. With `read_only` nothing is written,
+        and the test is a listing instead.
         """
         if self._open_was_called or self._closed:
             raise UsageError(f"store {self._address} was opened before; make a new backend")
@@ -138,12 +137,12 @@ class S3Backend:
             ) from error
 
     async def _try_to_list(self) -> None:
-        """List a little of what is stored, which fails where there is no bucket or no right to it."""
+        """List a few objects; this fails without a bucket or the permission to list it."""
         async for _ in self._requests.listing(OBJECTS):
             return
 
     async def _try_conditions(self) -> None:
-        """Put a small file under the conditions that the contract rests on, and remove it."""
+        """Write a small file under the conditions that the contract needs, and remove it."""
         path = f"{_TRIALS}/{secrets.token_hex(16)}"
         first = await self._requests.create(path, b"1")
         try:
@@ -161,7 +160,7 @@ class S3Backend:
             )
 
     async def _remove_old_trials(self) -> None:
-        """Remove files of processes that ended while they tried conditions; some at a time will do."""
+        """Remove a few trial files of processes that ended during their test."""
         now = time.time()
         try:
             async for some in self._requests.listing(_TRIALS):
@@ -172,11 +171,11 @@ class S3Backend:
             for path in old[:_TRIALS_REMOVED_MAX]:
                 await self._requests.delete(path)
         except RequestFailed as error:
-            # They are in nobody's way, and not every credential may list.
+            # # Old trial files do no harm, and some credentials may not list.
             _log.debug("%s", error)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether there is something under it; False for what is late."""
+        """Return for each name whether a file exists under it; False for late names."""
         if not self._ready():
             return [False] * len(names)
 
@@ -197,7 +196,7 @@ class S3Backend:
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects, each under its name at once and whole."""
+        """Write the objects; each appears under its name whole and at once."""
         if not self._ready() or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
@@ -207,7 +206,7 @@ class S3Backend:
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True where the name is free afterwards."""
+        """Remove the objects; True for each name that is free afterwards."""
         removed = [False] * len(names)
         if self._ready():
             self._seen.discard(names)
@@ -215,7 +214,7 @@ class S3Backend:
         return removed
 
     async def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store; see `StorageBackend`. Raises `StorageError` if it cannot."""
+        """Yield the objects in the store; see `StorageBackend`. Raises `StorageError` if that fails."""
         if not self._ready():
             return
         batches = self._stored.listing()
@@ -228,7 +227,7 @@ class S3Backend:
     async def _next_of(
         self, batches: AsyncIterator[list[StoredObject]]
     ) -> list[StoredObject] | None:
-        """Return what comes next in a listing, or None at its end; `close` ends the wait for it."""
+        """Return the next batch of a listing, or None at its end; `close` ends the wait."""
         came: list[list[StoredObject] | None] = []
 
         async def work() -> None:
@@ -240,7 +239,8 @@ class S3Backend:
             why = _CLOSED if self._closed else f"could not be listed: {error}"
             raise self._not_listed(why) from error
         if self._closed:
-            # Also where this was the last: nobody has to know how far a listing had come.
+            # # Raise also after the last batch, because whether a listing was complete should not
+            # matter.
             raise self._not_listed(_CLOSED)
         if not came:
             raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")
@@ -250,17 +250,17 @@ class S3Backend:
         return StorageError(f"store {self._address} {why}")
 
     async def close(self) -> None:
-        """Stop what runs, and let go of the bucket. Idempotent.
+        """Stop running calls, and drop the client. Idempotent.
 
-        Calls that run are told that they are late, and listings that they are not complete. What a
-        request that was given up does in the store is not known, as after any deadline.
+        Running calls end as at their deadline, and listings raise. Whether the store carries out an
+        abandoned request is unknown, as after any deadline.
         """
         self._closed = True
         await self._calls.close()
         self._requests.close()
 
     def _ready(self) -> bool:
-        """Say whether the store answers, which it does no more after `close`."""
+        """Return whether the store is open; False after `close`."""
         if not self._opened and not self._closed:
             raise UsageError(f"store {self._address} is not open; await open() first")
         return self._opened and not self._closed

@@ -1,10 +1,10 @@
-"""One stored file for each object: how a bucket is laid out.
+"""The layout of a bucket: one stored file per object.
 
     <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
 
-Files are put only where there is none, or in the place of one version that was looked at, so that
-writers need no lock between them. What is found to be bad is removed: a bucket has no place where
-somebody would look at it, and keeping it costs money.
+A file is written only if there is none, or to replace one version that was read before, so writers need
+no lock. A corrupt file is removed: a bucket has no quarantine that would be inspected, and keeping the
+file costs money.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 _GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 _READ_TRIES: Final = 6
-"""Each try but the first two loses only to somebody who has replaced the object meanwhile."""
+"""A try after the first two fails only if the object was replaced meanwhile."""
 _WRITE_TRIES: Final = 8
 
 _log = logging.getLogger(__name__)
@@ -40,18 +40,18 @@ Result = TypeVar("Result")
 
 
 class _Standing(NamedTuple):
-    """What stands under a name that is to be written."""
+    """The existing file under a name that is to be written."""
 
     finding: HeaderFinding
-    """Compared with the shape of what is to be written."""
+    """The comparison with the shape to be written."""
     present: int
     e_tag: str | None
 
 
 class S3Objects:
-    """The objects of one store, one file each. No method raises for what goes wrong with a key.
+    """The objects of one store, one file each. A failure of one key never raises.
 
-    Results of a call are filled in as they come, so that those which are there at its deadline count.
+    Results are stored as they arrive, so those that arrive before a call's deadline count.
     """
 
     def __init__(self, requests: S3Requests, concurrency: int, *, read_only: bool = False) -> None:
@@ -61,7 +61,7 @@ class S3Objects:
         self._found, self._failures = Trouble(_log), Trouble(_log)
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
-        """Say for each name whether there is something under it."""
+        """Set for each name whether a file exists under it."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -72,16 +72,16 @@ class S3Objects:
     async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
         """Read the objects into their buffers and verify them.
 
-        What is bad is removed, unless the store is `read_only`.
+        A corrupt object is removed, unless the store is `read_only`.
         """
         await self._fill_in(outcomes, lambda at: self._read(reads[at]), failed=ReadOutcome.FAILED)
 
     async def write(
         self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
     ) -> None:
-        """Write the objects, unless somebody has; `seen` says of which that is likely.
+        """Write the objects that do not exist; `seen` marks those that probably do.
 
-        An object that lacks a column of the one to be written is replaced by one with both.
+        An object that lacks a column of the new one is replaced by one with the columns of both.
         """
         await self._fill_in(
             outcomes,
@@ -90,7 +90,7 @@ class S3Objects:
         )
 
     async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
-        """Remove the objects, unless the store is `read_only`; True where the name is free then."""
+        """Remove the objects, unless the store is `read_only`; set True for each free name."""
 
         async def one(number: int) -> bool:
             path = path_of(names[number])
@@ -106,7 +106,7 @@ class S3Objects:
     async def _fill_in(
         self, results: list[Result], work: Callable[[int], Awaitable[Result]], *, failed: Result
     ) -> None:
-        """Do the work for each of the results, which is `failed` where a request fails."""
+        """Compute each result by `work`; a result is `failed` if its request fails."""
 
         async def one(number: int) -> None:
             try:
@@ -118,23 +118,24 @@ class S3Objects:
         await _each(one, len(results), self._concurrency)
 
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
-        """Yield what is stored, as far as its header is sound.
+        """Yield the stored objects with a valid header.
 
-        Raises `RequestFailed`, also where one header cannot be read: nobody may think that what was
-        yielded is all.
+        Raises `RequestFailed`, also if a single header cannot be read, so that an incomplete listing is
+        never taken for a complete one.
         """
         async for some in self._requests.listing(OBJECTS):
             yield await self._describe_all(some)
 
     async def _describe_all(self, some: Sequence[Listed]) -> list[StoredObject]:
-        """Return what these files say of themselves, as far as they are sound.
+        """Return the objects that the headers of these files describe, without invalid ones.
 
         Raises the first `RequestFailed`.
         """
         found: list[StoredObject | RequestFailed | None] = [None] * len(some)
 
         async def one(number: int) -> None:
-            # A failure is a value until all have ended: a group would wrap what it raises.
+            # # Return failures as values until all tasks have ended, because a task group wraps
+            # exceptions.
             try:
                 found[number] = await self._describe(some[number])
             except RequestFailed as error:
@@ -147,7 +148,7 @@ class S3Objects:
         return [stored for stored in found if isinstance(stored, StoredObject)]
 
     async def _describe(self, listed: Listed) -> StoredObject | None:
-        """Return what a file says of itself; None if it is gone, or twice not sound."""
+        """Return the object that a file's header describes; None if gone, or invalid twice."""
         if listed.size < HEADER_BYTES:
             return None
         for _ in range(2):
@@ -185,12 +186,12 @@ class S3Objects:
     async def _fill(
         self, path: str, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
     ) -> tuple[HeaderFinding | None, str | None]:
-        """Fill `buffers` with what `shape` holds of the object at `path`, and check it.
+        """Fill `buffers` with the parts of `shape` of the object at `path`, and verify them.
 
-        Returns what was found, None if there is nothing, and the version that was read. What is bad has
-        been read twice, since bits change on the way too. Raises `RequestFailed`.
+        Returns the finding (None if there is no file) and the version that was read. A corrupt object
+        has been read twice, because bits may also flip in transit. Raises `RequestFailed`.
         """
-        # Nearly always the object has the reader's own columns.
+        # # Usually the object has the reader's own columns.
         present = shape.present
         was_bad = False
         for _ in range(_READ_TRIES):
@@ -212,10 +213,10 @@ class S3Objects:
         raise RequestFailed(f"GET {path}: it is being replaced all the time")
 
     async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
-        """Remove this version of a bad file.
+        """Remove this version of a corrupt file.
 
-        The client cannot do that under a condition, so a good file that takes its place in this very
-        moment may go too, and is a miss then.
+        The client cannot do that conditionally. So a good file that replaces it at this moment may be
+        removed too, which is a miss.
         """
         try:
             standing = await self._requests.size(path)
@@ -234,7 +235,7 @@ class S3Objects:
             return WriteOutcome.FAILED
         path = object_path(write.name.namespace, digest)
         content: bytes | None = None
-        # An object that is there already is cheaper to look at than to send once more.
+        # # If the object probably exists, checking is cheaper than sending it again.
         if not likely:
             content = _encode(write.name, digest, buffers, write.shape)
             if await self._requests.create(path, content) is not None:
@@ -242,7 +243,7 @@ class S3Objects:
         for _ in range(_WRITE_TRIES):
             standing = await self._look(path, digest, write.shape)
             if standing is not None and standing.finding not in _GOOD:
-                # Bits may have changed on the way.
+                # # Look again, because bits may flip in transit.
                 standing = await self._look(path, digest, write.shape)
             if standing is None:
                 content = content or _encode(write.name, digest, buffers, write.shape)
@@ -277,10 +278,10 @@ class S3Objects:
         digest: bytes,
         buffers: Sequence[memoryview],
     ) -> bytes:
-        """Return what is to take the place of `standing`: what we write, and its other columns.
+        """Return the replacement for `standing`: the new object with the other columns of both.
 
-        If they are not sound, or have changed meanwhile, they are left out; in the latter case the
-        version is another one, and the replacement will be refused.
+        If those columns are corrupt or have changed meanwhile, they are left out. In the latter case
+        the version differs, and the server refuses the replacement.
         """
         present = standing.present
         if present & ~write.shape.present:
@@ -297,18 +298,18 @@ class S3Objects:
 def _encode(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return a whole object, header and payload. A copy: the client may send it later than we wait."""
+    """Return a copy of a whole object: the client may send it after the call has returned."""
     return b"".join([encode_object(name, digest, buffers, shape), *buffers])
 
 
 def path_of(name: ObjectName) -> str | None:
-    """Return the object's path, or None if it cannot have one."""
+    """Return the object's path, or None if the name is invalid."""
     digest = name_digest(name)
     return None if digest is None else object_path(name.namespace, digest)
 
 
 async def _each(work: Callable[[int], Awaitable[None]], count: int, concurrency: int) -> None:
-    """Do the work for every number below `count`, `concurrency` at a time; it raises only for bugs."""
+    """Run the work for each number below `count`, `concurrency` at a time; raises only for bugs."""
     numbers = iter(range(count))
 
     async def work_off() -> None:

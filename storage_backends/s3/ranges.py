@@ -1,9 +1,9 @@
-"""Which bytes of a stored object a reader wants, in how few requests, and what to make of them.
+"""Chooses the ranges of a stored object to request, and verifies the answers.
 
-A request costs money and a round trip, bytes that nobody wants cost only a little time; so ranges
-that lie close together are one request.
+A request costs money and a round trip, and extra bytes only a little time. So ranges that lie close
+together are joined into one request.
 
-Everything here is pure: ranges and bytes in, ranges and findings out.
+This module is pure: it maps ranges and bytes to ranges and findings.
 """
 
 from bisect import bisect_right
@@ -23,14 +23,14 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, pieces_of
 
 GAP_BYTES_MAX: Final = 64 << 10
-"""Wanted ranges no farther apart are one request. A request takes some 20 ms and a connection gives
-some 100 MB/s, so that much is surely cheaper to read than to ask again."""
+"""Maximum gap between ranges that are joined. A request takes some 20 ms and a connection has some 100
+MB/s, so reading such a gap is cheaper than another request."""
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""Ranges are joined up to this length; more is quicker over several connections."""
+"""Maximum length of joined ranges; more is faster over several connections."""
 
 
 class Range(NamedTuple):
-    """Bytes from `start` up to, not including, `end`."""
+    """The bytes from `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -38,17 +38,17 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Ranges of one version of a stored file, as the store gave them."""
+    """Ranges of one version of a stored file, as the store returned them."""
 
     pieces: tuple[tuple[int, memoryview], ...]
-    """Where each begins, ascending, and its bytes."""
+    """The offset and bytes of each range, in ascending order."""
     size: int
     """The length of the whole file."""
     e_tag: str | None
     """The version of the file."""
 
     def cut(self, start: int, end: int) -> memoryview | None:
-        """Return the bytes from `start` up to `end` or the file's end; None if not all are here."""
+        """Return the bytes from `start` to `end` or the file's end; None if any are missing."""
         end = min(end, self.size)
         if end <= start:
             return memoryview(b"")
@@ -61,13 +61,13 @@ class Fetched:
 
 
 class Elsewhere(NamedTuple):
-    """Other ranges are needed than were fetched: the object has these presence bits."""
+    """The object has these presence bits, so other ranges must be fetched."""
 
     present: int
 
 
 def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
-    """Return where the header and what `shape` holds lie, of an object with these presence bits."""
+    """Return the ranges of the header and of the parts of `shape`, for these presence bits."""
     start = HEADER_BYTES
     runs = shape.plan(present).runs
     return [
@@ -77,7 +77,7 @@ def wanted_ranges(shape: ObjectShape, present: int) -> list[Range]:
 
 
 def join_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges, ascending, that cover these, in about as few requests as is cheapest."""
+    """Return ascending ranges that cover `ranges` at about the lowest cost of requests."""
     joined: list[Range] = []
     for start, end in sorted(ranges):
         if joined:
@@ -98,9 +98,9 @@ def copy_object(
     buffers: Sequence[memoryview],
     shape: ObjectShape,
 ) -> HeaderFinding | Elsewhere:
-    """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
+    """Fill `buffers` with the parts of `shape` of the object with this digest, and verify them.
 
-    If it says `Elsewhere`, it must be called again with the `wanted_ranges` of those bits.
+    After `Elsewhere` the caller must fetch the `wanted_ranges` of those bits and call again.
     """
     header = fetched.cut(0, HEADER_BYTES)
     if header is None:
@@ -127,7 +127,7 @@ def copy_object(
 
 
 def _copy(source: memoryview, views: Iterable[memoryview], hashes: PartHashes) -> None:
-    """Copy into the views and hash what is there, while it is still in the core's cache."""
+    """Copy into the views, and hash the copies while they are in the core's cache."""
     at = 0
     for view in views:
         for start in range(0, len(view), PIECE_BYTES):

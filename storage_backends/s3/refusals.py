@@ -1,8 +1,8 @@
-"""What the S3 client's errors mean, in one line each.
+"""Summarises each error of the S3 client in one line.
 
-The client tells a cause at the end of a long line about its retries, or only in the pages of its own
-state that follow. What is taken out of that here is the server's status and code, or why nothing
-came from it. An error that is not told in the client's way stays as it is, up to its first line.
+The client hides the cause at the end of a long line about its retries, or in pages of its internal
+state that follow. This module extracts the server's status and code, or the reason why no answer came.
+For an error in another form it returns the first line.
 """
 
 import re
@@ -22,31 +22,32 @@ _REASONS: Final = (
 )
 _KIND: Final = re.compile(r"kind: (Connect|Timeout)\b")
 _METADATA: Final = ("/latest/api/token", "/latest/meta-data/")
-"""Where the client asks its machine for a role, when it has found no credentials anywhere else."""
+"""Paths at which the client requests a role from its machine after it has found no other
+credentials."""
 
 
 class RefusalCause(StrEnum):
-    """Why a request failed, as far as there is something to be done about it."""
+    """The cause of a failed request, by the remedy that it needs."""
 
     NO_BUCKET = "no_bucket"
     NO_ANSWER = "no_answer"
     NO_CREDENTIALS = "no_credentials"
     REFUSED = "refused"
-    """By the server, to these credentials or to none."""
+    """The server refused these credentials, or a request without any."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request failed, and one line without the client's own details that says so."""
+    """The cause of a failed request, with a summary of one line."""
 
     cause: RefusalCause
     line: str
     origin: str = ""
-    """The scheme, host and port of the server that was asked."""
+    """The scheme, host and port of the server."""
 
     def with_remedy(self, address: S3Address) -> str:
-        """Return what to tell whoever opened the store at `address`: the cause, and what to do."""
+        """Return a message for the user who opened the store at `address`: the cause and the remedy."""
         rights = "list and read" if address.read_only else "read and write"
         match self.cause:
             case RefusalCause.NO_BUCKET:
@@ -76,7 +77,7 @@ class Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return what an error of the client means."""
+    """Return the meaning of an error of the client."""
     text = str(error)
     asked = _REQUEST.search(text)
     if asked is None:
@@ -100,14 +101,14 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; the client's own go on for pages."""
+    """Return the first line of an error; the client's own errors span pages."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
-            # Whoever asks for a file takes this for an answer; what is left is about the bucket.
+            # # Callers handle a missing file before this, so a 404 here is about the bucket.
             return RefusalCause.NO_BUCKET
         case "401" | "403":
             return RefusalCause.REFUSED

@@ -1,8 +1,8 @@
-"""Requests to one bucket: the S3 client, asked for one thing at a time, with its errors sorted.
+"""Requests to one bucket: wraps the S3 client, and classifies its errors.
 
-Every method waits for its turn among the requests in flight, and can be cancelled at any time: then
-the request is dropped, and what the store does with it is not known. The client never sees memory of
-a caller: what it reads arrives in memory of its own, and what it writes is a copy.
+Every method waits for its turn among the requests in flight, and can be cancelled at any time. The
+request is then dropped, and whether the store carries it out is unknown. The client never accesses a
+caller's memory: reads arrive in its own memory, and writes are copies.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ _BACKOFF_MAX: Final = timedelta(milliseconds=500)
 _RETRY_TIMEOUT: Final = timedelta(seconds=10)
 _CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 _REQUEST_TIMEOUT: Final = timedelta(seconds=60)
-"""Calls have deadlines of their own; this only ends what nobody waits for any more."""
+"""Calls have their own deadlines; this only ends requests that no caller waits for."""
 _LISTED_AT_A_TIME: Final = 256
 
 
 class RequestFailed(StorageError):
-    """The store could not be asked, or refused."""
+    """The store did not answer the request, or refused it."""
 
     def __init__(self, message: str, refusal: Refusal | None = None) -> None:
         super().__init__(message)
@@ -39,11 +39,11 @@ class RequestFailed(StorageError):
 
 
 class Changed(StorageError):
-    """The object was replaced while its ranges were read."""
+    """The object was replaced during the read of its ranges."""
 
 
 class Listed(NamedTuple):
-    """What a listing says of one stored file."""
+    """The entry of one stored file in a listing."""
 
     path: str
     size: int
@@ -53,7 +53,7 @@ class Listed(NamedTuple):
 class S3Requests:
     """One bucket, below the address's prefix. Used from one event loop.
 
-    All methods raise `RequestFailed` for what the store refuses or does not answer.
+    All methods raise `RequestFailed` if the store refuses or does not answer.
     """
 
     def __init__(self, address: S3Address) -> None:
@@ -62,7 +62,7 @@ class S3Requests:
         self._client: S3Store | None = None
 
     def open(self) -> None:
-        """Make the client, which asks nothing yet. Raises `ConfigError`."""
+        """Create the client, without a request. Raises `ConfigError`."""
         try:
             from obstore.store import S3Store
         except ImportError as error:
@@ -99,11 +99,11 @@ class S3Requests:
             ) from None
 
     def close(self) -> None:
-        """Let go of the client; connections that nobody uses end with it. Idempotent."""
+        """Drop the client, which closes its unused connections. Idempotent."""
         self._client = None
 
     async def size(self, path: str) -> tuple[int, str | None] | None:
-        """Return the file's length and version, or None if there is none."""
+        """Return the file's length and version, or None if there is no file."""
         import obstore
 
         async with self._turn("HEAD", path) as client:
@@ -114,12 +114,13 @@ class S3Requests:
             return found["size"], found["e_tag"]
 
     async def fetch(self, path: str, ranges: Sequence[Range]) -> Fetched | None:
-        """Return these ranges (ascending) of the file as far as it goes, or None if there is none.
+        """Return these ascending ranges of the file, up to its end, or None if there is no file.
 
-        Raises `Changed` if they turn out to be of two versions of it.
+        Raises `Changed` if the ranges are from different versions of the file.
         """
         async with asyncio.TaskGroup() as group:
-            # A failure is a value until all of them have ended: a group would wrap what it raises.
+            # # Return failures as values until all tasks have ended, because a task group wraps
+            # exceptions.
             tasks = [group.create_task(self._kept(path, each)) for each in ranges]
         parts = [task.result() for task in tasks]
         for part in parts:
@@ -134,9 +135,9 @@ class S3Requests:
         return Fetched(pieces, found[0].size, found[0].e_tag)
 
     async def create(self, path: str, content: bytes) -> str | None:
-        """Store a new file and return its version; None if there is one already.
+        """Store a new file and return its version; None if a file exists already.
 
-        An empty text stands for the version where the store has none.
+        An empty string is returned if the store has no versions.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -151,7 +152,7 @@ class S3Requests:
             return stored["e_tag"] or ""
 
     async def replace(self, path: str, content: bytes, e_tag: str | None) -> bool:
-        """Store a file in the place of this version; False if that one is there no more."""
+        """Store a file in place of this version; return False if the file has another version."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -167,7 +168,7 @@ class S3Requests:
             return True
 
     async def delete(self, path: str) -> None:
-        """Remove the file if there is one."""
+        """Remove the file if it exists."""
         import obstore
 
         async with self._turn("DELETE", path) as client:
@@ -177,7 +178,7 @@ class S3Requests:
                 return
 
     async def listing(self, folder: str) -> AsyncIterator[list[Listed]]:
-        """Yield what lies below `folder`, some at a time."""
+        """Yield the files below `folder` in batches."""
         import obstore
 
         stream = None
@@ -208,7 +209,7 @@ class S3Requests:
             except FileNotFoundError:
                 return None
             except GenericError as error:
-                # A range that begins behind the end of the file is an error to the client.
+                # # The client raises an error for a range that starts beyond the end of the file.
                 if "416" not in str(error):
                     raise
             else:
@@ -237,13 +238,13 @@ class S3Requests:
 
 
 async def _body(answer: "GetResult", nbytes_max: int) -> memoryview:
-    """Return the body of an answer, of which no more is taken than was asked for.
+    """Return the body of an answer; raise if it is longer than requested.
 
-    A server decides itself what it sends, and memory is not its to decide on.
+    The limit protects memory from a server that sends too much.
     """
     content = memoryview(b"")
-    # Chunks are put together up to this length, so that a body as long as was asked for is one chunk
-    # and is not copied, and one that is too long shows as soon as it is.
+    # # With this chunk size a body of the requested length is one chunk and is not copied, and a body
+    # that is # too long is detected as early as possible.
     async for chunk in answer.stream(min_chunk_size=nbytes_max + 1):
         content = memoryview(b"".join((content, chunk))) if content.nbytes else memoryview(chunk)
         if content.nbytes > nbytes_max:

@@ -1,22 +1,21 @@
 """`3fs:///mount/path?index=sqlite:///path`: objects in slots of large files.
 
-This is how DeepSeek's 3FS is used: a few large files of fixed slots (`files`), moved in batches
-(`transfers`). A SQLite database says what is where (`page_index`). On a mounted 3FS with its client
-installed bytes go through USRBIO, one ring for each thread and direction (`usrbio`); elsewhere, on any
-filesystem, by system calls, and the store says so at level INFO when it is opened. Several processes of
-one host may share a store.
+This follows DeepSeek's use of 3FS: a few large files of fixed-size slots (`files`), accessed in batches
+(`transfers`). A SQLite database maps objects to slots (`page_index`). On a mounted 3FS with its client
+installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). On any other
+filesystem the store uses system calls and logs that at INFO when it is opened. Several processes of one
+host may share a store.
 
-`slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` how
-many slots a file has; both are decided by whoever opens a store first, and another number is refused
-later. `files` is how many files there may be; the store only grows. When all slots are used, the
-objects that were used least recently give way. An object that is larger than a slot is not stored.
-`rings` is the number of threads. Manifests and marks of writers never give way. A directory that
-others can put files into is refused unless the URI says `trust=group` or `trust=any`, as by `file://`.
-`read_only=1` is for looking: no read counts as use, what is bad is CORRUPT each time, and every write
-fails.
+`slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` the
+number of slots per file. The first user of a store sets both; other values are later refused. `files`
+is the maximum number of files; the store only grows. When all slots are used, the least recently used
+objects are evicted. An object larger than a slot is not stored. `rings` is the number of threads.
+Manifests and writers' markers are never evicted. A directory that others can write to is refused unless
+the URI has `trust=group` or `trust=any`, as for `file://`. `read_only=1` is for inspection: reads do
+not count as use, a corrupt object is CORRUPT at every read, and every write fails.
 
-A write that is OK has survived its process. After a power failure an object may be missing or found
-bad.
+An OK write survives the death of the process. After a power failure an object may be missing or
+corrupt.
 """
 
 import logging
@@ -44,9 +43,9 @@ from .usrbio import choose_transfers, load_client
 from .writes import SlotWrites
 
 LEASE_S: Final = 60.0
-"""How long the slots of a dead writer are lost; longer than a write takes."""
+"""How long the slots of a dead writer stay unusable; longer than any write takes."""
 _JOB_BYTES_MIN: Final = 2 << 20
-"""A job moves at least this much, since each asks the index for itself."""
+"""Minimum bytes per job, because each job queries the index."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _ROOM: Final = (
     "pages are not stored: give the store more room, or a new directory and a new index with fewer"
@@ -57,13 +56,13 @@ _log = logging.getLogger(__name__)
 
 
 class ThreeFsBackend(ThreadedBackend):
-    """Keeps the contract of `StorageBackend` in slots of large files.
+    """A `StorageBackend` in slots of large files.
 
-    `text` names the store in the log, as its URI without secrets does.
+    `text` is the store's URI without secrets, for the log.
     """
 
     slots: OpenSlots
-    """They are there once the store is open."""
+    """Set once the store is open."""
 
     def __init__(
         self,
@@ -94,11 +93,11 @@ class ThreeFsBackend(ThreadedBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `StorageBackend`. Where the USRBIO client is installed, zero copy is not promised."""
+        """See `StorageBackend`. If the USRBIO client is installed, zero copy is not promised."""
         return Capabilities(lists=True, writes=not self.read_only, zero_copy=load_client() is None)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Say for each name whether the index has it; False for what is late."""
+        """Return for each name whether the index has it; False for late names."""
         if self._ready() is None:
             return [False] * len(names)
 
@@ -125,7 +124,7 @@ class ThreeFsBackend(ThreadedBackend):
             elif not isinstance(entry, ReadOutcome):
                 found.append(PlacedRead(read, entry))
                 places.append(at)
-        # The store may have been closed while it was asked.
+        # # The store may have been closed during the lookup.
         if found and self._ready() is not None:
             read_out = await calls.run(
                 self._slot_reads.read,
@@ -141,14 +140,15 @@ class ThreeFsBackend(ThreadedBackend):
         return outcomes
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """Write the objects, each at once and whole."""
+        """Write the objects, each whole and at once."""
         closed = self._ready() is None
         if self.read_only:
             self._complaints.say_read_only()
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
-        # Before as well, or what is there might give way to what continues it.
+        # # Also before the writes, so that existing objects are not evicted before objects that
+        # continue them.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
@@ -156,7 +156,7 @@ class ThreeFsBackend(ThreadedBackend):
         return outcomes
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """Remove the objects; True where the name is free afterwards."""
+        """Remove the objects; True for each name that is free afterwards."""
         if self._ready() is None:
             return [False] * len(names)
         self._seen.discard(names)
@@ -166,9 +166,9 @@ class ThreeFsBackend(ThreadedBackend):
         return await self._slot_writes.remove(names, deadline)
 
     async def objects(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store; see `StorageBackend`.
+        """Yield the objects in the store; see `StorageBackend`.
 
-        Nothing after `close`; raises `StorageError` where that comes in between.
+        Yields nothing after `close`. Raises `StorageError` if the store is closed during the listing.
         """
         if self._ready() is None:
             return
@@ -178,9 +178,9 @@ class ThreeFsBackend(ThreadedBackend):
             yield each
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
-        """Make the directory, connect to the index, and agree on the sizes.
+        """Create the directory, connect to the index, and agree on the sizes.
 
-        Raises `ConfigError` if that does not work, or the store has other sizes.
+        Raises `ConfigError` if that fails, or the store has other sizes.
         """
         try:
             await calls.once(self._open_blocking, _OPEN_TIMEOUT_S)

@@ -1,10 +1,10 @@
-"""The large files whose slots hold the objects of `3fs://`, and the directory that they are in.
+"""The directory of a `3fs://` store with the large files whose slots hold the objects.
 
-    <root>/store              the store's own name, which its index knows too
+    <root>/store              the store's identity, which its index records too
     <root>/slots-<number>     one file of slots, all of the same length
 
-A file is made by whoever first writes into one of its slots, at its full length. What is there and
-is no regular file of that length is not used: nothing is followed, and nothing put in its place.
+The first writer to a slot of a file creates the file at its full length. A path that is not a regular
+file of that length is not used: links are not followed, and nothing is replaced.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from .transfers import Transfers
 
 STORE: Final = "store"
 FILES_MAX: Final = 256
-"""Every process keeps all of them open."""
+"""Maximum number of files; every process keeps all of them open."""
 _PLACE: Final = re.compile(r"slots-[0-9]{6}")
 _IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,7 +36,7 @@ _NO_FALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 class WrongFileError(OSError):
-    """There is no such file of slots, or something else in its place."""
+    """The file of slots does not exist, or something else has its name."""
 
 
 class SlotFiles:
@@ -50,10 +50,10 @@ class SlotFiles:
         self._open: dict[str, int] = {}
 
     def open(self, index: PageIndex) -> None:
-        """Make the directory, and see that it and the index belong together.
+        """Create the directory, and check that it and the index belong together.
 
-        A new index becomes that of the directory; so also one whose database has lost everything.
-        Raises `ConfigError` if the index belongs to another directory.
+        A new index, or one whose database was lost, adopts the identity of the directory. Raises
+        `ConfigError` if the index belongs to another directory.
         """
         self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -66,15 +66,15 @@ class SlotFiles:
             )
 
     def use(self, settings: SlotSizes, transfers: Transfers) -> None:
-        """Learn how long the files are, and where they are to be registered."""
+        """Set the length of the files, and the transfers to register them with."""
         self._file_bytes = settings.slot_bytes * settings.file_slots
         self._transfers = transfers
 
     def fd(self, place: str, *, create: bool) -> int:
-        """Return the descriptor of a file of slots, for reads and writes, registered.
+        """Return the registered descriptor of a file of slots, for reads and writes.
 
-        With `create` it is made, or brought to its length if its maker died over that. It stays
-        open until `close`. Raises `WrongFileError` for what must not be used.
+        With `create` the file is created, or extended to its length if its creator died before that. It
+        stays open until `close`. Raises `WrongFileError` for a file that must not be used.
         """
         with self._lock:
             fd = self._open.get(place)
@@ -86,10 +86,10 @@ class SlotFiles:
             return fd
 
     def close(self) -> None:
-        """Close everything; no operation may be under way. Idempotent."""
+        """Close all files; no operation may be in flight. Idempotent."""
         with self._lock:
             for fd in self._open.values():
-                # Deregistered first, or a ring would take the number for this file still.
+                # # Deregister first, else a ring would still take the reused number for this file.
                 with suppress(OSError):
                     self._transfers.deregister(fd)
                 os.close(fd)
@@ -125,7 +125,7 @@ class SlotFiles:
             raise WrongFileError(errno.EINVAL, found)
 
     def _identity(self) -> str:
-        """Return the store's own name, which the first to come gives it."""
+        """Return the store's identity; the first process creates it."""
         temporary = f"{STORE}-{secrets.token_hex(8)}"
         create = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
         with suppress(FileNotFoundError):
@@ -156,10 +156,10 @@ class SlotFiles:
 
 @contextmanager
 def made_directory(path: Path, trust: Trust) -> Generator[None]:
-    """Make a directory with its parents for what follows; if that fails, none of them is left.
+    """Create a directory with its parents; remove the new ones again if the block fails.
 
-    Those that were there before stay, and so do those that somebody has put something into. Raises
-    `ConfigError` for a directory that others than are trusted can put files into.
+    Directories that existed before, or that are no longer empty, stay. Raises `ConfigError` for a
+    directory to which untrusted users can write.
     """
     new = list(takewhile(lambda each: not each.exists(), (path, *path.parents)))
     try:
@@ -174,14 +174,14 @@ def made_directory(path: Path, trust: Trust) -> Generator[None]:
 
 
 def place_of(slot: int, settings: SlotSizes) -> tuple[str, int]:
-    """Return the file that a slot is in, and where it begins there."""
+    """Return the file of a slot, and the slot's offset in it."""
     number, within = divmod(slot, settings.file_slots)
     return f"slots-{number:06d}", within * settings.slot_bytes
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Bring a file to its length, with room for all of it where the filesystem can promise that."""
-    # The C library's own posix_fallocate writes into every block where the kernel cannot.
+    """Extend a file to its length, with disk space reserved if the filesystem supports that."""
+    # # The C library's posix_fallocate writes to every block if the kernel cannot allocate.
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.fallocate64(fd, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
         return

@@ -1,8 +1,8 @@
-"""The page index as one `3fs://` store asks it: in threads that can be left behind.
+"""Calls of a `3fs://` store to its page index, on threads that can be left behind.
 
-An index blocks, for as long as its database does not answer. Its threads touch no caller's buffer, so
-nobody has to wait for them: a question ends when its call does, and what the thread does afterwards is
-what a writer that died then would have left.
+An index blocks while its database does not answer. Its threads never touch callers' buffers, so no
+caller has to wait for them: a query ends with its call. A thread that continues has the same effect as
+a writer that died at that point.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from .page_index import PageIndex, Reservation, Used
 Result = TypeVar("Result")
 
 _THREADS: Final = 4
-"""More would wait for each other in the database."""
+"""More threads would only wait for each other in the database."""
 _POLL_S: Final = 0.05
-"""How long a thread waits for an answer before it looks whether it was asked to stop."""
+"""Interval at which a waiting thread checks whether it should stop."""
 _END_S: Final = 5.0
 
 
 class LateError(StorageError):
-    """The time of the call was over, or the store was closed, before the index had answered."""
+    """The deadline passed, or the store was closed, before the index answered."""
 
 
 class IndexCalls:
-    """Asks one open index. Thread-safe.
+    """Queries one open index. Thread-safe.
 
-    All methods raise `LateError` when their time is over, and `StorageError` for what goes wrong with
-    the index, also where it answers with what nobody has written to it.
+    All methods raise `LateError` at their deadline, and `StorageError` for failures of the index,
+    including answers that this software cannot have written.
     """
 
     def __init__(self, index: PageIndex) -> None:
@@ -42,7 +42,7 @@ class IndexCalls:
         self._pool = DaemonThreads(_THREADS, "lockstep-3fs-index", at_end=index.close)
 
     async def ask(self, work: Callable[[PageIndex], Result], deadline: float) -> Result:
-        """Return what `work` returns of the index. It may go on after the deadline."""
+        """Return the result of `work` on the index. The work may continue after the deadline."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise self._late()
@@ -56,15 +56,15 @@ class IndexCalls:
             answer.cancel()
 
     def reserve(self, count: int, lease_s: float, slots: int, stop: Stop) -> list[Reservation]:
-        """Lend out at most `count` slots of `slots`; see `PageIndex`.
+        """Reserve at most `count` of the store's `slots` slots; see `PageIndex.reserve`.
 
-        Those that come too late for the call are given back.
+        Reservations that arrive after the call has ended are released.
         """
 
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # A database that has lost everything does not know how many slots there are.
+                # # A database that was lost no longer knows the number of slots.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent
@@ -81,7 +81,7 @@ class IndexCalls:
             yield some
 
     def close(self) -> None:
-        """Close the index when no thread asks it any more; waits for a while. Idempotent."""
+        """Close the index once no thread uses it; waits for at most `_END_S`. Idempotent."""
         with suppress(TimeoutError):
             self._pool.end().result(_END_S)
 
@@ -98,9 +98,9 @@ class IndexCalls:
         *,
         too_late: Callable[[Future[Result]], None] | None = None,
     ) -> Result:
-        """Return what `work` returns of the index, from a thread that looks at its `stop` meanwhile.
+        """Return the result of `work` on the index; the calling thread checks `stop` while it waits.
 
-        What is late is done all the same, if the index comes to it.
+        Late work is still done if the index gets to it, and then `too_late` receives its future.
         """
         asked = self._submit(partial(work, self._index))
         while not stop.due():

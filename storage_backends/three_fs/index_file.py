@@ -1,4 +1,4 @@
-"""The file of a page index: how a URI names it, where it may be made, and why it does not work."""
+"""The file of a page index: its URI, its creation, and the reasons for its errors."""
 
 import errno
 import os
@@ -13,11 +13,12 @@ from ..file.publish import DIRECTORY_MODE, FILE_MODE
 from ..uri import without_secrets
 
 _ROOM_MIN_BYTES: Final = 1 << 20
-"""SQLite writes a few pages and a shared file beside them; where less is free, that is the cause."""
+"""SQLite needs a few pages and a shared-memory file; with less free space, that is the cause of an
+error."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _LOCKED_AGAIN_S: Final = 0.01
 _PRIMARY: Final = 0xFF
-"""The part of SQLite's error codes that says what kind of error it is."""
+"""Mask of SQLite's primary error code."""
 
 
 def path_of(text: str) -> Path:
@@ -40,10 +41,10 @@ def path_of(text: str) -> Path:
 
 
 def make_file(path: Path, home: Path | None) -> None:
-    """Make the file with mode 0600 if it is new. Raises OSError.
+    """Create the file with mode 0600 if it does not exist. Raises OSError.
 
-    Its directory must be there, unless it lies within `home`, the store's own: whoever misspells a
-    path should hear of it.
+    Its directory must exist unless it lies within `home`, the store's own, so that a misspelt path is
+    an error.
     """
     directory = path.parent
     if home is not None and Path(os.path.normpath(path)).is_relative_to(home):
@@ -57,10 +58,11 @@ def make_file(path: Path, home: Path | None) -> None:
 
 
 def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
-    """Put a database into WAL mode, and return the mode that it has then.
+    """Switch a database to WAL mode, and return its resulting mode.
 
-    Raises `sqlite3.OperationalError` if others have kept it locked for so long. SQLite itself does not
-    wait where two connections make this change at once: each would wait for the other.
+    Raises `sqlite3.OperationalError` if others keep it locked until the timeout. The retry is needed
+    because SQLite itself does not wait if two connections make this change at once: they would
+    deadlock.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -78,7 +80,7 @@ def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
 
 
 def why_not_opened(error: Exception, path: Path) -> str:
-    """Return why the index cannot be opened, and what to do about it."""
+    """Return the reason why the index cannot be opened, and the remedy."""
     if _has_no_room(error, path):
         return why_no_answer(error, path)
     if isinstance(error, FileNotFoundError) and error.filename is None:
@@ -87,7 +89,7 @@ def why_not_opened(error: Exception, path: Path) -> str:
 
 
 def why_no_answer(error: Exception, path: Path) -> str:
-    """Return why the index does not answer; if its filesystem is full, so and what to do about it."""
+    """Return the reason why the index does not answer, with a remedy if its filesystem is full."""
     if _has_no_room(error, path):
         return f"the filesystem of {path.parent} is full ({error}); make room on it"
     return str(error)

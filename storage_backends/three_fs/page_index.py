@@ -1,28 +1,28 @@
-"""The page index of `3fs://`: where each object's bytes lie, kept in one SQLite file.
+"""The page index of `3fs://`: maps each object to its place, in one SQLite file.
 
-An index maps keys (digests of object names) to places, and lends out slots: numbered pieces of a
-store of fixed size. It says nothing about bytes, so what is found through it is verified all the same.
+An index maps keys (digests of object names) to places, and reserves slots: numbered pieces of fixed
+size. It does not protect the bytes, so every object found through it must be verified.
 
-I1  A write has two phases. `reserve` lends slots that nobody else has, each under a generation that
-    was never used before, until a deadline; `commit` then gives a key its place, at once for all
-    readers. What is reserved and not committed is seen by nobody.
-I2  A slot whose lease is over is lent out again, under a new generation. A late `commit` under the
+I1  A write has two phases. `reserve` gives exclusive slots with a deadline, each under a generation
+    that was never used before. `commit` then gives a key its place, atomically for all readers. A slot
+    that is reserved but not committed is invisible.
+I2  A slot whose lease has expired is reserved again under a new generation. A late `commit` under the
     old one is refused (LOST). So a dead writer costs its slots for the length of a lease.
-I3  Writers of one key do not wait for each other: each writes into a slot of its own, and the first
-    that commits wins. The others are told what stands (STANDS), and their slots are free.
-I4  A commit may replace an entry, if that still has the generation that the writer has seen. The
-    slot of the old entry is free then.
-I5  When all slots are used, `reserve` takes those of the entries that were used least recently.
-    `confirm`, `commit` and `use` count as use; to look up does not. Recency need not be exact, but
-    where `use` says that one entry continues another, that other one does not give way before it. An
-    entry that is to be kept never gives way: it stays until it is dropped, removed or replaced.
-I6  Whoever has read a place asks `confirm` afterwards: an entry of another generation, or none, says
-    that the slot may have been lent out in between.
+I3  Writers of one key do not wait for each other. Each writes to its own slot, and the first commit
+    wins. The other writers get STANDS, and their slots are free.
+I4  A commit may replace an entry that still has the generation that the writer saw. The slot of the
+    old entry is then free.
+I5  When all slots are used, `reserve` evicts the least recently used entries. `confirm`, `commit` and
+    `use` count as use; `look_up` does not. Recency is approximate, but an entry that another one
+    continues according to `use` is not evicted before it. A kept entry is never evicted: it stays until
+    it is dropped, removed or replaced.
+I6  A reader calls `confirm` after it has read a place. If the entry is gone or has another generation,
+    the slot may have been reserved again during the read.
 
-The file is in WAL mode, and reads have a connection of their own, so readers never wait for a
-writer; writers take turns. One process or several of one host may use it. It must be on a local
-filesystem: WAL needs memory that all processes share. What a power failure takes are the last commits,
-and what it leaves of their slots is found out by checksums.
+The file is in WAL mode and reads have their own connection, so readers never wait for a writer. Writers
+take turns. One or more processes of one host may use it. It must be on a local filesystem, because WAL
+needs memory shared by all processes. A power failure loses the last commits, and checksums detect what
+it did to their slots.
 """
 
 import sqlite3
@@ -42,18 +42,18 @@ from ...errors import ConfigError, StorageError
 from .index_file import make_file, use_wal, why_no_answer, why_not_opened
 
 NOTHING: Final = 0
-"""In place of a generation: of an entry that is not there."""
+"""Placeholder for the generation of an entry that does not exist."""
 SLOTS_MAX: Final = 1 << 40
 LENGTH_MAX: Final = 1 << 50
 PLACE_CHARACTERS_MAX: Final = 1024
 USES_KEPT_MAX: Final = 4096
 USES_KEPT_S: Final = 5.0
 _TIMEOUT_S: Final = 5.0
-"""How long a call waits for another thread or process."""
+"""Timeout of a call that waits for another thread or process."""
 _KEYS_AT_A_TIME: Final = 500
 _FORMAT: Final = 1
 _KEPT: Final = (1 << 63) - 1
-"""In place of a time of use: of an entry that never gives way."""
+"""Placeholder for the time of use of an entry that is never evicted."""
 _COLUMNS: Final = "key, place, offset, length, present, generation"
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -68,75 +68,75 @@ CREATE TABLE IF NOT EXISTS slots (
 );
 CREATE INDEX IF NOT EXISTS slots_by_lease ON slots (lent_until);
 """
-"""`slots` has those that are free (lent until 0) or lent out; those of entries are in `entries`, and
-those with a number of `fresh` or more were never used. Times are in microseconds since 1970. An index
-that is not what this module wrote may hold anything; nothing of it is believed."""
+"""`slots` has the free slots (lent until 0) and the reserved ones. The slots of entries are in
+`entries`, and slots from `fresh` on were never used. Times are in microseconds since 1970. A file that
+this module did not write may contain anything, so every value is checked."""
 
 
 class Entry(NamedTuple):
-    """What an index knows of one object."""
+    """The index's record of one object."""
 
     key: bytes
     place: Annotated[str, Meta(max_length=PLACE_CHARACTERS_MAX)]
-    """Which file or object of the store its bytes are in."""
+    """The file or object of the store that contains the bytes."""
     offset: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
-    """Where they begin there."""
+    """The offset of the bytes in it."""
     length: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
-    """How long the payload is, in bytes."""
+    """The length of the payload in bytes."""
     present: int
     """The presence bits of its optional columns, an unsigned number of 64 bits."""
     generation: Annotated[int, Meta(gt=NOTHING)]
-    """The generation of the slot when it was written; no other entry ever had it."""
+    """The generation of the slot at the write; no other entry ever had it."""
 
 
 class Reservation(NamedTuple):
-    """A slot that was lent out."""
+    """A reserved slot."""
 
     slot: int
     generation: int
 
 
 class Commit(NamedTuple):
-    """A wish that a key gets a place, which was written into a reserved slot."""
+    """A request to give a key the place of a reserved slot that has been written."""
 
     entry: Entry
-    """Its generation is that of the reservation."""
+    """The new entry, with the generation of the reservation."""
     slot: int
     replaces: int
-    """The generation of the entry that is to give way, or `NOTHING` if there may be none."""
+    """The generation of the entry to replace, or `NOTHING` if there must be none."""
     kept: bool = False
-    """Whether it stays, however long it is not used."""
+    """Whether the entry is exempt from eviction."""
 
 
 class CommitOutcome(IntEnum):
-    """What became of a commit."""
+    """The outcome of a commit."""
 
     DONE = 0
-    """The key has this place now."""
+    """The key now has this place."""
     STANDS = 1
-    """There is another entry than the one to be replaced, or none. The slot is free."""
+    """The existing entry is not the one to replace. The slot is free."""
     LOST = 2
-    """The lease was over and the slot has another generation."""
+    """The lease had expired and the slot has another generation."""
 
 
 class Used(NamedTuple):
-    """An entry, and how long it was not used."""
+    """An entry and the time since its last use."""
 
     entry: Entry
     age_s: float | None
-    """None for one that is kept, whose uses nobody notes."""
+    """None for a kept entry, whose uses are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """What everybody who uses an index must agree on; decided by who comes first."""
+    """Sizes that all users of an index share; the first user sets them."""
 
     slot_bytes: int
     file_slots: int
 
 
 class _Uses:
-    """Keys with the time of their last use, in microseconds since 1970. Thread-safe."""
+    """Times of last use by key, in microseconds since 1970. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -149,17 +149,17 @@ class _Uses:
         return bool(self._times)
 
     def now(self) -> int:
-        """Return the time; never the same twice, so that what was used can be put in order."""
+        """Return the time, strictly increasing, so that uses can be ordered."""
         with self._lock:
             return self._next()
 
     def note(self, keys: Iterable[bytes]) -> bool:
-        """Note that these are used now, and say whether it is time to write them into the index."""
+        """Record uses of `keys` now; return whether it is time to write them to the index."""
         with self._lock:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # They could not be written. To lose some only makes recency less exact.
+                # # The writes have failed. Dropping uses only makes recency less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -167,13 +167,13 @@ class _Uses:
             return old or len(self._times) >= USES_KEPT_MAX
 
     def pop_all(self) -> list[tuple[int, bytes]]:
-        """Return the times and keys that were noted, and forget them."""
+        """Return the recorded times and keys, and forget them."""
         with self._lock:
             times, self._times = self._times, {}
         return [(used, key) for key, used in times.items()]
 
     def forget(self, key: bytes) -> None:
-        """Forget the uses of a key, whose entry says when it was used."""
+        """Forget the recorded uses of a key, because its entry has a newer time."""
         with self._lock:
             self._times.pop(key, None)
 
@@ -197,14 +197,14 @@ class _Connection:
 
 
 class PageIndex:
-    """One index in one file. Safe from several threads.
+    """One index in one file. Thread-safe.
 
-    Every call is on a batch, blocks, and is bounded in time by the timeout of the database. Calls raise
+    Every call is a batch, blocks, and is limited by the timeout of the database. Calls raise
     `StorageError` if the database does not answer properly.
 
-    Reads write nothing: what was used is noted here, and goes into the file with the next
-    reservation, and every few seconds if nobody else writes. `home` is the directory of the store, in
-    which missing directories are made.
+    Reads write nothing. Uses are recorded in memory and written with the next reservation, and every
+    few seconds if no other thread or process is writing. `home` is the directory of the store, in which
+    missing directories are created.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class PageIndex:
         self._uses = _Uses(clock)
 
     def open(self) -> None:
-        """Open the file, made with mode 0600 if it is new."""
+        """Open the file; create it with mode 0600 if it does not exist."""
         try:
             make_file(self._path, self._home)
             self._writing.database = self._connect()
@@ -232,12 +232,12 @@ class PageIndex:
             raise ConfigError(f"index {self.text} cannot be used: {why}") from error
 
     def identity(self, proposal: str) -> str:
-        """Return the index's own name: the `proposal` of whoever asked first."""
+        """Return the index's identity: the `proposal` of the first caller."""
         with self._change() as database:
             return str(_set_default(database, "identity", proposal))
 
     def agree(self, settings: SlotSizes) -> SlotSizes:
-        """Return the settings that the index was begun with; `settings`, if there were none."""
+        """Return the settings of the index; a new index adopts `settings`."""
         with self._change() as database:
             return SlotSizes(
                 slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
@@ -245,7 +245,7 @@ class PageIndex:
             )
 
     def provide(self, slots: int) -> int:
-        """Let there be at least so many slots."""
+        """Raise the number of slots to at least `slots`; return the number."""
         with self._change() as database:
             there = max(_number(database, "slots"), min(slots, SLOTS_MAX))
             _set(database, "slots", there)
@@ -269,16 +269,17 @@ class PageIndex:
         return [found.get(key) for key in keys]
 
     def confirm(self, keys: Sequence[bytes]) -> list[Entry | None]:
-        """Return the entry of each key, and note that it was used."""
+        """Return the entry of each key, and record its use."""
         entries = self.look_up(keys)
         if self._uses.note(entry.key for entry in entries if entry is not None):
             self._note_uses_if_free()
         return entries
 
     def use(self, keys: Sequence[bytes], after: bytes | None, distance: int) -> None:
-        """Let entries count as used, each of which continues the one before it.
+        """Mark entries as used, each of which continues the one before it.
 
-        Now, or where the first one is number `distance` after the entry `after`, when that was.
+        The time of use is now. If the first one is number `distance` after the entry `after`, the time
+        is that of `after`.
         """
         with self._change() as database:
             self._note_uses(database)
@@ -289,7 +290,7 @@ class PageIndex:
             database.executemany("UPDATE entries SET used = ? WHERE key = ? AND used < ?", times)
 
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
-        """Lend out slots: free ones, fresh ones, then those of what was used least recently."""
+        """Reserve slots: free ones, then unused ones, then those of the least recently used entries."""
         with self._change() as database:
             self._note_uses(database)
             now = self._uses.now()
@@ -314,25 +315,25 @@ class PageIndex:
             return lent
 
     def commit(self, commits: Sequence[Commit]) -> list[CommitOutcome]:
-        """Give keys their places, one after the other. To commit again what was done is DONE."""
+        """Apply the commits in order. Repeating a commit that was done is DONE."""
         with self._change() as database:
             return [self._commit(database, each) for each in commits]
 
     def release(self, reservations: Sequence[Reservation]) -> None:
-        """Give slots back that nothing writes into any more. Those lent out again stay."""
+        """Free slots that are not written any more, except those reserved again meanwhile."""
         with self._change() as database:
             database.executemany(
                 "UPDATE slots SET lent_until = 0 WHERE slot = ? AND generation = ?", reservations
             )
 
     def drop(self, entries: Sequence[Entry]) -> None:
-        """Forget entries that turned out to be wrong, as far as their generation still stands."""
+        """Delete entries that turned out to be wrong, if their generation is still current."""
         with self._change() as database:
             for entry in entries:
                 _forget(database, "key = ? AND generation = ?", (entry.key, entry.generation))
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget the entries of these keys, whatever they are."""
+        """Delete the entries of these keys, whatever they contain."""
         with self._change() as database:
             for key in keys:
                 _forget(database, "key = ?", (key,))
@@ -340,8 +341,8 @@ class PageIndex:
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries in the order of their keys, a few hundred at a time.
 
-        An entry that changes meanwhile may be told as it was, as it is, twice or not at all. Ages are
-        as of the beginning.
+        An entry that changes meanwhile may appear in its old or new state, twice or not at all. Ages
+        are relative to the start.
         """
         after, now = b"", int(self._clock() * 1e6)
         while True:
@@ -357,7 +358,7 @@ class PageIndex:
             yield [Used(each, _age_s(used, now)) for each, used in told if each]
 
     def close(self) -> None:
-        """Note what was used, and close the file."""
+        """Write the recorded uses, and close the file."""
         with self._reading.lock:
             self._reading.close()
         with self._writing.lock:
@@ -381,7 +382,8 @@ class PageIndex:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
             version = int(_set_default(database, "format", _FORMAT))
-            # Generations never seen before, also if the file was lost and begun again.
+            # # Start at the time, so that generations stay unique even if the file is lost and created
+            # again.
             _set_default(database, "generation", self._uses.now())
         if version != _FORMAT:
             raise StorageError(f"it has format {version}, and this version reads {_FORMAT}")
@@ -414,7 +416,7 @@ class PageIndex:
         database.executemany("UPDATE entries SET used = MAX(used, ?1) WHERE key = ?2", uses)
 
     def _note_uses_if_free(self) -> None:
-        """Note what was used, unless another thread or process writes: a read waits for this."""
+        """Write the recorded uses unless another writer is active, because a read waits for this."""
         if not self._writing.lock.acquire(blocking=False):
             return
         try:
@@ -431,7 +433,7 @@ class PageIndex:
 
     @contextmanager
     def _use(self, connection: _Connection) -> Generator[sqlite3.Connection]:
-        """Lend a connection."""
+        """Hold a connection for the block."""
         if not connection.lock.acquire(timeout=_TIMEOUT_S):
             raise StorageError(f"index {self.text} was busy for {_TIMEOUT_S:g} s")
         try:
@@ -465,7 +467,7 @@ def _transaction(database: sqlite3.Connection) -> Generator[None]:
 
 
 def _set_default(database: sqlite3.Connection, name: str, value: str | int) -> str | int:
-    """Return a setting of the index, which is `value` now if there was none."""
+    """Return a setting of the index; set it to `value` if it is missing."""
     database.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, value))
     (there,) = database.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
     return cast("str | int", there)
@@ -484,7 +486,7 @@ def _ints(database: sqlite3.Connection, query: str, values: Sequence[Any]) -> li
 
 
 def _evict(database: sqlite3.Connection, count: int) -> list[int]:
-    """Forget the entries that were used least recently, and return their slots."""
+    """Delete the least recently used entries and return their slots."""
     if count <= 0:
         return []
     query = "SELECT key, slot FROM entries WHERE used < ? ORDER BY used LIMIT ?"
@@ -494,7 +496,7 @@ def _evict(database: sqlite3.Connection, count: int) -> list[int]:
 
 
 def _forget(database: sqlite3.Connection, which: str, values: Sequence[Any]) -> None:
-    """Delete an entry; its slot is free."""
+    """Delete entries and free their slots."""
     query = f"DELETE FROM entries WHERE {which} RETURNING slot, generation"  # noqa: S608 - ours.
     for slot, generation in database.execute(query, values).fetchall():
         database.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, 0)", (slot, generation))
@@ -507,7 +509,7 @@ def _age_s(used: object, now: int) -> float | None:
 
 
 def _entry(row: tuple[Any, ...]) -> Entry | None:
-    """Return a row as an entry, or None if it is not what this module wrote."""
+    """Return a row as an entry, or None if this module cannot have written it."""
     try:
         entry = msgspec.convert(row, Entry)
     except msgspec.ValidationError:

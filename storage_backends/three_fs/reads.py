@@ -1,9 +1,9 @@
-"""Reads of objects in slots: half of the blocking part of `3fs://`, called from several threads.
+"""Blocking reads of objects in slots of `3fs://`, called from several threads.
 
-A slot holds one object as every backend has it: header, then payload. Which slot is whose, the index
-says (`page_index`); what lies there, only the bytes. So a read looks an object up, reads it, verifies
-it, and asks the index again: if the entry has another generation now, the slot may have been lent out
-in between, and what was read is not used, right as it may look.
+A slot holds one object in the common format: header, then payload. The index knows which object a slot
+belongs to (`page_index`), but only the bytes prove it. So a read looks an object up, reads it, verifies
+it, and queries the index again. If the entry has another generation now, the slot may have been
+reserved again in between, and the bytes are not used even if they verify.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ from .page_index import Entry, PageIndex, SlotSizes
 from .transfers import Extent, Moved, Transfers
 
 _READ_TRIES: Final = 8
-"""Each try loses only to a writer who has replaced the object meanwhile."""
+"""A try fails only if a writer has replaced the object meanwhile."""
 _READ_AT_A_TIME: Final = 256
 
 _OUTCOMES: Final = {
@@ -43,7 +43,7 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OpenSlots:
-    """Where the slots are, who has them, what moves their bytes, and whom to tell of trouble."""
+    """The parts of an open store: files, index, transfers, sizes, and the log of complaints."""
 
     files: SlotFiles
     index: IndexCalls
@@ -53,16 +53,16 @@ class OpenSlots:
 
 
 class PlacedRead(NamedTuple):
-    """A read, and where its object was when it was looked up."""
+    """A read with its object's entry at the lookup."""
 
     read: Read
     entry: Entry
 
 
 class SlotReads:
-    """Reads the objects of one store. Methods may block; none raises for one key's troubles.
+    """Reads the objects of one store. Methods may block; a failure of one key never raises.
 
-    With `read_only` no read counts as use, and what is bad stays in the index.
+    With `read_only` no read counts as use, and corrupt objects stay in the index.
     """
 
     def __init__(self, slots: OpenSlots, *, read_only: bool) -> None:
@@ -72,7 +72,7 @@ class SlotReads:
     async def look_up(
         self, names: Sequence[ObjectName], deadline: float
     ) -> list[Entry | ReadOutcome]:
-        """Return where objects are, or why that is not known, with one question to the index."""
+        """Return the entry of each object, or the outcome without one, with one query to the index."""
 
         def ask(index: PageIndex) -> tuple[list[bytes | None], list[Entry | None]]:
             digests = [name_digest(name) for name in names]
@@ -92,7 +92,7 @@ class SlotReads:
         ]
 
     def read(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
-        """Read objects into their buffers and verify them. What is bad is forgotten."""
+        """Read objects into their buffers and verify them. Drop corrupt objects from the index."""
         outcomes = [ReadOutcome.MISSING] * len(wanted)
         for start in range(0, len(wanted), _READ_AT_A_TIME):
             todo = list(enumerate(wanted[start : start + _READ_AT_A_TIME], start))
@@ -107,9 +107,9 @@ class SlotReads:
         return outcomes
 
     def objects(self, stop: Stop) -> Iterator[StoredObject]:
-        """Yield what is stored, as far as its header is sound.
+        """Yield the stored objects with a valid header.
 
-        Raises `StorageError` where it cannot be told what there is.
+        Raises `StorageError` if the listing cannot be complete.
         """
         for some in self._slots.index.entries(stop):
             headers = [memoryview(bytearray(HEADER_BYTES)) for _ in some]
@@ -118,7 +118,7 @@ class SlotReads:
                 fd = self._fd(used.entry)
                 if fd is ReadOutcome.FAILED:
                     raise StorageError(f"{used.entry.place} cannot be opened")
-                # An outcome is an integer too.
+                # # `ReadOutcome` is an integer too, so test for it first.
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
             there = [at for at, each in enumerate(extents) if each]
@@ -139,9 +139,10 @@ class SlotReads:
     def _read(
         self, todo: list[tuple[int, PlacedRead]], outcomes: list[ReadOutcome], stop: Stop
     ) -> list[tuple[int, PlacedRead]]:
-        """Read objects once; return those whose entries have changed meanwhile, as they are now."""
+        """Read objects once; return those whose entries changed meanwhile, with the new entries."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # The last is used last; what is read together may be a prefix, whose end is to leave first.
+        # # In reverse order, so the last counts as used first: the objects may be a prefix, whose
+        # leaves must be # evicted first.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
@@ -171,14 +172,14 @@ class SlotReads:
         return again
 
     def _unanswered(self, error: StorageError) -> ReadOutcome:
-        """Return what becomes of reads because of an error of the index."""
+        """Return the outcome of reads after an error of the index."""
         if isinstance(error, LateError):
             return ReadOutcome.TIMED_OUT
         self._slots.complaints.say("index", "%s", error)
         return ReadOutcome.FAILED
 
     def fetch(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
-        """Read objects from where their entries say, and verify them."""
+        """Read objects from the places in their entries, and verify them."""
         outcomes: list[ReadOutcome] = []
         moves: list[tuple[int, memoryview, list[list[memoryview]]]] = []
         extents: list[list[Extent]] = []
@@ -201,7 +202,7 @@ class SlotReads:
             if not _is_sound(wanted[at], header, targets):
                 outcomes[at] = ReadOutcome.CORRUPT
 
-        # Each is verified as soon as it is there, while it is still in the core's cache.
+        # # Each object is verified on arrival, while it is still in the core's cache.
         moved = self._slots.transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
         for (at, _, _), each in zip(moves, moved, strict=True):
             if each is not Moved.WHOLE:
@@ -209,7 +210,7 @@ class SlotReads:
         return outcomes
 
     def _locate(self, entry: Entry, shape: ObjectShape) -> int | ReadOutcome:
-        """Return the file to read from, or what became of the read already."""
+        """Return the descriptor to read from, or the outcome if no read is needed."""
         slot_bytes = self._slots.settings.slot_bytes
         fits = HEADER_BYTES + entry.length <= slot_bytes and not entry.offset % slot_bytes
         if not fits or not may_be(entry, shape):
@@ -236,7 +237,7 @@ def _extents(
     starts: Sequence[int],
     targets: Sequence[Sequence[memoryview]],
 ) -> list[Extent]:
-    """Return what to read: the header, with the payload behind it if that is wanted, and the rest."""
+    """Return the extents to read: the header, joined with adjacent payload, and the others."""
     extents = [Extent(fd, offset, (header,))]
     for start, views in zip(starts, targets, strict=True):
         if start == HEADER_BYTES:
@@ -249,7 +250,7 @@ def _extents(
 def _is_sound(
     found: PlacedRead, header: memoryview, targets: Sequence[Sequence[memoryview]]
 ) -> bool:
-    """Say whether what was read is what the entry's key stands for."""
+    """Return whether the bytes read are the object of the entry's key."""
     read, entry = found
     if check_header(header, entry.key, read.shape) is not HeaderFinding.SOUND:
         return False
@@ -265,5 +266,5 @@ def _is_sound(
 
 
 def may_be(entry: Entry, shape: ObjectShape) -> bool:
-    """Say whether the entry can be that of an object in this layout."""
+    """Return whether the entry can belong to an object of this shape."""
     return shape.knows(entry.present) and shape.payload_bytes(entry.present) == entry.length

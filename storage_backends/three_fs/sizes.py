@@ -1,4 +1,4 @@
-"""The sizes of a `3fs://` store, which its index knows and everybody who uses it agrees on."""
+"""The sizes of a `3fs://` store, which its index records and all its users share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from .page_index import PageIndex, SlotSizes
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES
 SLOT_BYTES_MIN: Final = HEADER_BYTES + MANIFEST_BYTES
-"""Whoever uses a store needs the manifest of its model there, and it is the longest record."""
+"""Every store must fit the manifest of a model, which is the longest record."""
 SLOT_BYTES_MAX: Final = 1 << 30
 FILE_SLOTS: Final = 1024
 FILE_SLOTS_MAX: Final = 1 << 20
@@ -28,7 +28,7 @@ class ThreeFsOptions(Settings):
 
     index: str = ""
     slot_bytes: Annotated[int, Meta(ge=SLOT_BYTES_MIN, le=SLOT_BYTES_MAX)] | None = None
-    """None, as for `file_slots`: as the store has them."""
+    """None, here and for `file_slots`, means the value of the existing store."""
     file_slots: Annotated[int, Meta(ge=1, le=FILE_SLOTS_MAX)] | None = None
     files: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 4
     rings: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -44,15 +44,15 @@ class ThreeFsOptions(Settings):
 
 
 def slot_bytes_for(payload_bytes: int) -> int:
-    """Return the least `slot_bytes` for objects of so many bytes, and for what every store has."""
+    """Return the least `slot_bytes` for payloads of this size and for the store's records."""
     return max(SLOT_BYTES_MIN, HEADER_BYTES * (1 + -(-payload_bytes // HEADER_BYTES)))
 
 
 def agree_on_sizes(root: Path, index: PageIndex, options: ThreeFsOptions) -> SlotSizes:
-    """Return the sizes of the store; those asked for, if it is new. None asks for nothing.
+    """Return the sizes of the store; a new store adopts the options. None accepts any value.
 
-    Raises `ConfigError` if the store has others than were asked for, or the index says what no store
-    can have, and `StorageError` if it says no number.
+    Raises `ConfigError` if the store has other sizes than the options, or the index contains impossible
+    ones, and `StorageError` if the index contains no number.
     """
     ours = SlotSizes(
         slot_bytes=options.slot_bytes or SLOT_BYTES, file_slots=options.file_slots or FILE_SLOTS

@@ -1,7 +1,7 @@
-"""Batches of reads or writes of slots: the contract, and the one that works on any filesystem.
+"""Batches of reads or writes of slots: the contract, and an implementation for any filesystem.
 
-`Preadv` moves bytes by system calls, straight between the files and the caller's buffers. On a
-mounted 3FS `usrbio.UsrbioTransfers` does the same through its rings.
+`Preadv` moves bytes by system calls, directly between the files and the caller's buffers. On a mounted
+3FS, `usrbio.UsrbioTransfers` does the same through its rings.
 """
 
 import os
@@ -16,7 +16,7 @@ from ..threaded_backend import Stop
 
 
 class Extent(NamedTuple):
-    """Bytes of a file that follow each other, and the memory that they go to or come from."""
+    """Consecutive bytes of a file, with the memory that they go to or come from."""
 
     fd: int
     offset: int
@@ -24,37 +24,38 @@ class Extent(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """Return the total number of bytes."""
         return sum(map(len, self.views))
 
 
 class Moved(IntEnum):
-    """What became of the extents of one object."""
+    """The outcome of an object's extents."""
 
     WHOLE = 0
     SHORT = 1
     """The file ended or had a hole."""
     FAILED = 2
     LATE = 3
-    """It was given up. Nothing touches the caller's memory; see `Transfers.lets_go` for the file."""
+    """The transfer was abandoned. The caller's memory is not touched; for the file see
+    `Transfers.lets_go`."""
 
 
 class Transfers(Protocol):
     """Moves extents between files and memory. Thread-safe."""
 
     text: str
-    """What it is, for a log line."""
+    """A description for the log."""
     lets_go: bool
-    """Whether a write that was given up does not reach the file later either."""
+    """Whether an abandoned write never reaches the file later."""
     objects_at_a_time: int
-    """How many writes are best given to one call."""
+    """The best number of writes per call."""
 
     def register(self, fd: int) -> None:
-        """Let extents be in this file. Raises OSError."""
+        """Allow extents in this file. Raises OSError."""
         ...
 
     def deregister(self, fd: int) -> None:
-        """Forget this file, which is still open. Nothing may be under way on it."""
+        """Forget this file, which is still open. No operation may be in flight on it."""
         ...
 
     def move(
@@ -66,23 +67,23 @@ class Transfers(Protocol):
         reads: bool,
         arrived: Callable[[int], None] | None = None,
     ) -> list[Moved]:
-        """Move all extents of each object; return what became of each.
+        """Move all extents of each object; return the outcome of each object.
 
-        Stops at `deadline` or when `stop` is due. When this returns, nothing touches the views.
-        `arrived` is called with the number of each object that is whole, as soon as it is.
+        Stops at `deadline` or when `stop` is due. After the return nothing touches the views. `arrived`
+        is called with the index of each object as soon as the object is whole.
         """
         ...
 
     def close(self) -> None:
-        """Give back what moves needed; no thread may move anything any more. Idempotent."""
+        """Release the resources; no thread may move anything any more. Idempotent."""
         ...
 
 
 class Preadv:
-    """Keeps the contract of `Transfers` by `preadv` and `pwritev`; `why` says why not by USRBIO.
+    """`Transfers` by `preadv` and `pwritev`; `why` is the reason for not using USRBIO.
 
-    The calling thread does the work, so one write is given to each call, while what was just hashed is
-    in the core's cache.
+    The calling thread does the work, so each call gets one write, while the bytes just hashed are in
+    the core's cache.
     """
 
     lets_go = True
@@ -126,7 +127,7 @@ class Preadv:
 
 
 def _move(extent: Extent, *, reads: bool) -> Moved:
-    """Move all bytes, as far as the file goes. Raises OSError."""
+    """Move all bytes, up to the end of the file. Raises OSError."""
     system_call = os.preadv if reads else os.pwritev
     done = move_all(system_call, extent.fd, extent.views, extent.offset)
     return Moved.WHOLE if done == extent.nbytes else Moved.SHORT

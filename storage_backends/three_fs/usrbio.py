@@ -1,15 +1,15 @@
-"""Transfers through the rings of 3FS itself: USRBIO, by the client that a cluster installs.
+"""Transfers through USRBIO, the rings of 3FS, with the client that a cluster installs.
 
-The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is on no
-package index, so it is imported only where it is there. Operations are on shared memory that the
-3FS daemon of the node has mapped too, so payloads are copied between it and the caller's buffers: what
-a ring that does not answer may still do later, it does there and not in anybody's buffer.
+The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is in no package
+index, so it is imported only if it is installed. Operations use shared memory that the node's 3FS
+daemon maps too, so payloads are copied between it and the caller's buffers. A late operation of a stuck
+ring writes there, never to a caller's buffer.
 
-What its interface leaves to its user is kept here: slices of the shared memory are of step one and
-lie in one block (block_size is 0, so that all of it is one); a descriptor is deregistered before it
-is closed, or I/O would go to the file that it was; a wait for more than was submitted would hang,
-so none asks for that; and what was submitted cannot be called back, so a ring that was given up is
-used again only once everything in it has ended.
+This module observes the rules of the client. Slices of the shared memory have step one and lie in one
+block (block_size is 0, so all memory is one block). A descriptor is deregistered before it is closed,
+else I/O would go to its old file. No wait is for more operations than were submitted, because that
+would hang. Submitted operations cannot be cancelled, so an abandoned ring is used again only after
+everything in it has completed.
 """
 
 import errno
@@ -30,24 +30,24 @@ from ..threaded_backend import Stop
 from .transfers import Extent, Moved, Preadv, Transfers
 
 ENTRIES: Final = 128
-"""Operations in a ring at a time; more than one object can need (see `PARTS_MAX`)."""
+"""Maximum operations in a ring; more than one object can need (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
-"""Memory of a ring, or room for one slot if that is more."""
+"""Shared memory of a ring, or the size of one slot if that is more."""
 _POLL_S: Final = 0.05
-"""How long a wait goes on before it looks whether it was asked to stop."""
+"""Interval at which a wait checks whether it should stop."""
 _DRAIN_S: Final = 1.0
-"""How long closing waits for a ring that does not answer."""
+"""How long `close` waits for a ring that does not answer."""
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
-"""What a wait raises when its time is over and nothing has ended."""
+"""The errnos of a wait that timed out before any operation completed."""
 
 
 class SharedSegment:
-    """Shared memory by a name, as the client wants it: it asks for `name` and `buf` and no more.
+    """Named shared memory with the two attributes that the client uses: `name` and `buf`.
 
-    The class of the standard library complains when it is forgotten while there is still a view of
-    it; here the memory just stays for as long as the last view.
+    The standard library's class complains if it is dropped while a view of it exists. Here the memory
+    lives as long as the last view.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -64,13 +64,13 @@ class SharedSegment:
             os.close(fd)
 
     def unlink(self) -> None:
-        """Take the name away; the memory goes when nobody has it mapped. Idempotent."""
+        """Remove the name; the memory is freed when no process maps it. Idempotent."""
         with suppress(FileNotFoundError):
             (_SHARED / self.name).unlink()
 
 
 class UsrbioClient(Protocol):
-    """What this module uses of `hf3fs_fuse.io`."""
+    """The part of `hf3fs_fuse.io` that this module uses."""
 
     def make_iovec(
         self, shm: "SharedSegment", hf3fs_mount_point: str, block_size: int = 0, numa: int = -1
@@ -88,7 +88,7 @@ class UsrbioClient(Protocol):
 
 
 def load_client() -> UsrbioClient | None:
-    """Return the client, or None where it is not installed or cannot be loaded."""
+    """Return the client, or None if it is not installed or cannot be loaded."""
     try:
         return cast(UsrbioClient, import_module("hf3fs_fuse.io"))
     except (ImportError, OSError):
@@ -96,9 +96,9 @@ def load_client() -> UsrbioClient | None:
 
 
 def choose_transfers(directory: Path, slot_bytes: int, complaints: Complaints) -> Transfers:
-    """Return USRBIO if its client is installed and `directory` is on a mounted 3FS; else `Preadv`.
+    """Return USRBIO if its client is installed and `directory` is on a mounted 3FS, else `Preadv`.
 
-    Trouble with slots of `slot_bytes` is told to `complaints`.
+    Failures with slots of `slot_bytes` are logged through `complaints`.
     """
     client = load_client()
     if client is None:
@@ -112,7 +112,7 @@ def choose_transfers(directory: Path, slot_bytes: int, complaints: Complaints) -
 
 
 class UsrbioTransfers:
-    """Keeps the contract of `Transfers`. Each thread has a ring for reads and one for writes."""
+    """A `Transfers` in which each thread has one ring for reads and one for writes."""
 
     lets_go = False
     objects_at_a_time = ENTRIES
@@ -169,7 +169,7 @@ class UsrbioTransfers:
                 self._complaints.say(
                     f"ring: {error}", "a ring failed and is not used any more: %s", error
                 )
-                # It may still do what it was given, so the objects of this wave stay LATE.
+                # # The ring may still complete its operations, so the objects of this wave stay LATE.
                 self._discard(ring, reads=reads)
                 break
         return moved
@@ -178,7 +178,7 @@ class UsrbioTransfers:
         with self._lock:
             rings, self._rings = self._rings, []
         for ring in rings:
-            # The files are deregistered next, and nothing should be under way on them then.
+            # # The files are deregistered next, and no operation should be in flight on them then.
             ring.drain(time.monotonic() + _DRAIN_S)
             ring.close()
 
@@ -193,7 +193,7 @@ class UsrbioTransfers:
         return ring
 
     def _make_ring(self, *, reads: bool) -> "UsrbioRing":
-        """Return a new ring with shared memory of its own. Raises OSError."""
+        """Return a new ring with its own shared memory. Raises OSError."""
         shared = SharedSegment(self._memory_bytes)
         try:
             iovec = self._client.make_iovec(shared, self._mount)
@@ -213,24 +213,25 @@ class UsrbioTransfers:
 
 
 class Completion(NamedTuple):
-    """The end of one operation."""
+    """The completion of one operation."""
 
     token: int
-    """What `prepare` was given."""
+    """The token passed to `prepare`."""
     result: int
-    """Bytes that were moved, or a negative errno. Fewer than asked for: the file's end, or a hole."""
+    """Number of bytes moved, or a negative errno. Fewer than requested means the file's end or a
+    hole."""
 
 
 class UsrbioRing:
-    """Many reads, or many writes, prepared, submitted and waited for together by one thread.
+    """A ring for reads or for writes: one thread prepares, submits and waits for many operations.
 
-    An operation may begin as soon as it is prepared, and surely does once it is submitted. Ends come in
-    any order.
+    An operation may start as soon as it is prepared, and starts at the latest when it is submitted.
+    Completions come in any order.
     """
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
         self.memory = shared.buf
-        """What lies there is the caller's between operations."""
+        """Its contents belong to the caller between operations."""
         self._shared: SharedSegment | None = shared
         self._iovec: Any = iovec
         self._ring: Any = ring
@@ -240,29 +241,29 @@ class UsrbioRing:
 
     @property
     def pending(self) -> int:
-        """How many operations were prepared and have not come back from `wait`."""
+        """Return the number of prepared operations that `wait` has not returned yet."""
         return self._prepared + self._submitted
 
     def prepare(self, part: slice, fd: int, offset: int, token: int) -> None:
         """Add one operation between a part of `memory` and a registered file from `offset`.
 
-        The part belongs to the ring until the operation has ended. Raises OSError.
+        The ring owns the part until the operation has completed. Raises OSError.
         """
         self._ring.prepare(self._iovec[part], self._reads, fd, offset, userdata=token)
         self._prepared += 1
 
     def submit(self) -> None:
-        """Tell the daemon that there is something to do."""
+        """Submit the prepared operations to the daemon."""
         self._ring.submit()
         self._submitted += self._prepared
         self._prepared = 0
 
     def wait(self, least: int, deadline: float) -> list[Completion]:
-        """Return what has ended, as soon as that are `least`, or what there is at the deadline.
+        """Return the completions once there are `least` of them, or those at the deadline.
 
-        Raises OSError where the ring itself fails.
+        Raises OSError if the ring itself fails.
         """
-        # Without a submit, what was prepared need not ever end.
+        # # Prepared operations need not complete before they are submitted.
         least = min(least, self._submitted)
         if not least:
             return []
@@ -276,16 +277,16 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # What was only prepared may have begun, and ended, as well.
+        # # Operations that were only prepared may have completed as well.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early
         return ended
 
     def drain(self, deadline: float) -> bool:
-        """Wait until all operations have ended; say whether they have by the deadline.
+        """Wait until all operations have completed; return whether they have by the deadline.
 
-        Only then may the ring be used again.
+        Only after True may the ring be used again.
         """
         try:
             if self._prepared:
@@ -297,12 +298,12 @@ class UsrbioRing:
         return not self.pending
 
     def close(self) -> None:
-        """Give the memory back; the daemon keeps its own hold on it while it needs that. Idempotent."""
+        """Free the memory; the daemon keeps its mapping for as long as it needs it. Idempotent."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # The client takes away its link to the memory, and then the ring, when they are forgotten.
+        # # Dropping these makes the client release its link to the memory, and then the ring.
         with suppress(OSError):
             self._ring = None
             self._iovec = None
@@ -310,7 +311,7 @@ class UsrbioRing:
 
 
 class _Wave:
-    """Some of the objects, all in the ring at once. `moved` is where their ends are noted."""
+    """Objects that are in the ring at the same time; `moved` receives their outcomes."""
 
     def __init__(
         self,
@@ -331,10 +332,10 @@ class _Wave:
         self._left = {at: len(objects[at]) for at in wave}
         self._worst = dict.fromkeys(wave, Moved.WHOLE)
         self.failures: set[int] = set()
-        """The errnos of operations that failed."""
+        """The errnos of failed operations."""
 
     def run(self, stop: Stop, deadline: float) -> None:
-        """Move the extents of all objects. Raises OSError where the ring fails."""
+        """Move the extents of all objects. Raises OSError if the ring fails."""
         ring, at = self._ring, 0
         try:
             for token, (_, extent) in enumerate(self._extents):

@@ -1,9 +1,9 @@
-"""Writes of objects into slots: half of the blocking part of `3fs://`, called from several threads.
+"""Blocking writes of objects into slots of `3fs://`, called from several threads.
 
-A write reserves a slot, writes into it, and commits. Writers of one name do not wait for each other;
-the first to commit wins. A write that was given up leaves its slot to the lease where a ring may
-still be writing into it. A writer that comes back to life after its lease may even spoil what the
-next holder wrote; what is in a slot is verified by every read, so that is a miss.
+A write reserves a slot, writes to it, and commits. Writers of one name do not wait for each other; the
+first commit wins. An abandoned write leaves its slot to the lease if a ring may still be writing to it.
+A writer that resumes after its lease may even corrupt the bytes of the next holder. Every read verifies
+its slot, so that is a miss.
 """
 
 import time
@@ -30,19 +30,19 @@ from .transfers import Extent, Moved
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
 _PAGES_MIN: Final = 8
-"""As many objects in one call are pages; marks and manifests come alone."""
+"""A call with at least this many objects contains pages; markers and manifests come alone."""
 _WASTE: Final = 4
-"""Slots this many times as long as what is in them are worth a word."""
+"""A warning is logged if slots are at least this many times longer than their contents."""
 _UNITED_BYTES_MAX: Final = 64 << 20
-"""Memory for objects that get the columns of two writers, in each thread."""
+"""Memory per thread for objects that combine the columns of two writers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _New:
-    """An object that is to be written."""
+    """An object to be written."""
 
     at: int
-    """Its number in the batch."""
+    """Its index in the batch."""
     name: ObjectName
     digest: bytes
     buffers: Sequence[memoryview]
@@ -51,7 +51,7 @@ class _New:
 
 
 class SlotWrites:
-    """Writes the objects of one store. Methods may block; none raises for one key's troubles."""
+    """Writes the objects of one store. Methods may block; a failure of one key never raises."""
 
     def __init__(
         self, slots: OpenSlots, reads: SlotReads, *, slot_count: int, lease_s: float
@@ -62,9 +62,9 @@ class SlotWrites:
         self._lease_s = lease_s
 
     def write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
-        """Write objects, unless somebody has.
+        """Write the objects that do not exist yet.
 
-        An object that lacks a column of the new one is replaced by one that has the columns of both.
+        An object that lacks a column of the new one is replaced by one with the columns of both.
         """
         outcomes = [WriteOutcome.FAILED] * len(writes)
         new: list[_New] = []
@@ -77,7 +77,8 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # As often as somebody may be in the way, and once for each if slots are so few.
+                # # Other writers may interfere `_WRITE_TRIES` times, and scarce slots may need one try
+                # per object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
                         break
@@ -92,13 +93,13 @@ class SlotWrites:
                         outcomes[each.at] = WriteOutcome.TIMED_OUT
                 break
             except StorageError as error:
-                # An index that did not answer for these does not do it for others any sooner.
+                # # An index that did not answer for these objects will not answer for others either.
                 self._slots.complaints.say("index", "%s", error)
                 break
         return outcomes
 
     async def note_uses(self, writes: Sequence[Write], deadline: float) -> None:
-        """Let what of a call is there count as used, ends before roots."""
+        """Mark the call's existing objects as used, in an order that evicts leaves before roots."""
         if not writes:
             return
         named = [name_digest(write.name) for write in writes]
@@ -106,12 +107,12 @@ class SlotWrites:
         after = writes[0].after
         digest = None if after is None else name_digest(after.name)
         distance = 0 if after is None else after.distance
-        # Without the index's answer they are as old as it says.
+        # # Without an answer from the index, the objects keep their times.
         with suppress(StorageError):
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
     async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Remove objects; True where the name is free now. A removal may happen after all."""
+        """Remove objects; True for each name that is free now. A late removal may still happen."""
 
         def remove(index: PageIndex) -> list[bool]:
             digests = [name_digest(name) for name in names]
@@ -127,7 +128,7 @@ class SlotWrites:
             return [False] * len(names)
 
     def _write(self, todo: list[_New], outcomes: list[WriteOutcome], stop: Stop) -> list[_New]:
-        """Write objects as far as there are slots; return those that are to be tried again."""
+        """Write objects as far as slots are free; return those to try again."""
         ready: list[_New] = []
         later: list[_New] = []
         united_bytes = 0
@@ -148,7 +149,7 @@ class SlotWrites:
             return later
         asked_at = time.monotonic()
         lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
-        # What no store has comes out of a damaged index; given back, it would come again at once.
+        # # A damaged index may return impossible slots. Releasing them would only make them come back.
         lent = [
             each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
         ]
@@ -163,7 +164,7 @@ class SlotWrites:
         return later + self._send(sent, todo, outcomes, stop, asked_at + self._lease_s)
 
     def _beside(self, new: _New, entry: Entry | None, stop: Stop) -> _New | WriteOutcome:
-        """Return what is to be written beside or instead of what stands, or why nothing is."""
+        """Return the object to write, given the existing `entry`, or the outcome if none is needed."""
         if entry is None:
             return replace(new, replaces=NOTHING)
         instead = replace(new, replaces=entry.generation)
@@ -200,7 +201,7 @@ class SlotWrites:
         stop: Stop,
         lease_until: float,
     ) -> list[_New]:
-        """Write objects into their slots and commit them; return those that somebody was before."""
+        """Write objects into their slots and commit them; return those that lost to another writer."""
         written: list[tuple[_New, Commit]] = []
         unused: list[Reservation] = []
         step = self._slots.transfers.objects_at_a_time
@@ -231,7 +232,7 @@ class SlotWrites:
     def _move(
         self, some: Sequence[tuple[_New, Reservation]], stop: Stop, deadline: float
     ) -> list[Moved]:
-        """Write objects into their slots; return what became of each."""
+        """Write objects into their slots; return the outcome of each."""
         moved = [Moved.LATE] * len(some)
         extents: list[list[Extent]] = []
         there: list[int] = []
@@ -275,7 +276,7 @@ class SlotWrites:
         return False
 
     def _complain_of_waste(self, new: Sequence[_New]) -> None:
-        """Say it once if pages leave most of their slots empty, as with a `slot_bytes` not chosen."""
+        """Warn if pages leave most of their slots empty, as with an unsuitable `slot_bytes`."""
         if len(new) < _PAGES_MIN:
             return
         payload = max(each.shape.nbytes for each in new)
@@ -295,5 +296,5 @@ class SlotWrites:
 
 
 def _as_given(new: _New, todo: Sequence[_New]) -> _New:
-    """Return the object as its writer gave it, without what it was united with."""
+    """Return the object as its writer passed it, without columns of an older object."""
     return next(each for each in todo if each.at == new.at)

@@ -1,8 +1,7 @@
 """The contract of an L3 backend.
 
-A backend maps object names to bytes. It is asynchronous and batched, and it reads into and writes from
-buffers that the caller owns. The contract suite (`tests/kit/storage/contract.py`) checks every backend
-against these rules:
+A backend maps object names to bytes. It is asynchronous and batched, and uses buffers that the caller
+owns. `tests/kit/storage/contract.py` checks every backend against these rules:
 
 S1  Each call returns one outcome per key, in the order of the request. A failure of one key is an
     outcome, never an exception.
@@ -11,20 +10,19 @@ S3  The backend owns the buffers of a call until the call returns, also after a 
     returns only when no I/O touches the buffers any more. A caller that cannot wait must leave the
     buffers alone until then.
 S4  A read is OK only if checksums prove that the buffers hold exactly the bytes written for those parts
-    of the object under that name. Otherwise the outcome is MISSING, CORRUPT or LACKING, and the
-    contents of the buffers are undefined.
+    of the object. Otherwise it is MISSING, CORRUPT or LACKING, and the buffers' contents are undefined.
 S5  A write is visible whole or not at all, to readers in any process, also after a crash.
 S6  The first writer of a name wins. A later writer gets PRESENT, and the object is unchanged.
 S7  `exists` is a hint that may be wrong in both directions. Only a read decides.
-S8  An object consists of parts (`object_shape`) and records which optional columns it has. A read may
-    request a subset of the parts, and verifies those; if the object lacks a requested column, the read
-    is LACKING, which is a miss. A write with a column that the object lacks atomically replaces the
-    object by one with the columns of both; otherwise S6 holds. So the set of columns only grows.
+S8  An object consists of parts (`object_shape`) and records its optional columns. A read may request a
+    subset of the parts, and verifies those. If the object lacks a requested column, the read is
+    LACKING, a miss. A write with a column that the object lacks atomically replaces the object by one
+    with the columns of both; otherwise S6 holds. So the set of columns only grows.
 S9  A store that evicts objects itself evicts the least recently used first. An object never counts as
     used later than the object that it continues, so leaves are evicted before roots. The objects of
-    one `write` call continue each other in order, and the first of them continues its `after`: it
-    counts as used when `after` was. Stores with external eviction (a server, a bucket's life cycle)
-    do not promise this.
+    one `write` call continue each other in order. The first of them continues its `after`, and counts
+    as used when `after` was. Stores with external eviction (a server, a bucket's life cycle) do not
+    promise this.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -107,7 +105,7 @@ class StoredObject:
 
     name: ObjectName
     shape: ObjectShape
-    """The shape with all parts that the object has."""
+    """The shape of the object, with all parts that it has."""
     age_s: float | None
     """Seconds since the last write or use, by the store's clock; None if the store does not report
     it."""

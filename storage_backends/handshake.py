@@ -7,14 +7,13 @@
     listening  verdict (1) and its own proof (32), of "listening", the verdict, both greetings and that
                text; zeros if the secrets differ
 
-Nonces are new for each connection, so a recorded handshake cannot be replayed. A side cannot reflect
-the proof that it received, because each proof names its role. The magic names the purpose of the
-connection, so a proof for one purpose is invalid for another. The listening side admits a connection
-only if one of the dialled addresses is its own, so a relay at another address is refused. Both sides
-derive one key per direction (`SessionKeys`) to authenticate later messages.
+Fresh nonces prevent replay, and the role in each proof prevents reflection. The magic names the purpose
+of the connection, so a proof for one purpose is invalid for another. The listening side admits a
+connection only if one of the dialled addresses is its own, so a relay at another address is refused.
+Both sides derive one key per direction (`SessionKeys`) to authenticate later messages.
 
-Without a secret both sides run the same protocol with an empty one. That proves nothing, and addresses
-are not compared.
+Without a secret the same protocol runs with an empty one. That proves nothing, and addresses are not
+compared.
 """
 
 import hmac
@@ -73,7 +72,7 @@ class SessionKeys(NamedTuple):
 
 
 class ByteStream(Protocol):
-    """The part of a connection that a handshake uses."""
+    """The interface that a handshake needs of a connection: read and write bytes."""
 
     async def read(self, count: int) -> bytes:
         """Return exactly `count` bytes. Raises `OSError` or `EOFError` if fewer arrive."""

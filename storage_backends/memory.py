@@ -1,8 +1,8 @@
 """`memory://` and `memory://name`: the reference backend, a dictionary in this process.
 
 Each object is kept as the header and payload that a file would have, and checked on every read, so the
-outcomes and their reasons equal those of other backends. All backends of this process with the same
-name share one store as long as one of them exists. `memory://` is private.
+outcomes equal those of other backends. All backends of this process with the same name share one store
+as long as one of them exists. `memory://` is private.
 """
 
 import re

@@ -1,16 +1,16 @@
 """Base of backends with blocking calls: open once, run calls in batches on threads, close once.
 
-A subclass of `ThreadedBackend` defines what is opened and how a thread processes the keys of a job.
-This module decides when jobs run, and the outcome of keys whose job cannot run.
+A subclass of `ThreadedBackend` defines how to open the store and how a thread processes the keys of a
+job. This module decides when jobs run, and the outcome of keys whose job cannot run.
 
-A call is cut into a few jobs of neighbouring items, so that its overhead is paid per batch and not per
-key. At the deadline, or when the call is cancelled, queued jobs are dropped and running jobs are asked
-to stop. The call still returns only when the last job has finished, because until then a thread may
-touch the caller's buffers (S2, S3). If jobs mark the times when they touch buffers, a call may leave
-its jobs running and return at its deadline.
+A call is cut into a few jobs of neighbouring items, so that its overhead is paid per batch. At the
+deadline, or when the call is cancelled, queued jobs are dropped and running jobs are signalled to stop.
+The call still returns only when the last job has finished, because until then a thread may touch the
+caller's buffers (S2, S3). If jobs mark the times when they touch buffers, a call may leave its jobs
+running and return at its deadline.
 
-The standard library joins its pools at interpreter exit, so a thread stuck in the kernel (for example
-on a dead network filesystem) would block the exit. The threads here are daemons.
+The threads are daemons, because the standard library joins its pools at interpreter exit. A thread
+stuck in the kernel (for example on a dead network filesystem) would block the exit.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 CLOSE_TIMEOUT_S: Final = 10.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
-"""Extra time for the thread to return with the reason for its delay."""
+"""Extra time for a listing thread to return with the reason for its delay."""
 _LISTED_AT_A_TIME: Final = 256
 
 
@@ -121,7 +121,7 @@ class DaemonThreads:
         try:
             thread.start()
         except RuntimeError:
-            # # The threads that already exist do all the work, only later.
+            # # No new thread can be started, so the existing ones do all the work, only later.
             if not number:
                 raise
         else:
@@ -162,10 +162,7 @@ class Stop:
 
     @contextmanager
     def touching(self) -> Generator[bool]:
-        """Delay the return of the call while in the block; yield False if the call is over.
-
-        Yields False too when the call is about to return.
-        """
+        """Keep the call from returning while in the block; yield False if it is over or due."""
         with self._touched:
             wanted = not self.due()
             self._touching += wanted
@@ -235,11 +232,9 @@ class ThreadCalls:
         """Return one result for each item, in order; `late` for items whose job never started.
 
         `job` processes some items in a thread and returns one result for each. It checks its `Stop`
-        between two items, and raises only for bugs.
-
-        `weights` is the amount of work per item. Each job gets at least `job_weight_min`, unless the
-        whole call is less. The call returns when no thread touches the items any more, even if that
-        takes longer than the deadline.
+        between two items, and raises only for bugs. `weights` is the amount of work per item. Each job
+        gets at least `job_weight_min`, unless the whole call is less. The call returns when no thread
+        touches the items any more, even if that takes longer than the deadline.
 
         With `leaves` the call returns at its deadline without the jobs that still run; their results
         are `late`. Such jobs touch the caller's memory only inside `Stop.touching`.

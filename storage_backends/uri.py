@@ -7,9 +7,8 @@ Wrappers, outermost first, precede the scheme. The scheme defines the meaning of
 an option `<wrapper>.<name>` belongs to that wrapper. Each reads its options as `Settings` through
 `StoreUri.read`, which rejects unknown names, so a typo is an error.
 
-A URI may contain credentials, for example of an index database. Print, log, raise or report a URI only
-through `without_secrets`, and text of third parties about it, such as a client's error, only through
-`without_secrets_of`.
+A URI may contain credentials. Print, log, raise or report a URI only through `without_secrets`, and
+text of third parties about it, such as a client's error, only through `without_secrets_of`.
 """
 
 import os

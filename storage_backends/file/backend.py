@@ -1,28 +1,24 @@
 """`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: one file per object.
 
-The file's path is derived from digests of the object's name (`objects`). A file appears under its final
-name whole or not at all (`publish`). Every read verifies it, and a corrupt file moves to the quarantine
-permanently (`quarantine`). Several processes may share the directory, also over a network filesystem if
-its links are exclusive.
+Paths are derived from digests of object names (`objects`). A file appears under its final name whole or
+not at all (`publish`), is verified by every read, and moves to the quarantine if it is corrupt
+(`quarantine`). Processes may share the directory, also on a network filesystem with exclusive links.
 
-`durability` states what an OK write has survived: `none` (default) the death of the process, `data` and
+`durability` states what an OK write survives: `none` (default) the death of the process, `data` and
 `full` a power failure, `full` also for the name. `direct=1` bypasses the page cache; opening fails if
-the filesystem cannot do that. A key whose buffer address or length is not a multiple of 4096 bytes
-still goes through the page cache, because the kernel allows no other way without a copy. `threads` is
-the maximum of concurrent I/O.
+the filesystem cannot do that. Buffers whose address or length is not a multiple of 4096 bytes still use
+the page cache, because the kernel would need a copy. `threads` is the maximum of concurrent I/O.
 
-`quota_gib` (or `quota_bytes`) limits the disk space of the files, and `ttl_s` the time that an unused
-object is kept. The default quota is half of the space that the filesystem has without the store; 0
-means all of it. Each pass recomputes the default, so processes need not agree on a number, and several
-stores leave each other space. Every process sweeps, one at a time (`sweeper`). Writes between two
-passes may exceed the quota. Records, which describe the pages, are never swept.
+`quota_gib` (or `quota_bytes`) limits the disk space, and `ttl_s` the time that an unused object is
+kept. The default quota is half of the space that the filesystem has without the store, recomputed by
+each pass; 0 means all of it. Every process sweeps, one at a time (`sweeper`). Writes between two passes
+may exceed the quota. Records, which describe the pages, are never swept.
 
-`read_only=1` opens a store for inspection. Nothing in the directory is created, moved or removed, and
-it need not be writable. Every write fails, and corrupt files stay in place.
+With `read_only=1` nothing in the directory is created, moved or removed, and every write fails.
 
-Anyone who can write to the directory can poison the cache, because checksums detect damage but are not
-signatures. So only the owner can access the files. A directory that others can write to is refused
-unless the URI has `trust=group` or `trust=any`. Links out of the directory are not followed.
+Anyone who can write to the directory can forge pages, because checksums are not signatures. So only the
+owner can access the files. A directory that others can write to is refused unless the URI has
+`trust=group` or `trust=any`. Links out of the directory are not followed.
 """
 
 import asyncio

@@ -205,7 +205,7 @@ class ObjectFiles:
                     return outcome
             except OSError as error:
                 failure = error
-                # # The directory was empty and swept meanwhile, by this or another host.
+                # # The directory was swept as empty meanwhile, by this or another host.
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     break
         if stop.due():
@@ -233,7 +233,7 @@ class ObjectFiles:
                         yield stored
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Return whether an object's directories are the store's own; a link among them is removed."""
+        """Return whether an object's directories are the store's own; quarantine a link among them."""
         foreign = self._own.foreign(self._root_fd, path)
         if foreign is not None:
             self._quarantine.put_away(foreign, None, HeaderFinding.KIND, stop)
@@ -245,7 +245,7 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # # With direct I/O the only error is EINVAL, whatever the path is.
+        # # Direct I/O reports EINVAL for anything that is not a regular file.
         if error.errno == errno.EINVAL and self._quarantine.put_away(
             path, None, HeaderFinding.KIND, stop
         ):

@@ -1,14 +1,12 @@
 """Publishes a new file under its name: whole, once, and without leftovers if the writer dies.
 
-If the filesystem supports files without a name (`O_TMPFILE`), a new file gets its only name when it is
-complete, and the kernel frees it if the writer dies earlier. Otherwise the file is written under a
-temporary name and locked by its writer. A temporary file without a lock belongs to a dead writer, and
-the next process that opens the store removes it. If the filesystem has no locks either, only the age of
-a temporary file shows that its writer is dead.
+With `O_TMPFILE` a new file gets its only name when it is complete, and the kernel frees it if the
+writer dies earlier. Without it the writer locks a file under a temporary name. A temporary file without
+a lock belongs to a dead writer, and the next process that opens the store removes it. On a filesystem
+without locks only the file's age shows that the writer is dead.
 
-Both kinds get the final name by `link`, which fails if the name is taken, so the first writer wins. A
-file that replaces another gets a temporary name first, if it has none, and then the final one by
-`rename`, which is atomic.
+The final name is given by `link`, which fails if the name is taken, so the first writer wins. A file
+that replaces another gets a temporary name first, and then the final one by `rename`, atomically.
 """
 
 import errno

@@ -60,7 +60,8 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # # No place can take it, and its name must become free.
+        # # The quarantine cannot take the file, but the file's name must become free, so delete the
+        # file.
         _drop(self._root_fd, path)
         return True
 

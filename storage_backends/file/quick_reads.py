@@ -1,9 +1,9 @@
 """The fast path for reads of whole objects, with as little work as possible between system calls.
 
-Between two system calls a thread holds the interpreter lock and blocks all other threads of the
-process, the engine's too. After each call it may have to wait for the lock, which takes longer than the
-work itself. So names are computed before the first file of a group is opened, and headers are checked
-after the last one is closed. In between, each file is opened, read in one call, closed and hashed.
+Between system calls a thread holds the interpreter lock and blocks all other threads, the engine's too.
+Getting the lock back after a call takes longer than the work itself. So names are computed before the
+first file of a group is opened, and headers are checked after the last one is closed. In between, each
+file is opened, read in one call, closed and hashed.
 
 A file with anything unexpected is left to the normal path, which reads it again and finds the reason.
 """
@@ -141,5 +141,5 @@ def _is_plain(buffer: memoryview, nbytes: int) -> bool:
             and not buffer.readonly
         )
     except ValueError:
-        # # The memory was released.
+        # # The properties of a view raise ValueError after its memory was released.
         return False

@@ -1,24 +1,23 @@
 """One pass over the files of a store: removes expired files, then the least recently used.
 
-A file's modification time is the time of its last use, and never later than that of the file that it
-continues (`uses`). Files are removed strictly in the order of these times, so leaves go before roots.
-All times are by the filesystem's clock, because hosts that share it may have others, and a wrong clock
-must not empty the store. A file's size is its allocated blocks, so a sparse file does not evict others.
+A file's modification time is its last use, and never later than that of the file that it continues
+(`uses`). Removal follows these times strictly, so leaves go before roots. All times are by the
+filesystem's clock, because a host with a wrong clock must not empty a shared store. A file's size is
+its allocated blocks.
 
-A pass needs memory for a few thousand counters and `_SORTED_MAX` names, however many files there are.
-It counts sizes by age, derives the age limit from the counts, and walks a second time to remove older
-files. Ages within about one percent share a counter; the files of the last counter to go are sorted.
+Memory is bounded by a few thousand counters and `_SORTED_MAX` names. A pass counts sizes by age,
+derives the age limit, and walks a second time to remove older files. Ages within about one percent
+share a counter; only the files of the last counter are sorted.
 
-Records are kept whatever their age: manifests, and the markers by which groups of other TP sizes find
-pages. They are few and small, and without them existing pages could not be found or identified. A
-record is recognised by its length and then its header. `lockstep store rm` removes them with their
-pages.
+Records are kept at any age: manifests, and the markers by which groups of other TP sizes find pages.
+Without them existing pages could not be found or identified. A record is recognised by its length and
+then its header. `lockstep store rm` removes records with their pages.
 
-Files in quarantine are removed like objects, and before all objects. A directory there is removed at
-the age limit of empty directories, because its contents were not counted.
+Files in quarantine are removed first. A directory there is removed at the age limit of empty
+directories, because its contents were not counted.
 
-Removing a file is safe for readers, which keep their files open, and for writers, which create a
-removed directory again. A pass enters only the store's own directories and follows no link.
+Removal is safe for readers, which keep their files open, and for writers, which create a removed
+directory again. A pass enters only the store's own directories and follows no link.
 """
 
 import errno
@@ -197,7 +196,7 @@ class _Pass:
         self._room_by_age = array("q", bytes(8 * _BUCKETS))
         self._left = 0
         self._counted = False
-        """Whether `_left` covers the whole store."""
+        """Whether `_left`, the remaining bytes, already covers all files of the store."""
         self.files_removed = 0
 
     def run(self) -> None:
@@ -314,7 +313,7 @@ class _Pass:
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
-                    # # Fails unless it is an empty directory.
+                    # # `rmdir` fails unless the directory is empty.
                     with suppress(OSError):
                         os.rmdir(entry.name, dir_fd=above)
 

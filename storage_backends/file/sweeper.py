@@ -1,9 +1,9 @@
 """The thread, one per process, that keeps a store within its quota and time to live.
 
-No process is in charge: the one that gets the store's lock runs the pass (`sweep`), and the others skip
-it. A read only records the name, and the thread later sets the times of all recorded files at once. So
-other processes may see a file in constant use as unused for at most one interval. Times are the
-filesystem's, not this process's. A write sets the times itself, also of objects that exist already.
+The process that gets the store's lock runs the pass (`sweep`), and the others skip it. A read only
+records the name, and the thread later sets the times of all recorded files. So other processes may see
+a file in constant use as unused for one interval. A write sets the times itself, also of existing
+objects.
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Sweeps the store below `root_fd`, which it duplicates and closes at the end.
+    """Sweeps the store below `root_fd`, through a duplicate of the descriptor.
 
     Thread-safe.
     """
@@ -94,9 +94,9 @@ class Sweeper:
     def turn(self, *, wanted: bool) -> int | None:
         """Set the times of used files, and run a pass unless another process does or just did.
 
-        `wanted` says that this process has written enough to need a pass in any case. Returns the
-        number of removed files. Returns None if there was no pass, for example because the whole
-        filesystem holds less than the quota. Raises OSError if the store cannot be swept.
+        `wanted` forces a pass because this process has written enough. Returns the number of removed
+        files, or None without a pass, for example if the whole filesystem holds less than the quota.
+        Raises OSError if the store cannot be swept.
         """
         self._mark_used()
         self._written_max = self._limits.written_until_pass(self._root_fd)

@@ -1,9 +1,8 @@
 """Removes a directory with its contents, in small steps.
 
-Such a directory is in the store by mistake, so it may be very deep, very large, or changing. All
-accesses go through open descriptors and follow no link. The removal may stop after any entry, and the
-next one continues. Deep directories are first moved up, so that no path gets long and the depth costs
-no descriptors.
+Such a directory is in the store by mistake, so it may be very deep, very large, or changing. Accesses
+go through open descriptors and follow no link. The removal may stop after any entry, and the next one
+continues. Deep directories are first moved up, so that depth costs neither long paths nor descriptors.
 """
 
 import os

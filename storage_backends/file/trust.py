@@ -29,7 +29,7 @@ class Trust(StrEnum):
 
     OWNER = "owner"
     GROUP = "group"
-    """Also the directory's group."""
+    """The owner and the directory's group may write."""
     ANY = "any"
 
 

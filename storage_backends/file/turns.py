@@ -1,8 +1,8 @@
 """The write lock of a store: one process at a time moves or replaces a named file.
 
 Publishing a file under a free name needs no lock, because the kernel lets only one writer succeed.
-Removing a corrupt file or replacing an object by a fuller one is a check followed by an action. The
-process holds the lock for both, and acts only on the file that it has checked.
+Removing or replacing a file is a check followed by an action. The process holds the lock for both, and
+acts only on the file that it has checked.
 """
 
 import errno
@@ -33,7 +33,7 @@ class Lock(Enum):
     OURS = 0
     TAKEN = 1
     UNKNOWN = 2
-    """The filesystem has no locks."""
+    """Unknown, because the filesystem has no locks."""
 
 
 def try_to_lock(fd: int) -> Lock:

@@ -1,8 +1,8 @@
-"""Maintains the time of last use of each file, in its modification time, for the order of eviction.
+"""Keeps each file's time of last use in its modification time, in an order that suits eviction.
 
 A page is found only behind all pages before it, so a sweep must remove leaves before roots. Therefore a
-file never has a later time of use than the file that it continues. The files of a call get falling
-times, which start at the current time or just before that of the file that the first one continues.
+file never has a later time of use than the file that it continues: the files of a call get falling
+times, starting now or just below the time of the file that the first one continues.
 """
 
 import os
@@ -43,7 +43,7 @@ class UseTimes:
                 os.utime(place[1], ns=(at_ns, at_ns), dir_fd=self._root_fd, follow_symlinks=False)
 
     def _begin(self, path: str) -> int:
-        """Return the time of position 0, by the filesystem's clock."""
+        """Return the time of the call's first file (position 0), by the filesystem's clock."""
         with self._lock:
             if self._first_ns is None and self._after is not None:
                 place = located(self._after.name)

@@ -1,20 +1,19 @@
 """`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store, by its own client.
 
 `host:port` is the master. Options: `segment_bytes` (memory that this process contributes to the store,
-default 0), `buffer_bytes` (the client's staging memory), `protocol` (`tcp` or `rdma`) and `device` (the
-RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (the address of this process for others,
-default 127.0.0.1), `replicas` (copies of each object).
+default 0), `buffer_bytes` (the client's staging memory), `protocol` (`tcp` or `rdma`), `device` (the
+RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (this process's address for others, default
+127.0.0.1), `replicas` (copies of each object).
 
-An object is the header and the payload that a file would have, under a key derived from the digest of
-its name. Objects live in the memory of the processes that own segments. They are lost with their owner,
-or with the master, which alone knows their places. `exists` may stay true for some seconds after that,
-so reads decide. A full store refuses writes until the master has evicted something. These writes are
-FAILED, as they are in a store to which no process contributes memory, and a warning is logged. A store
-that keeps segments on disks may return the object of another process. Names and checksums are inside
-the object, and an object that does not match its name is removed.
+An object is the header and payload that a file would have, under a key derived from the digest of its
+name. Objects live in segments, the memory of the participating processes. They are lost with the
+segment's owner, or with the master. `exists` may stay true for some seconds after that, so reads
+decide. Without room, or without any segment, writes are FAILED and a warning is logged, until the
+master evicts. A store with segments on disks may return another object. Names and checksums are inside
+the object, and one that does not match is removed.
 
 A stopped master blocks a call until it resumes, or for the client's timeout of 30 seconds; the backend
-recovers from both, and from a restart of the master. A stopped owner of a segment blocks a call until
+recovers from that and from a restart of the master. A stopped owner of a segment blocks a call until
 the library gives up (`pieces`). A read still returns at its deadline and leaves its thread behind
 (`staged_reads`). While all threads are left behind, reads are FAILED at once.
 """
@@ -44,7 +43,7 @@ THREADS: Final = 4
 _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
-"""The library needs half a minute to find that a device does not exist."""
+"""Timeout of joining a store; the library needs half a minute to find that a device does not exist."""
 
 
 class MooncakeBackend(ThreadedBackend):
@@ -55,7 +54,7 @@ class MooncakeBackend(ThreadedBackend):
     """
 
     reader: ObjectReader
-    """Set once the store is open."""
+    """The reader of objects; set once the store is open."""
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
         super().__init__(

@@ -1,13 +1,12 @@
 """The part of the Mooncake Store client (`mooncake.store`) that `mooncake://` uses.
 
-Its calls block: a stopped master holds them until it resumes, for at most 30 seconds. Several threads
-may call it, but a call after `close` makes the library crash the process. Joining and leaving a store
-hold the interpreter lock throughout, so both are done only while the master answers.
+Its calls block, for at most 30 seconds if the master has stopped. Several threads may call it, but a
+call after `close` crashes the process. Joining and leaving a store hold the interpreter lock, so both
+are done only while the master answers.
 
-Objects are written and read in *sessions*, which the library keeps by key. A put session makes a first
-writer: the master opens one per key and refuses the others. A get session remembers the place of an
-object, so that its ranges are read without another query to the master. `pieces` decides how much one
-call moves.
+Objects are written and read in *sessions*, which the library keeps by key. The master opens one put
+session per key and refuses the others, so the first writer wins. A get session remembers an object's
+place, so that ranges are read without another query to the master.
 """
 
 import ctypes
@@ -110,7 +109,7 @@ class MooncakeClient:
             # # An expired lease is not an error yet, because `fetch` renews it.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # # The library has one session per key, whoever started it, so the last reader ends it.
+            # # The library has one session per key, shared by all readers, so the last reader ends it.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -145,7 +144,7 @@ class MooncakeClient:
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # # Here INVALID says nothing about an object.
+        # # When a session starts, INVALID says nothing about the object, so report a failed transfer.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 

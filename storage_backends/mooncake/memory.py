@@ -42,7 +42,7 @@ class StagingMemory:
         return self.memory[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
 
     def block_address(self, number: int) -> int:
-        """Return the address of that block."""
+        """Return the address of the header block with this number."""
         return self.address + number * HEADER_BYTES
 
 

@@ -1,14 +1,13 @@
 """Moves bytes between memory and objects of a Mooncake Store in steps of bounded size.
 
 The library moves the pieces of a call one after the other, and waits for the owner of each (30 seconds
-over TCP by default). If an owner has stopped, a call with many pieces would block for a multiple of
-that, whatever its deadline. On the other hand, a call of the library costs some 0.1 ms. Therefore
-pieces are moved in steps: the first is one piece, which shows whether the owner answers, and later ones
-are large enough to be worth a call.
+over TCP by default). With a stopped owner, a call with many pieces would block for a multiple of that,
+past its deadline. But each call costs some 0.1 ms. Therefore the first step is one piece, which shows
+whether the owner answers, and later steps are large enough to be worth a call.
 
-A reader has a lease on an object. After that the master may reuse the memory. The library rejects bytes
-that arrive later, and forgets the object's place. On a busy machine that happens to healthy reads, so
-such a step is repeated under a new lease, while earlier steps count.
+A reader has a lease on an object, after which the master may reuse the memory. The library rejects
+bytes that arrive later, and forgets the object's place. On a busy machine that happens to healthy
+reads, so such a step is repeated under a new lease, while earlier steps count.
 """
 
 import time
@@ -32,18 +31,18 @@ class Code(IntEnum):
 
     NO_ROOM = -200
     INVALID = -600
-    """Also: a range beyond the object's end, no session, or an unreachable owner."""
+    """Also returned for a range beyond the object's end, a missing session, or an unreachable owner."""
     NOT_IN_MEMORY = -702
     NOT_READY = -703
-    """The object is being written."""
+    """Another writer is still writing the object."""
     NOT_FOUND = -704
     EXISTS = -705
-    """Also while the object is being written."""
+    """Also returned while the object is being written."""
     LEASE_EXPIRED = -707
     NOT_TRANSFERRED = -800
     NO_MASTER = -900
     MASTER_LATE = -901
-    """Also set by this module: the operation was not started in time."""
+    """Also set by this module for an operation that was not started in time."""
 
 
 class Piece(NamedTuple):
@@ -98,9 +97,9 @@ def renewing(
 ) -> Move:
     """Return `by`, for reads, with retries under a new lease when bytes arrive too late.
 
-    `renew` queries the places of objects from the master, and returns a code for each. `dropped` says
-    whether another reader of this client may have lost their shared lease, which appears as INVALID
-    here. A read that could not be repeated before `stop` was due is late.
+    `renew` queries the places of objects from the master, and returns a code for each. `dropped`
+    returns whether another reader of this client may have lost their shared lease, which appears as
+    INVALID here. A read that could not be repeated before `stop` was due is late.
     """
 
     def read(keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns) -> list[int]:

@@ -1,9 +1,8 @@
 """Blocking reads of objects from a Mooncake Store, called from several threads.
 
-An object lies under the key of its *generation* (`names`) and never changes. One with more columns is
-stored under the next generation, and then the earlier ones are removed. So a reader that finds an
-object gone or lacking looks for a later one, and a whole object exists at any time. No generation is
-stored twice (see `writes`).
+An object is stored under the key of its *generation* (`names`) and never changes. One with more columns
+is stored under the next generation, and then the earlier ones are removed. So a reader that finds an
+object gone or lacking looks for a later one. No generation is stored twice (see `writes`).
 
 The memory of a removed object may be reused during a read. Checksums detect that, and a reader treats
 an object as corrupt only after two failures.
@@ -29,7 +28,7 @@ class Look(NamedTuple):
     """The contents of an object's header."""
 
     code: int
-    """Negative if the header could not be read."""
+    """The library's code; negative if the header could not be read."""
     finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
@@ -56,9 +55,9 @@ class ObjectReader:
     def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
         """Return the last generation of each object after `generation`, or 0 if there is none.
 
-        A negative value is the code of a master that does not answer. A generation that existed when
-        the call started is not missed unless a later one is found. Generations are queried in ascending
-        order, one call each, so a replacement is queried after the one that it replaces.
+        A negative value is the code of a master that does not answer. Generations are queried in
+        ascending order, one call each, so a replacement is queried after the one that it replaces. So a
+        generation that existed at the start is missed only if a later one is found.
         """
         found = [0] * len(wanted)
         for each in range(generation + 1, GENERATIONS):

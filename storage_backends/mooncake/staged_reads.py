@@ -1,13 +1,13 @@
 """Reads objects from a Mooncake Store into staging memory, and copies them to the caller.
 
-The library cannot cancel a call. A call may block longer than its caller waits, and over RDMA bytes of
-an abandoned transfer may still arrive. So the library never writes to the caller's memory: bytes are
+The library cannot cancel a call: it may block longer than its caller waits, and over RDMA bytes of an
+abandoned transfer may still arrive. So the library never writes to the caller's memory. Bytes are
 staged, and copied out only while the caller's call is in progress (`Stop.touching`). The copy is
 verified, so nothing can change between check and use.
 
-Staging memory belongs to a thread, so it is used again only after the library has returned. After a
-failed transfer whose bytes may still arrive, it is never used again (`RegisteredMemory.write_off`).
-Once too much was lost that way, reads are FAILED.
+A thread uses its staging memory again only after the library has returned. After a failed transfer
+whose bytes may still arrive, the memory is abandoned (`RegisteredMemory.write_off`). Once too much was
+lost that way, reads are FAILED.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ _GONE = (Code.NOT_FOUND, Code.NOT_READY)
 
 
 class _Place(NamedTuple):
-    """The staging place of an object."""
+    """The address and memory in which an object is staged."""
 
     address: int
     memory: memoryview

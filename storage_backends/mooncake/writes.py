@@ -4,14 +4,14 @@ The master admits one writer per key, so there is one first writer among all pro
 until it has finished, and check the object that it stored. See `reads` for generations.
 
 After a generation was replaced and removed, the master would admit a writer that had looked before the
-replacement. So a writer admitted to a generation queries later ones before it stores anything, and
-gives up if there are any. While it holds a generation, no writer can pass it, because the next
-generation is built from the one that it stores. So a generation is stored at most once, and has all
-columns of the earlier ones, in any interleaving of writers.
+replacement. So an admitted writer queries later generations before it stores anything, and gives up if
+there are any. While it holds a generation, no writer can pass it, because the next generation is built
+from the one that it stores. So a generation is stored at most once, and has all columns of the earlier
+ones.
 
-This holds for an object from its first write until it disappears: by `remove`, by the master's
-eviction, with its owner, or as corrupt. A writer that had read it before may still store the next
-generation. That can hide columns that others have stored again meanwhile, which are then LACKING.
+This holds until the object disappears: by `remove`, eviction, loss of its owner, or corruption. A
+writer that had read it before may still store the next generation, which can hide columns that others
+have stored again meanwhile. Those columns are then LACKING.
 """
 
 import logging
@@ -132,9 +132,9 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects that this process is the first to write; return codes.
+        """Store the objects for which this writer is the first; return codes.
 
-        EXISTS: another process writes or has written this generation, or a later one exists.
+        EXISTS: another writer is storing or has stored this generation, or a later one exists.
         """
         if not news:
             return []

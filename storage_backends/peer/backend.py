@@ -1,9 +1,8 @@
 """`peer://host:port?secret=S`: reads pages from the hosts of another group's ranks.
 
-`host:port` is the page server of one rank of that group (`ranks/page_server/page_server`), which lists
-the addresses of the others. The serving group's engine decides which pages can be read, and until when.
-This store is read-only: every write fails, and it cannot list or remove. A corrupt page is CORRUPT at
-every read.
+`host:port` is the page server of one rank (`ranks/page_server/page_server`), which lists the others.
+The serving group's engine decides which pages can be read, and until when. This store is read-only and
+cannot list or remove. A corrupt page is CORRUPT at every read.
 
 Options: `secret` (that of the serving group; required unless it serves only its own host), `connect_s`
 (timeout of a connection attempt, default 5), `inflight_bytes` (maximum requested from one rank at a
@@ -12,12 +11,11 @@ belong to), `transfer` (`mooncake`: read pages with Mooncake's transfer engine i
 one, too; default `tcp`: over the connection), and with it `protocol` (`tcp` or `rdma`), `device` (RDMA
 devices) and `insists` (1: never read pages over the connection).
 
-A call sends requests to all ranks that may have some of the objects, over one connection each. Bytes go
-directly into the caller's buffers and are verified there. A read that ends early leaves its connection
-usable, and the late bytes are discarded. A broken connection fails its requests, and the next call
-reconnects. A silent rank costs each call its deadline, which `breaker+` before the scheme avoids. Reads
-by a transfer engine go through memory of this process (`one_sided`), so a hanging call of the library
-costs no more.
+A call sends requests to all ranks concerned, over one connection each. Bytes go directly into the
+caller's buffers and are verified there. A read that ends early leaves its connection usable, and the
+late bytes are discarded. A broken connection fails its requests, and the next call reconnects. A silent
+rank costs each call its deadline, which `breaker+` avoids. Reads by a transfer engine go through memory
+of this process (`one_sided`), so a hanging call of the library costs no more.
 """
 
 import time

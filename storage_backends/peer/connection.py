@@ -54,7 +54,7 @@ async def connect(
 
     Raises `ConfigError` for an address that is not allowed, another version or secret, or a missing
     secret if the rank is on another host. Raises `StorageError` or `OSError` for temporary failures.
-    `store` is the rank's name in messages. `broke` is called when the connection has ended, with the
+    `store` is the rank's name in messages. `broke` is called at the end of the connection, with the
     reason if requests were waiting.
     """
     loop = asyncio.get_running_loop()

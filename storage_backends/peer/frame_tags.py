@@ -1,13 +1,11 @@
 """Tags that authenticate the frames of a connection between two sides with a shared secret.
 
-A tag is a GMAC: AES-256-GCM without plaintext, over the frame as additional data. Each direction of a
-connection has its own key from the handshake, and the nonce is the tag's number in that direction. So a
-tag is valid for one frame at one position of one connection. A frame that was changed, dropped,
-repeated, moved or reflected makes a tag invalid.
+A tag is a GMAC: AES-256-GCM without plaintext, over the frame as additional data. Each direction has
+its own key from the handshake, and the nonce is the tag's number in that direction. So a frame that was
+changed, dropped, repeated, moved or reflected makes a tag invalid.
 
 Pages are authenticated but not encrypted. GMAC reads them in place, while AES-GCM has half the speed
-and copies every page into a buffer before sending (docs/performance.md). Without a secret there are no
-tags.
+and copies every page before sending (docs/performance.md). Without a secret there are no tags.
 """
 
 import hmac

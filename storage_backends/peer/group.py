@@ -22,7 +22,7 @@ from .wire import Hello
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""Pool and shard."""
+"""A pool and one of its shards."""
 Address = str
 _SHORT: Final = 12
 

@@ -2,9 +2,9 @@
 
 A call of the library cannot be cancelled, so it never touches the caller's buffers. It reads into a
 staging area, on a thread that may be left behind. The area has the layout that the rank would have
-sent, and is processed the same way: copied into the caller's buffers on the loop's thread, and verified
-there. So memory that the rank reused during the read is detected like any damage, and bytes that arrive
-after the end of their call are discarded.
+sent: it is copied into the caller's buffers on the loop's thread, and verified there. So memory that
+the rank reused during the read is detected like any damage, and bytes that arrive after their call are
+discarded.
 """
 
 import asyncio

@@ -28,14 +28,14 @@ from .wire import Ask, Fetch, Pages, State
 _GROUP_BYTES: Final = 256 << 10
 """Objects up to this total are received together and hashed while they are in a core's cache."""
 _PIECE_BYTES: Final = 256 << 10
-"""The same limit for the pieces of a larger object."""
+"""Maximum bytes of a piece of a larger object, hashed while it is in a core's cache."""
 
 
 class Request:
     """A request, from when it is queued until every key is answered."""
 
     nbytes = 0
-    """Maximum bytes of the answer, counted as in flight."""
+    """Maximum bytes of the answer to a request, counted as in flight."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
@@ -45,7 +45,7 @@ class Request:
         """The outcome of keys that were not answered."""
 
     def message(self, number: int) -> Ask | Fetch:
-        """Return the message to send."""
+        """Return the message that sends this request."""
         raise NotImplementedError
 
     def abandon(self) -> None:

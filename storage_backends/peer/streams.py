@@ -94,7 +94,7 @@ class Receiver:
 def scratch(count: int) -> list[memoryview]:
     """Return sinks for `count` bytes to be discarded."""
     whole, rest = divmod(count, len(_SCRATCH))
-    # # An empty view would be received into forever.
+    # # An empty view would never be filled, so receiving would not end.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
 
 
@@ -102,9 +102,9 @@ class FrameHead:
     """Receives the head of each frame, up to the tag of its control."""
 
     message: Message
-    """The content of the last control."""
+    """The message in the last control."""
     attached_bytes: int
-    """Number of attached bytes that follow."""
+    """Number of bytes attached to the last control."""
 
     def __init__(self, tags: FrameTags) -> None:
         self._tags = tags
@@ -163,5 +163,5 @@ class Sender:
         return sent
 
     def clear(self) -> None:
-        """Drop everything that is still queued."""
+        """Drop all views that are not sent yet."""
         self._views.clear()

@@ -1,9 +1,9 @@
 """Mooncake's transfer engine, which reads registered memory of other processes over RDMA or TCP.
 
 Anyone who knows an engine's address can read and write all memory registered with it, because the
-library listens on every interface and uses no secret. A call may block for long (30 seconds over TCP if
-the other process has stopped) and cannot be cancelled; it releases the interpreter lock meanwhile. The
-reading engine is shared by the process and never closed, because one of its calls may hang.
+library listens on every interface and uses no secret. A call may block (30 seconds over TCP if the
+other process has stopped) and cannot be cancelled; it releases the interpreter lock. The process shares
+one reading engine and never closes it, because one of its calls may hang.
 """
 
 import json

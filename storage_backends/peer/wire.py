@@ -12,18 +12,18 @@ A connection begins with a handshake of fixed length (`handshake`). Then each si
 Without a secret there are no tags. A wrong tag ends the connection: its control is not executed, and
 nothing of its attachment counts as read.
 
-The server sends `Hello` first, and once. It answers each `Ask` by one `Told`, and each `Fetch` by one
-or more `Pages` with consecutive keys. `Pages` attaches for each key: nothing if it is ABSENT; the
-object's header if it is BARE; the header and the wanted parts in order if it is WHOLE. After `Forget`
-the rest of that fetch is ABSENT. A fetch's part table (`object_shape.part_table`) lists all parts that
-the reader expects objects of this kind to have. If the server's parts differ, or the page lacks a
-wanted part, the object is BARE, and the reader finds the reason in the header.
+The server sends `Hello` once, first. It answers each `Ask` by one `Told`, and each `Fetch` by one or
+more `Pages` with consecutive keys. `Pages` attaches for each key: nothing if it is ABSENT; the object's
+header if it is BARE; the header and the wanted parts in order if it is WHOLE. After `Forget` the rest
+of that fetch is ABSENT. A fetch's part table (`object_shape.part_table`) lists all parts that the
+reader expects such objects to have. If the server's parts differ, or the page lacks a wanted part, the
+object is BARE, and its header shows the reason.
 
-A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`, the format of
-`transfer_engine`) answers each `Locate` by one `Located`, which attaches the headers of all objects
-that are not ABSENT. The reader reads the parts with its own engine; their places in a page follow from
-the header. The pages stay unchanged until the reader sends `Done`, once for each `Located`, or
-disconnects, or is cut off. After `Forget` an unanswered `Locate` is answered with ABSENT.
+A rank with a non-empty `engine` (`tcp://host:port` or `rdma://host:port`) answers each `Locate` by one
+`Located`, which attaches the headers of all objects that are not ABSENT. The reader reads the parts
+with its own engine, at places that follow from the header. The pages stay unchanged until the reader
+sends `Done`, once for each `Located`, or disconnects, or is cut off. After `Forget` an unanswered
+`Locate` is answered with ABSENT.
 
 The meaning of kinds and the order of fields never change. An addition raises `VERSION`, which the
 handshake compares. Invalid input raises `StorageError`, before any allocation of a claimed size, and
@@ -65,28 +65,28 @@ Name: TypeAlias = Annotated[str, Meta(max_length=TEXT_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=ADDRESS_MAX)]
 Keys: TypeAlias = Annotated[tuple[Name, ...], Meta(min_length=1, max_length=NAMES_MAX)]
 States: TypeAlias = Annotated[bytes, Meta(max_length=NAMES_MAX)]
-"""One byte for each key."""
+"""The state of each key, one byte per key."""
 
 
 class State(IntEnum):
-    """What is attached for one object."""
+    """How much of an object is attached to a frame."""
 
     ABSENT = 0
     BARE = 1
-    """Its header."""
+    """Only the header is attached."""
     WHOLE = 2
-    """Its header and the requested parts."""
+    """The header and the requested parts are attached."""
 
 
 class PeerRank(Record, frozen=True, tag=False):
     """One rank of a serving group."""
 
     address: Address
-    """Its page server, as host:port."""
+    """Address of the rank's page server, as host:port."""
     shards: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=POOLS_MAX)]
     """For each pool, the shard in its objects' names. The group's marker is one of them."""
     engine: Address = ""
-    """The address of its transfer engine; empty if it has none."""
+    """Address of the rank's transfer engine; empty if the rank has none."""
 
     def __post_init__(self) -> None:
         split_address(self.address)
@@ -97,7 +97,7 @@ class Hello(Record, frozen=True, tag=1):
     """Lists all ranks of the serving group."""
 
     rank: Number
-    """The index of the server in `ranks`."""
+    """The index in `ranks` of the server that sends this message."""
     namespace: Name
     ranks: Annotated[tuple[PeerRank, ...], Meta(max_length=RANKS_MAX)]
 
@@ -138,7 +138,7 @@ class Forget(Record, frozen=True, tag=4):
 
 
 class Told(Record, frozen=True, tag=5):
-    """Answers `Ask`: which objects exist."""
+    """Answers `Ask`: states for each key whether the object exists."""
 
     number: Number
     there: States
@@ -162,7 +162,7 @@ class Located(Record, frozen=True, tag=8):
     number: Number
     states: States
     pages: Annotated[tuple[Number, ...], Meta(max_length=NAMES_MAX)]
-    """One address per key; undefined if the object is ABSENT."""
+    """The address of each page; undefined if the object is ABSENT."""
 
 
 class Done(Record, frozen=True, tag=9):

@@ -2,7 +2,7 @@
 
 The name of an object contains its namespace, pool and shard. The manifests in the store (see
 `manifest`) map namespaces to models. A caller reads the manifests that a catalogue has met, and passes
-their contents to `learn`. A namespace without a manifest has no known model.
+their contents to `learn`.
 
 This module is pure. Its memory is bounded, and grows with the number of groups, not of objects.
 """
@@ -50,11 +50,11 @@ class Totals:
     oldest_s: float | None = None
 
     def add(self, stored: StoredObject) -> None:
-        """Add one object."""
+        """Count one more object."""
         self.merge(Totals(1, stored_bytes(stored), stored.age_s, stored.age_s))
 
     def merge(self, other: "Totals") -> None:
-        """Add the objects of other totals."""
+        """Count the objects of `other` too."""
         self.objects += other.objects
         self.nbytes += other.nbytes
         ages = (self.newest_s, self.oldest_s, other.newest_s, other.oldest_s)
@@ -228,8 +228,8 @@ def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
     """Return the object's shape with all parts that an object of this name may ever have.
 
     The result holds the parts that this object has. A listing reports only the columns that exist now,
-    but another engine may add more at any moment, and an object with columns unknown to the reader
-    would look corrupt. None if the layout has no such object.
+    but another engine may add more, and unknown columns would make the object look corrupt. None if the
+    layout has no such object.
     """
     if not layout.optional_columns:
         return stored.shape

@@ -1,10 +1,9 @@
 """The manifest: the page layouts that all users of a store must share for one model.
 
-A store holds many models. For each model with its weights the manifest, a small object, lists the pools
-and the layout of their pages. The first user writes it, and a user with other pools or another layout
-is refused. Without it, groups with different layouts would fill one store with pages that miss for each
-other, without an explanation. The manifest contains neither the TP size nor the set of optional columns
-that a group keeps.
+For each model with its weights a store has one small object, the manifest, which lists the pools and
+the layout of their pages. The first user writes it, and a user with other pools or another layout is
+refused. Without it, groups with different layouts would fill one store with pages that miss for each
+other. The manifest contains neither the TP size nor the optional columns that a group keeps.
 """
 
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ class _StoredColumn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     dtype: str
     replicated: bool
     optional: bool = False
-    """Encoded only if True."""
+    """The field is encoded only if it is True."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(
@@ -90,11 +89,11 @@ async def claim_model(
 ) -> None:
     """Ensure that all users of `backend` for this model and weights use `layouts`.
 
-    `layouts` maps each pool's name to its layout. Any number of ranks and groups may call this at the
-    same time. On return they have agreed, or the store is read-only and has no manifest. Raises
-    `ConfigError` naming the pool, the field and both values if the store has other layouts. Raises
-    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale). `store` is
-    its name in errors, without secrets.
+    `layouts` is by pool name. Any number of ranks and groups may call this at the same time. On return
+    they have agreed, or the store is read-only and has no manifest. Raises `ConfigError` naming the
+    pool, the field and both values if the store has other layouts. Raises `StorageError` if the store
+    does not answer by `deadline` (on `time.monotonic`'s scale). `store` is its name in errors, without
+    secrets.
     """
     subject = f"store {store}: " if store else ""
     subject += f"the manifest of model {model!r}"

@@ -1,13 +1,12 @@
 """Finds pages that groups of another TP size have written to the same store.
 
-Each writing group leaves a marker that states how it divides pages. So readers know which other names
-to look up, and a store with groups of only one TP size costs nothing more. A marker is a hint, like
-existence: the contents of the objects decide. TP sizes too large to divide any column hold the same
+Each writing group leaves a marker that states how it divides pages, so readers know which other names
+to look up. A marker is a hint, like existence. TP sizes too large to divide any column hold the same
 data on every rank, under one name, so one marker represents all of them.
 
-The sweeper of `file://` keeps markers, but a user may remove a namespace that engines use, and some
-stores evict objects that were not used for long. So each writer periodically writes its marker again.
-If the marker exists, the write counts as its use; if not, new pages can soon be found again.
+The sweeper of `file://` keeps markers, but a user may remove a namespace in use, and some stores evict
+what was not used for long. So each writer periodically writes its marker again, which counts as its use
+or restores it.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class S3Address(Settings):
     """Maximum requests in flight. A request mostly waits for the network, so filling a link needs
     many."""
     read_only: bool = False
-    """Whether nothing in the bucket is created, replaced or removed."""
+    """Whether the store is read-only: nothing in the bucket is created, replaced or removed."""
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"

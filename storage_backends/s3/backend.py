@@ -1,15 +1,14 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
-Each page is one object of the bucket, created only if the name is free (`objects`). Reads request the
-wanted ranges and little else. `endpoint` is a server other than Amazon's, and `concurrency` the maximum
-of requests in flight. The S3 client (obstore) takes credentials from the environment of the process or
-its machine; `anonymous=1` uses none. With `read_only=1` nothing in the bucket is created, replaced or
-removed, and credentials to list and read suffice. Every write is then FAILED, and a corrupt object is
-CORRUPT at every read.
+Each page is one object of the bucket, created only if the name is free (`objects`). `endpoint` is a
+server other than Amazon's, and `concurrency` the maximum of requests in flight. The S3 client (obstore)
+takes credentials from the environment of the process or its machine; `anonymous=1` uses none. With
+`read_only=1` nothing in the bucket is created, replaced or removed, every write is FAILED, and
+credentials to list and read suffice.
 
-The bucket's life cycle decides when objects expire; a store does not. The store needs conditional
-writes (`If-None-Match`, `If-Match`) so that the first writer wins. Opening the store tests them, and
-refuses a server that ignores them.
+The bucket's life cycle decides when objects expire. The store needs conditional writes
+(`If-None-Match`, `If-Match`) so that the first writer wins. Opening the store tests them, and refuses a
+server that ignores them.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class _Standing(NamedTuple):
     """The existing file under a name that is to be written."""
 
     finding: HeaderFinding
-    """The comparison with the shape to be written."""
+    """Result of comparing the file's header with the shape to be written."""
     present: int
     e_tag: str | None
 

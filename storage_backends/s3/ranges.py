@@ -43,9 +43,9 @@ class Fetched:
     pieces: tuple[tuple[int, memoryview], ...]
     """The offset and bytes of each range, in ascending order."""
     size: int
-    """The length of the whole file."""
+    """The length of the whole stored file."""
     e_tag: str | None
-    """The version of the file."""
+    """The version of the stored file (its ETag)."""
 
     def cut(self, start: int, end: int) -> memoryview | None:
         """Return the bytes from `start` to `end` or the file's end; None if any are missing."""

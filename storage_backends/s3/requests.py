@@ -1,8 +1,8 @@
 """Requests to one bucket: wraps the S3 client, and classifies its errors.
 
-Every method waits for its turn among the requests in flight, and can be cancelled at any time. The
-request is then dropped, and whether the store carries it out is unknown. The client never accesses a
-caller's memory: reads arrive in its own memory, and writes are copies.
+Every method waits for its turn among the requests in flight, and can be cancelled at any time. Whether
+the store carries out a cancelled request is unknown. The client never accesses a caller's memory: reads
+arrive in memory of the client, and writes are copies.
 """
 
 import asyncio

@@ -2,17 +2,16 @@
 
 This follows DeepSeek's use of 3FS: a few large files of fixed-size slots (`files`), accessed in batches
 (`transfers`). A SQLite database maps objects to slots (`page_index`). On a mounted 3FS with its client
-installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). On any other
-filesystem the store uses system calls and logs that at INFO when it is opened. Several processes of one
-host may share a store.
+installed, bytes go through USRBIO, with one ring per thread and direction (`usrbio`). Elsewhere the
+store uses system calls and logs that at INFO. Processes of one host may share a store.
 
 `slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` the
-number of slots per file. The first user of a store sets both; other values are later refused. `files`
-is the maximum number of files; the store only grows. When all slots are used, the least recently used
-objects are evicted. An object larger than a slot is not stored. `rings` is the number of threads.
-Manifests and writers' markers are never evicted. A directory that others can write to is refused unless
-the URI has `trust=group` or `trust=any`, as for `file://`. `read_only=1` is for inspection: reads do
-not count as use, a corrupt object is CORRUPT at every read, and every write fails.
+number of slots per file. The first user sets both; other values are later refused. `files` is the
+maximum number of files; the store only grows. When all slots are used, the least recently used objects
+are evicted, but never manifests and writers' markers. An object larger than a slot is not stored.
+`rings` is the number of threads. A directory that others can write to is refused unless the URI has
+`trust=group` or `trust=any`. With `read_only=1` reads do not count as use, a corrupt object is CORRUPT
+at every read, and every write fails.
 
 An OK write survives the death of the process. After a power failure an object may be missing or
 corrupt.
@@ -62,7 +61,7 @@ class ThreeFsBackend(ThreadedBackend):
     """
 
     slots: OpenSlots
-    """Set once the store is open."""
+    """The slots with their files, index and transfers; set once the store is open."""
 
     def __init__(
         self,

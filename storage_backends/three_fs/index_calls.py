@@ -1,8 +1,7 @@
 """Calls of a `3fs://` store to its page index, on threads that can be left behind.
 
-An index blocks while its database does not answer. Its threads never touch callers' buffers, so no
-caller has to wait for them: a query ends with its call. A thread that continues has the same effect as
-a writer that died at that point.
+An index blocks while its database does not answer. Its threads never touch callers' buffers, so a query
+returns with its call. A thread that continues has the same effect as a writer that died at that point.
 """
 
 import asyncio

@@ -80,9 +80,9 @@ class Entry(NamedTuple):
     place: Annotated[str, Meta(max_length=PLACE_CHARACTERS_MAX)]
     """The file or object of the store that contains the bytes."""
     offset: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
-    """The offset of the bytes in it."""
+    """The offset of the object's bytes in that file."""
     length: Annotated[int, Meta(ge=0, le=LENGTH_MAX)]
-    """The length of the payload in bytes."""
+    """Length of the object's payload in bytes."""
     present: int
     """The presence bits of its optional columns, an unsigned number of 64 bits."""
     generation: Annotated[int, Meta(gt=NOTHING)]
@@ -112,11 +112,11 @@ class CommitOutcome(IntEnum):
     """The outcome of a commit."""
 
     DONE = 0
-    """The key now has this place."""
+    """The key is now mapped to the new place."""
     STANDS = 1
     """The existing entry is not the one to replace. The slot is free."""
     LOST = 2
-    """The lease had expired and the slot has another generation."""
+    """The lease of the slot had expired, and the slot has another generation."""
 
 
 class Used(NamedTuple):
@@ -124,7 +124,7 @@ class Used(NamedTuple):
 
     entry: Entry
     age_s: float | None
-    """None for a kept entry, whose uses are not recorded."""
+    """Seconds since the last use; None for a kept entry, whose uses are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,9 @@ class PageIndex:
     Every call is a batch, blocks, and is limited by the timeout of the database. Calls raise
     `StorageError` if the database does not answer properly.
 
-    Reads write nothing. Uses are recorded in memory and written with the next reservation, and every
-    few seconds if no other thread or process is writing. `home` is the directory of the store, in which
-    missing directories are created.
+    Reads record uses in memory only. These are written with the next reservation, and every few seconds
+    if no other writer is active. `home` is the directory of the store, in which missing directories are
+    created.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class PageIndex:
                 _forget(database, "key = ? AND generation = ?", (entry.key, entry.generation))
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Delete the entries of these keys, whatever they contain."""
+        """Delete the entries of these keys in any state."""
         with self._change() as database:
             for key in keys:
                 _forget(database, "key = ?", (key,))

@@ -1,9 +1,9 @@
 """Blocking reads of objects in slots of `3fs://`, called from several threads.
 
-A slot holds one object in the common format: header, then payload. The index knows which object a slot
-belongs to (`page_index`), but only the bytes prove it. So a read looks an object up, reads it, verifies
-it, and queries the index again. If the entry has another generation now, the slot may have been
-reserved again in between, and the bytes are not used even if they verify.
+The index maps an object to a slot (`page_index`), but only the bytes prove which object is there. So a
+read looks an object up, reads and verifies it, and queries the index again. If the entry has another
+generation now, the slot may have been reserved again during the read, and the bytes are not used even
+if they verify.
 """
 
 from collections.abc import Iterator, Sequence

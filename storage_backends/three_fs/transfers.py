@@ -24,16 +24,16 @@ class Extent(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the total number of bytes."""
+        """Return the extent's total number of bytes."""
         return sum(map(len, self.views))
 
 
 class Moved(IntEnum):
-    """The outcome of an object's extents."""
+    """The outcome of moving an object's extents."""
 
     WHOLE = 0
     SHORT = 1
-    """The file ended or had a hole."""
+    """The file ended early or had a hole."""
     FAILED = 2
     LATE = 3
     """The transfer was abandoned. The caller's memory is not touched; for the file see
@@ -44,7 +44,7 @@ class Transfers(Protocol):
     """Moves extents between files and memory. Thread-safe."""
 
     text: str
-    """A description for the log."""
+    """A description of the transfers for the log."""
     lets_go: bool
     """Whether an abandoned write never reaches the file later."""
     objects_at_a_time: int

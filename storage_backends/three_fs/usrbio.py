@@ -1,11 +1,11 @@
 """Transfers through USRBIO, the rings of 3FS, with the client that a cluster installs.
 
 The client (`hf3fs_fuse.io` over the extension `hf3fs_py_usrbio`) is built with 3FS and is in no package
-index, so it is imported only if it is installed. Operations use shared memory that the node's 3FS
-daemon maps too, so payloads are copied between it and the caller's buffers. A late operation of a stuck
-ring writes there, never to a caller's buffer.
+index, so it is imported only if it is installed. Payloads are copied between the caller's buffers and
+shared memory that the node's 3FS daemon maps too. A late operation of a stuck ring writes there, never
+to a caller's buffer.
 
-This module observes the rules of the client. Slices of the shared memory have step one and lie in one
+This module observes the rules of the client. Slices of the shared memory have step one and are in one
 block (block_size is 0, so all memory is one block). A descriptor is deregistered before it is closed,
 else I/O would go to its old file. No wait is for more operations than were submitted, because that
 would hang. Submitted operations cannot be cancelled, so an abandoned ring is used again only after
@@ -213,10 +213,10 @@ class UsrbioTransfers:
 
 
 class Completion(NamedTuple):
-    """The completion of one operation."""
+    """The completion of one ring operation."""
 
     token: int
-    """The token passed to `prepare`."""
+    """The token passed to `prepare` for the operation."""
     result: int
     """Number of bytes moved, or a negative errno. Fewer than requested means the file's end or a
     hole."""
@@ -231,7 +231,7 @@ class UsrbioRing:
 
     def __init__(self, shared: SharedSegment, iovec: Any, ring: Any, *, reads: bool) -> None:
         self.memory = shared.buf
-        """Its contents belong to the caller between operations."""
+        """Shared memory of the ring; the caller owns it between operations."""
         self._shared: SharedSegment | None = shared
         self._iovec: Any = iovec
         self._ring: Any = ring

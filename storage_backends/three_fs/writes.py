@@ -2,8 +2,8 @@
 
 A write reserves a slot, writes to it, and commits. Writers of one name do not wait for each other; the
 first commit wins. An abandoned write leaves its slot to the lease if a ring may still be writing to it.
-A writer that resumes after its lease may even corrupt the bytes of the next holder. Every read verifies
-its slot, so that is a miss.
+A writer that resumes after its lease may corrupt the bytes of the next holder; reads detect that, so it
+is a miss.
 """
 
 import time
@@ -42,7 +42,7 @@ class _New:
     """An object to be written."""
 
     at: int
-    """Its index in the batch."""
+    """The object's index in the batch."""
     name: ObjectName
     digest: bytes
     buffers: Sequence[memoryview]

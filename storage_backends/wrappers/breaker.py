@@ -45,11 +45,11 @@ class BreakerState(StrEnum):
     """Whether the breaker forwards calls."""
 
     CLOSED = "closed"
-    """Calls are forwarded."""
+    """The breaker is closed: calls are forwarded to the store."""
     OPEN = "open"
-    """Calls fail at once."""
+    """The breaker is open: calls fail at once without reaching the store."""
     HALF_OPEN = "half_open"
-    """One call at a time is forwarded."""
+    """The cool-down is over: one call at a time is forwarded."""
 
 
 class BreakerBackend(AroundWrapper):

@@ -45,12 +45,12 @@ class SeenCall(NamedTuple):
 
     kind: Call
     pool: str
-    """The pool of its keys."""
+    """The pool of the call's keys."""
     outcomes: dict[str, int]
     """Keys by outcome as in `CallMetrics.outcomes`, or `INTERRUPTED`."""
     nbytes: int
     began_s: float
-    """By the backend's clock; the default is `time.monotonic`."""
+    """Start of the call by the backend's clock; the default clock is `time.monotonic`."""
     ended_s: float
 
 

@@ -29,10 +29,10 @@ def fitting(
                 return None
             size = buffer.nbytes
             left -= size
-            # # An empty buffer may have a format that `cast` rejects.
+            # An empty buffer may have a format that `cast` rejects.
             views.append(buffer.cast("B") if size else _NOTHING)
     except (TypeError, ValueError):
-        # # The elements have no single native format, or the memory was released.
+        # The elements have no single native format, or the memory was released.
         return None
     return None if left else views
 

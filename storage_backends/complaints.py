@@ -82,7 +82,7 @@ class Complaints:
     def say_failed(self, what: str, number: int | None) -> None:
         """Log that `what` failed with this errno, with the system's reason and a remedy."""
         number = number or errno.EIO
-        # # On a full store all writes fail for this one reason, so they share one warning.
+        # On a full store all writes fail for this one reason, so they share one warning.
         about = "room" if number in _NO_ROOM else f"{what}: {number}"
         remedy = self._room if number in _NO_ROOM else _REMEDIES.get(number, _OTHERWISE)
         self.say(about, "%s: %s; %s", what, os.strerror(number), remedy)

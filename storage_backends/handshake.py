@@ -94,7 +94,7 @@ async def introduce(
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
-    # # The text separates addresses by spaces, so a name with a space must not count as two.
+    # The text separates addresses by spaces, so a name with a space must not count as two.
     text = " ".join(each.replace(" ", "_") for each in meant).encode()
     said = ours + theirs + text
     await stream.write(_LENGTH.pack(len(text)) + text + _digest(secret, b"connecting", said))

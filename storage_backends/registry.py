@@ -70,7 +70,7 @@ def _maker(uri: StoreUri) -> MakeBackend:
         return cast(MakeBackend, import_module(module, __package__).from_uri)
     for entry in _entries():
         if entry.name == uri.scheme:
-            # # The import of another package may raise anything; the error names that package.
+            # The import of another package may raise anything; the error names that package.
             try:
                 return cast(MakeBackend, entry.load())
             except Exception as error:
@@ -92,7 +92,7 @@ def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
 
 
 def _entries() -> "list[EntryPoint]":
-    # # This import is slow, and only a scheme that is not built in needs it.
+    # This import is slow, and only a scheme that is not built in needs it.
     from importlib.metadata import entry_points
 
     return list(entry_points(group=ENTRY_POINT_GROUP))

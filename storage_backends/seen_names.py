@@ -26,15 +26,15 @@ class SeenNames:
         namespace = pool = shard = ""
         keys: set[str] = set()
         for name in names:
-            # # As in `look_up`, consecutive names almost always differ only in the key.
+            # As in `look_up`, consecutive names almost always differ only in the key.
             if name.namespace != namespace or name.pool != pool or name.shard != shard:
                 namespace, pool, shard = name.namespace, name.pool, name.shard
                 keys = self._keys.setdefault((namespace, pool, shard), set())
             if name.key in keys:
                 continue
             if self._count >= self._names_max:
-                # # Clearing the cache keeps it bounded without work per look-up. Each name still in use
-                # returns at # the cost of one system call.
+                # Clearing the cache keeps it bounded without work per look-up. Each name still in use
+                # returns at the cost of one system call.
                 self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
@@ -56,7 +56,7 @@ class SeenNames:
         found: list[bool] = []
         namespace = pool = shard = ""
         keys: set[str] = set()
-        # # The names of a call almost always share all parts but the key, so most of a look-up is one #
+        # The names of a call almost always share all parts but the key, so most of a look-up is one
         # membership test.
         for name in names:
             if name.namespace != namespace or name.pool != pool or name.shard != shard:

@@ -75,7 +75,7 @@ class DaemonThreads:
         self._unfinished = 0
         self._ending = False
         self._ended: Future[None] = Future()
-        # # A running future cannot be cancelled by a caller that stops waiting for it.
+        # A running future cannot be cancelled by a caller that stops waiting for it.
         self._ended.set_running_or_notify_cancel()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
@@ -121,7 +121,7 @@ class DaemonThreads:
         try:
             thread.start()
         except RuntimeError:
-            # # No new thread can be started, so the existing ones do all the work, only later.
+            # No new thread can be started, so the existing ones do all the work, only later.
             if not number:
                 raise
         else:
@@ -130,7 +130,7 @@ class DaemonThreads:
     def _live(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            # # An idle thread must not keep the buffers of its last job alive.
+            # An idle thread must not keep the buffers of its last job alive.
             del job
             with self._lock:
                 self._unfinished -= 1
@@ -212,7 +212,7 @@ class ThreadCalls:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if answer.cancelled() and task is not None and not task.cancelling():
-                # # `close` cancelled the job; the caller itself was not cancelled.
+                # `close` cancelled the job; the caller itself was not cancelled.
                 raise StorageError(
                     "the store was closed before it answered; open it again and repeat the call"
                 ) from None
@@ -285,7 +285,7 @@ class ThreadCalls:
         """
         for stop in self._stops:
             stop.asked = True
-        # # Signal the threads before the first await, so that they stop even if this task is cancelled.
+        # Signal the threads before the first await, so that they stop even if this task is cancelled.
         ended = self._pool.end()
         try:
             async with asyncio.timeout(timeout_s):
@@ -333,7 +333,7 @@ class _AllDone:
             self._left -= 1
             last = not self._left
         if last:
-            # # The loop of a call that left its jobs may have been closed by now.
+            # The loop of a call that left its jobs may have been closed by now.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._tell)
 
@@ -414,7 +414,7 @@ class ThreadedBackend(ABC):
                 raise UsageError(f"store {self._store} was closed while it opened")
             self._on_opened()
         except BaseException:
-            # # Do not wait: the thread may hang. It closes what it opened when it returns.
+            # Do not wait: the thread may hang. It closes what it opened when it returns.
             await calls.close(0)
             raise
         self._calls = calls

@@ -250,7 +250,7 @@ class FileBackend(ThreadedBackend):
         swept = self._sweeper.end() if self._sweeper is not None else None
         await super().close()
         if swept is not None:
-            # # The sweeper stops between two files and holds nothing that other code needs.
+            # The sweeper stops between two files and holds nothing that other code needs.
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.wrap_future(swept), CLOSE_TIMEOUT_S)
 

@@ -68,8 +68,8 @@ class FileContents:
         """
         scratch, plan = self._scratch, shape.plan(shape.present)
         block, nbytes = scratch.block, plan.payload_bytes
-        # # Usually the object has exactly the reader's columns, and the reader wants all of them. An
-        # omitted # empty part takes no bytes but splits the read into two runs.
+        # Usually the object has exactly the reader's columns, and the reader wants all of them. An
+        # omitted empty part takes no bytes but splits the read into two runs.
         at_once = (
             shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
         )
@@ -150,8 +150,8 @@ class FileContents:
                 header = self._aligned(header)
             _write_fully(fd, [header, *buffers], 0)
             return True
-        # # The header is written last because the file has no name before it is whole. Hashing a piece
-        # after # writing it is faster, because the write has brought it into the cache.
+        # The header is written last because the file has no name before it is whole. Hashing a piece
+        # after writing it is faster, because the write has brought it into the cache.
         at = BLOCK_BYTES
         hashes = PartHashes(plan.sizes)
         for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
@@ -181,7 +181,7 @@ class FileContents:
         if direct and any(
             run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
         ):
-            # # A run begins or ends within a block, which direct I/O cannot read.
+            # A run begins or ends within a block, which direct I/O cannot read.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             direct = False
         piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
@@ -229,7 +229,7 @@ def _steps(nbytes: int, piece_bytes: int) -> list[int]:
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
     """Fill `views` from `offset` until they are full or the file ends; return the bytes read."""
-    # # Direct I/O stops within a block only at the end of the file, and cannot continue from there.
+    # Direct I/O stops within a block only at the end of the file, and cannot continue from there.
     return move_all(os.preadv, fd, views, offset, BLOCK_BYTES if direct else 1)
 
 

@@ -95,7 +95,7 @@ class ObjectFiles:
             check_trust(self._root, self._root_fd, self._trust)
             for name in BELOW:
                 self._make_directory(name)
-            # # In a sticky root another user may have created the directories first.
+            # In a sticky root another user may have created the directories first.
             check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
             self._make_draft = choose_draft(self._root_fd, self._direct_flag)
@@ -175,7 +175,7 @@ class ObjectFiles:
                 return ReadOutcome.TIMED_OUT
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
-            # # The file stays open until it has moved, so that its inode number cannot be reused.
+            # The file stays open until it has moved, so that its inode number cannot be reused.
             self._quarantine.put_away(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
@@ -205,7 +205,7 @@ class ObjectFiles:
                     return outcome
             except OSError as error:
                 failure = error
-                # # The directory was swept as empty meanwhile, by this or another host.
+                # The directory was swept as empty meanwhile, by this or another host.
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     break
         if stop.due():
@@ -245,7 +245,7 @@ class ObjectFiles:
         if error.errno in _NO_FILE:
             self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
-        # # Direct I/O reports EINVAL for anything that is not a regular file.
+        # Direct I/O reports EINVAL for anything that is not a regular file.
         if error.errno == errno.EINVAL and self._quarantine.put_away(
             path, None, HeaderFinding.KIND, stop
         ):
@@ -265,11 +265,11 @@ class ObjectFiles:
         """Write the object unless an equal one exists; None if another writer interfered."""
         if not self._is_within(new.path, stop):
             return None
-        # # Usually no file exists, and this check finds that out without an exception.
+        # Usually no file exists, and this check finds that out without an exception.
         if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
             return WriteOutcome.OK if self._store(new, None, stop) else None
         status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
-        # # Usually the length proves that it is this object, at the cost of one call.
+        # Usually the length proves that it is this object, at the cost of one call.
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         try:
@@ -346,7 +346,7 @@ class ObjectFiles:
         try:
             return self._make_draft(self._root_fd, directory, direct)
         except FileNotFoundError:
-            # # Usually only the last two are missing, but the whole store may have been emptied.
+            # Usually only the last two are missing, but the whole store may have been emptied.
             for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
                 self._make_directory(each)
             return self._make_draft(self._root_fd, directory, direct)

@@ -51,7 +51,7 @@ class Draft:
     def replace(self, path: str) -> None:
         """Give the file its name below the root, replacing the file that has the name."""
         if self._temporary is None:
-            # # Lock it like a draft that was named from the start, so that no sweep removes the name.
+            # Lock it like a draft that was named from the start, so that no sweep removes the name.
             try_to_lock(self.fd)
             temporary = _new_name()
             self._link(temporary)
@@ -68,8 +68,8 @@ class Draft:
             os.close(self.fd)
 
     def _link(self, path: str) -> None:
-        # # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. A plain link would
-        # try to # link the entry of /proc itself.
+        # Passing both directories makes Python call linkat with AT_SYMLINK_FOLLOW. A plain link would
+        # try to link the entry of /proc itself.
         os.link(
             self._temporary or f"/proc/self/fd/{self.fd}",
             path,
@@ -102,7 +102,7 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         fd = os.open(temporary, create, FILE_MODE, dir_fd=root_fd)
         draft = Draft(root_fd, fd, temporary)
         try:
-            # # A sweep may have removed the name, or be about to, before the lock was taken.
+            # A sweep may have removed the name, or be about to, before the lock was taken.
             kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
         except BaseException:
             draft.close()
@@ -164,10 +164,10 @@ def _try(make: MakeDraft, root_fd: int, flags: int) -> None:
     path = _new_name()
     draft = make(root_fd, TEMPORARY, flags)
     try:
-        # # Lock it, so that the sweep of another process that opens the store leaves the name alone.
+        # Lock it, so that the sweep of another process that opens the store leaves the name alone.
         try_to_lock(draft.fd)
         if draft.publish(path):
-            # # Without locks a sweep may remove it all the same if the clocks differ much.
+            # Without locks a sweep may remove it all the same if the clocks differ much.
             with suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=root_fd)
     finally:

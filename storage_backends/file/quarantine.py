@@ -60,8 +60,7 @@ class FileQuarantine:
         self._free_a_place()
         if self._move_to_a_place(path):
             return True
-        # # The quarantine cannot take the file, but the file's name must become free, so delete the
-        # file.
+        # The quarantine cannot take the file, but the file's name must become free, so delete the file.
         _drop(self._root_fd, path)
         return True
 
@@ -75,8 +74,8 @@ class FileQuarantine:
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
-                # # A directory can replace only an empty directory, and a file cannot replace a
-                # directory, so some # places may not fit this one.
+                # A directory can replace only an empty directory, and a file cannot replace a
+                # directory, so some places may not fit this one.
                 if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:

@@ -102,7 +102,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
     """Return the results of the files that could be opened and read before `stop` was due."""
     header, beyond = bytearray(HEADER_BYTES), bytearray(1)
     found: list[_Found] = []
-    # # Bound to locals, because each page evicts the attribute tables from the core's cache.
+    # Bound to locals, because each page evicts the attribute tables from the core's cache.
     open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
     for file in files:
         _, _, path, target, parts = file
@@ -118,7 +118,7 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             continue
         finally:
             close(fd)
-        # # The normal path reads such a payload in pieces and stops between two of them.
+        # The normal path reads such a payload in pieces and stops between two of them.
         if len(target) > PIECE_BYTES and due():
             break
         found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))
@@ -141,5 +141,5 @@ def _is_plain(buffer: memoryview, nbytes: int) -> bool:
             and not buffer.readonly
         )
     except ValueError:
-        # # The properties of a view raise ValueError after its memory was released.
+        # The properties of a view raise ValueError after its memory was released.
         return False

@@ -90,7 +90,7 @@ class SweepLimits(Settings):
         if self.quota_bytes is not None:
             return self.quota_bytes or None
         room = os.statvfs(place)
-        # # Some filesystems do not report their size.
+        # Some filesystems do not report their size.
         return (room.f_bavail * room.f_frsize + held) // 2 if room.f_blocks else None
 
     def is_kept(self, root_fd: int) -> bool:
@@ -107,8 +107,8 @@ class SweepLimits(Settings):
         quota = self.quota_bytes
         if quota is None:
             room = os.statvfs(root_fd)
-            # # On a nearly full disk passes are frequent. In a small store they are cheap; in a large
-            # one the first # pass shrinks the store to half of the space.
+            # On a nearly full disk passes are frequent. In a small store they are cheap; in a large one
+            # the first pass shrinks the store to half of the space.
             half = room.f_bavail // 2 * room.f_frsize
             return max(half * WRITTEN_PART, 1.0) if room.f_blocks else inf
         return quota * WRITTEN_PART or inf
@@ -165,7 +165,7 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
         if try_to_lock(fd) is Lock.TAKEN:
             yield None
             return
-        # # A pass that ended between the first check and the lock counts as well.
+        # A pass that ended between the first check and the lock counts as well.
         last = os.fstat(fd)
         now = _touch(fd)
         if before is not None and now - rest_s < last.st_mtime <= now:
@@ -209,7 +209,7 @@ class _Pass:
         if quota is None or self._left <= quota * HIGH_WATER:
             return
         target = int(quota * LOW_WATER)
-        # # Corrupt files have the least value.
+        # Corrupt files have the least value.
         self._walk_quarantine(lambda _: self._left > target)
         oldest = self._first_bucket_to_go(self._left - target)
         while self._remove_oldest(oldest, target):
@@ -313,7 +313,7 @@ class _Pass:
                     yield entry.name, fd
                 status = _lstat(above, entry.name)
                 if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
-                    # # `rmdir` fails unless the directory is empty.
+                    # `rmdir` fails unless the directory is empty.
                     with suppress(OSError):
                         os.rmdir(entry.name, dir_fd=above)
 
@@ -333,13 +333,13 @@ class _Pass:
                 if status is None or not stat.S_ISREG(status.st_mode):
                     continue
                 if status.st_mtime > self._now + FUTURE_S:
-                    # # The time of another user's file cannot be set.
+                    # The time of another user's file cannot be set.
                     with suppress(OSError):
                         os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
                 record = status.st_size in RECORD_BYTES and self._is_record(directory, entry.name)
                 if not record and goes(status) and self._remove(directory, entry.name, status):
                     continue
-                # # Records count towards the total, but not towards the bytes that removal could free.
+                # Records count towards the total, but not towards the bytes that removal could free.
                 self._left += 0 if self._counted else _room(status)
                 if not record:
                     yield entry.name, status

@@ -102,7 +102,7 @@ class Sweeper:
         self._written_max = self._limits.written_until_pass(self._root_fd)
         if self._limits.is_kept(self._root_fd):
             return None
-        # # Half an interval, so that only the first of many processes walks in each interval.
+        # Half an interval, so that only the first of many processes walks in each interval.
         with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
             if now is None:
                 return None

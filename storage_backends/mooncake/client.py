@@ -106,10 +106,10 @@ class MooncakeClient:
         with self._lock:
             self._reading.update(keys)
         try:
-            # # An expired lease is not an error yet, because `fetch` renews it.
+            # An expired lease is not an error yet, because `fetch` renews it.
             yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
         finally:
-            # # The library has one session per key, shared by all readers, so the last reader ends it.
+            # The library has one session per key, shared by all readers, so the last reader ends it.
             with self._lock:
                 self._reading.subtract(keys)
                 over = [key for key in set(keys) if not self._reading[key]]
@@ -139,12 +139,12 @@ class MooncakeClient:
     def _find(self, keys: list[str]) -> list[int]:
         """Let the library query the places of objects, or query them again under a new lease."""
         codes = complete(self._store.batch_get_session_start(keys), keys)
-        # # The library has no sessions for objects that are only on disk.
+        # The library has no sessions for objects that are only on disk.
         on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
         with self._lock:
             self._on_disk.update(on_disk)
         self._note_expired(keys, codes)
-        # # When a session starts, INVALID says nothing about the object, so report a failed transfer.
+        # When a session starts, INVALID says nothing about the object, so report a failed transfer.
         replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
         return [replaced.get(code, code) for code in codes]
 
@@ -223,7 +223,7 @@ class MooncakeClient:
         codes = [int(Code.EXISTS)] * len(keys)
         with self._lock:
             ours = [at for at, key in enumerate(keys) if key not in self._writing]
-            # # A key that occurs twice in one call also has only one first writer.
+            # A key that occurs twice in one call also has only one first writer.
             ours = [at for at in ours if keys.index(keys[at]) == at]
             self._writing.update(keys[at] for at in ours)
         try:
@@ -282,8 +282,8 @@ class MooncakeClient:
         if not keys:
             return []
         codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
-        # # The library still has the session of a write that could not be discarded while the master
-        # was away.
+        # The library still has the session of a write that could not be discarded while the master was
+        # away.
         stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
         if stale:
             again = [keys[at] for at in stale]
@@ -314,7 +314,7 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
             f"store mooncake://{settings.master}: the installed client has no put sessions; install "
             "mooncake-transfer-engine-non-cuda 0.3.13 or newer"
         )
-    # # Check first, because the library itself retries for a minute and a half.
+    # Check first, because the library itself retries for a minute and a half.
     if not _answers(settings.master):
         raise ConfigError(
             f"store mooncake://{settings.master}: no master answers there; start mooncake_master, or "
@@ -345,12 +345,12 @@ def _answers(master: str) -> bool:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as link:
             link.settimeout(_REACH_TIMEOUT_S)
-            # # These bytes are not a request, so a running master disconnects at once.
+            # These bytes are not a request, so a running master disconnects at once.
             link.sendall(bytes(64))
             link.recv(1)
     except ConnectionResetError:
         return True
     except (OSError, UnicodeError):
-        # # UnicodeError is raised for impossible host names.
+        # UnicodeError is raised for impossible host names.
         return False
     return True

@@ -105,7 +105,7 @@ class RegisteredMemory:
         if found is None:
             found = StagingMemory()
             with self._lock:
-                # # It must outlive the thread: only `close` of the client unregisters it.
+                # It must outlive the thread: only `close` of the client unregisters it.
                 self._kept.append(found)
                 if not self._client.register(found.address, len(found.memory)):
                     raise OSError("the Mooncake client cannot register memory")

@@ -121,7 +121,7 @@ class ObjectReader:
         for _ in range(_TRIES):
             if generation < 0:
                 return ReadOutcome.FAILED
-            # # A corrupt object may be the remains of one that was just removed.
+            # A corrupt object may be the remains of one that was just removed.
             if generation == seen and outcome is not ReadOutcome.CORRUPT:
                 return outcome
             outcome, seen = self.read_at(want, generation, stop), generation

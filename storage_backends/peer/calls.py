@@ -78,7 +78,7 @@ async def read_objects(
         outcomes[at] = ReadOutcome.MISSING
         rank = group.rank_of(name, digest)
         if rank is not None:
-            # # Comparing shapes is slow, and all reads of a batch share one object.
+            # Comparing shapes is slow, and all reads of a batch share one object.
             shapes[id(shape)] = shape
             wanted = Wanted(name.key, digest, buffers)
             sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
@@ -110,7 +110,7 @@ async def _ask_ranks(
     if len(calls) == 1:
         await calls[0]
     elif calls:
-        # # When cancelled, `gather` returns only after all of its calls.
+        # When cancelled, `gather` returns only after all of its calls.
         await asyncio.gather(*calls)
 
 

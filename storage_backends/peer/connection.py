@@ -153,7 +153,7 @@ class Connection:
         if self._receiving is request:
             self._receiver.divert()
         if number in self._staged:
-            # # A queued call is cancelled now; a running one ends when the library returns.
+            # A queued call is cancelled now; a running one ends when the library returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing has come for {SILENT_S:g} s")

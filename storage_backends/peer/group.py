@@ -229,7 +229,7 @@ class PeerGroup:
 def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
     places: dict[_Key, tuple[Address, ...]] = {}
     for number, rank in enumerate(hello.ranks):
-        # # The URI may use another address for the entry than its group does; one connection is enough.
+        # The URI may use another address for the entry than its group does; one connection is enough.
         address = entry if number == hello.rank else rank.address
         for key in rank.shards:
             places[key] = (*places.get(key, ()), address)

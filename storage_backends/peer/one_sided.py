@@ -79,7 +79,7 @@ class OneSidedReads:
         loop = asyncio.get_running_loop()
 
         def ended(_: object) -> None:
-            # # The loop may have been closed while the library held the call.
+            # The loop may have been closed while the library held the call.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(came, staged)
 

@@ -185,8 +185,8 @@ class Reading(Request):
         header = bytearray(HEADER_BYTES)
         nbytes = self._sent_bytes(state) - HEADER_BYTES
         pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
-        # # The header arrives with the first piece. The buffers of a bad object are undefined, so that
-        # is safe.
+        # The header arrives with the first piece. The buffers of a bad object are undefined, so that is
+        # safe.
         buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
         yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))

@@ -57,7 +57,7 @@ class Receiver:
             received += count
             self._took(count)
             if count < wanted:
-                # # The socket is drained; another call would only return EAGAIN.
+                # The socket is drained; another call would only return EAGAIN.
                 break
         return received
 
@@ -94,7 +94,7 @@ class Receiver:
 def scratch(count: int) -> list[memoryview]:
     """Return sinks for `count` bytes to be discarded."""
     whole, rest = divmod(count, len(_SCRATCH))
-    # # An empty view would never be filled, so receiving would not end.
+    # An empty view would never be filled, so receiving would not end.
     return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
 
 

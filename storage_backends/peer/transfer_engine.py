@@ -35,7 +35,7 @@ class TransferEngine:
     def __init__(self, protocol: str, device: str, host: str) -> None:
         """Start an engine reachable at `host`; raises `StorageError` if that fails."""
         try:
-            # # If two threads import it at once, one may find the package without its module.
+            # If two threads import it at once, one may find the package without its module.
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise StorageError(
@@ -45,7 +45,7 @@ class TransferEngine:
         if made.initialize(host, _METADATA, protocol, device):
             raise StorageError(f"Mooncake's transfer engine does not start at {host}")
         if protocol == "rdma" and not _devices(made.get_local_topology()):
-            # # Without a device the library silently uses TCP.
+            # Without a device the library silently uses TCP.
             named = f" called {device!r}" if device else ""
             raise StorageError(
                 f"Mooncake's transfer engine finds no RDMA device{named} on this host; use tcp"
@@ -97,7 +97,7 @@ class TransferEngine:
         """
         if self._engine is not None:
             self.unregister(*self._registered.values())
-            # # Dropping the object stops the library, which waits for its threads.
+            # Dropping the object stops the library, which waits for its threads.
             self._engine = None
 
 

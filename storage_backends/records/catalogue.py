@@ -138,7 +138,7 @@ class Catalogue:
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
         """Record the contents of the manifest `name`; None if it cannot be read."""
-        # # A manifest under another model's name, or with absurd dimensions, is ignored.
+        # A manifest under another model's name, or with absurd dimensions, is ignored.
         said = manifest
         if said is not None and (said.name != name or not _is_sensible(said)):
             said = None
@@ -236,7 +236,7 @@ def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
     for place in _places(layout, stored.name.shard):
         world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
         try:
-            # # Ranks that cannot divide a column write objects without it.
+            # Ranks that cannot divide a column write objects without it.
             lean = layout.optional_names
             shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
         except ConfigError:
@@ -262,7 +262,7 @@ def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
                 for each in [size] if size is not None else layout.tp_sizes():
                     yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
                 if size is None:
-                    # # All TP sizes above the number of units hold the same objects, so one size is
+                    # All TP sizes above the number of units hold the same objects, so one size is
                     # enough.
                     yield ShardPlace(0, layout.units + 1, stage, stages)
 

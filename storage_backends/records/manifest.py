@@ -105,14 +105,14 @@ async def claim_model(
             [Read(ours.name, (memoryview(buffer),), _SHAPE)], deadline=deadline
         )
         if read is ReadOutcome.OK:
-            # # The store's content decides, even for the process that wrote it.
+            # The store's content decides, even for the process that wrote it.
             if bytes(buffer) != encoded:
                 refuse_other_layouts(ours, decode_manifest(bytes(buffer)))
             return
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
             raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
         if not backend.capabilities.writes:
-            # # Pages in another layout have other names, so they only miss.
+            # Pages in another layout have other names, so they only miss.
             return
         (wrote,) = await backend.write(
             [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline

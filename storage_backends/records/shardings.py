@@ -50,7 +50,7 @@ class Shardings:
         self._place = place
         self._namespace = namespace
         dividing = {size for layout in layouts.values() for size in layout.tp_sizes()}
-        # # More ranks than units divide nothing, so this number represents all such sizes.
+        # More ranks than units divide nothing, so this number represents all such sizes.
         self._alike = max(dividing, default=1) + 1
         self._size = place.tp_size if place.tp_size in dividing else self._alike
         sizes = [
@@ -66,8 +66,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # # A reader with the fewest columns matches the most objects. If even such readers find none of
-        # # ours, no group can read them.
+        # A reader with the fewest columns matches the most objects. If even such readers find none of
+        # ours, no group can read them.
         self._is_read = any(
             sources_of(
                 layout,
@@ -109,7 +109,7 @@ class Shardings:
         finally:
             look.waiting -= 1
             if not look.waiting and not look.call.done():
-                # # No caller waits any more, and a call must not outlive its callers.
+                # No caller waits any more, and a call must not outlive its callers.
                 self._look = None
                 look.call.cancel()
                 await asyncio.wait([look.call])
@@ -126,10 +126,10 @@ class Shardings:
 
     async def announce(self, backend: StorageBackend, now: float, deadline: float) -> None:
         """Write the marker of this rank's group, unless that was done recently."""
-        # # If no other TP size divides the pages differently, no marker is needed.
+        # If no other TP size divides the pages differently, no marker is needed.
         if not self._is_read or now < self._announce_at:
             return
-        # # Set before the await, because other batches start meanwhile.
+        # Set before the await, because other batches start meanwhile.
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:

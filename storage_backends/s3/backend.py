@@ -170,7 +170,7 @@ class S3Backend:
             for path in old[:_TRIALS_REMOVED_MAX]:
                 await self._requests.delete(path)
         except RequestFailed as error:
-            # # Old trial files do no harm, and some credentials may not list.
+            # Old trial files do no harm, and some credentials may not list.
             _log.debug("%s", error)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -238,8 +238,7 @@ class S3Backend:
             why = _CLOSED if self._closed else f"could not be listed: {error}"
             raise self._not_listed(why) from error
         if self._closed:
-            # # Raise also after the last batch, because whether a listing was complete should not
-            # matter.
+            # Raise also after the last batch, because whether a listing was complete should not matter.
             raise self._not_listed(_CLOSED)
         if not came:
             raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")

@@ -134,7 +134,7 @@ class S3Objects:
         found: list[StoredObject | RequestFailed | None] = [None] * len(some)
 
         async def one(number: int) -> None:
-            # # Return failures as values until all tasks have ended, because a task group wraps
+            # Return failures as values until all tasks have ended, because a task group wraps
             # exceptions.
             try:
                 found[number] = await self._describe(some[number])
@@ -191,7 +191,7 @@ class S3Objects:
         Returns the finding (None if there is no file) and the version that was read. A corrupt object
         has been read twice, because bits may also flip in transit. Raises `RequestFailed`.
         """
-        # # Usually the object has the reader's own columns.
+        # Usually the object has the reader's own columns.
         present = shape.present
         was_bad = False
         for _ in range(_READ_TRIES):
@@ -235,7 +235,7 @@ class S3Objects:
             return WriteOutcome.FAILED
         path = object_path(write.name.namespace, digest)
         content: bytes | None = None
-        # # If the object probably exists, checking is cheaper than sending it again.
+        # If the object probably exists, checking is cheaper than sending it again.
         if not likely:
             content = _encode(write.name, digest, buffers, write.shape)
             if await self._requests.create(path, content) is not None:
@@ -243,7 +243,7 @@ class S3Objects:
         for _ in range(_WRITE_TRIES):
             standing = await self._look(path, digest, write.shape)
             if standing is not None and standing.finding not in _GOOD:
-                # # Look again, because bits may flip in transit.
+                # Look again, because bits may flip in transit.
                 standing = await self._look(path, digest, write.shape)
             if standing is None:
                 content = content or _encode(write.name, digest, buffers, write.shape)

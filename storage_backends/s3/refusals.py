@@ -108,7 +108,7 @@ def first_line(error: BaseException) -> str:
 def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
-            # # Callers handle a missing file before this, so a 404 here is about the bucket.
+            # Callers handle a missing file before this, so a 404 here is about the bucket.
             return RefusalCause.NO_BUCKET
         case "401" | "403":
             return RefusalCause.REFUSED

@@ -119,7 +119,7 @@ class S3Requests:
         Raises `Changed` if the ranges are from different versions of the file.
         """
         async with asyncio.TaskGroup() as group:
-            # # Return failures as values until all tasks have ended, because a task group wraps
+            # Return failures as values until all tasks have ended, because a task group wraps
             # exceptions.
             tasks = [group.create_task(self._kept(path, each)) for each in ranges]
         parts = [task.result() for task in tasks]
@@ -209,7 +209,7 @@ class S3Requests:
             except FileNotFoundError:
                 return None
             except GenericError as error:
-                # # The client raises an error for a range that starts beyond the end of the file.
+                # The client raises an error for a range that starts beyond the end of the file.
                 if "416" not in str(error):
                     raise
             else:
@@ -243,8 +243,8 @@ async def _body(answer: "GetResult", nbytes_max: int) -> memoryview:
     The limit protects memory from a server that sends too much.
     """
     content = memoryview(b"")
-    # # With this chunk size a body of the requested length is one chunk and is not copied, and a body
-    # that is # too long is detected as early as possible.
+    # With this chunk size a body of the requested length is one chunk and is not copied, and a body
+    # that is too long is detected as early as possible.
     async for chunk in answer.stream(min_chunk_size=nbytes_max + 1):
         content = memoryview(b"".join((content, chunk))) if content.nbytes else memoryview(chunk)
         if content.nbytes > nbytes_max:

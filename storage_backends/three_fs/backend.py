@@ -123,7 +123,7 @@ class ThreeFsBackend(ThreadedBackend):
             elif not isinstance(entry, ReadOutcome):
                 found.append(PlacedRead(read, entry))
                 places.append(at)
-        # # The store may have been closed during the lookup.
+        # The store may have been closed during the lookup.
         if found and self._ready() is not None:
             read_out = await calls.run(
                 self._slot_reads.read,
@@ -146,8 +146,8 @@ class ThreeFsBackend(ThreadedBackend):
         if closed or self.read_only:
             return [WriteOutcome.FAILED] * len(writes)
         late = WriteOutcome.TIMED_OUT
-        # # Also before the writes, so that existing objects are not evicted before objects that
-        # continue them.
+        # Also before the writes, so that existing objects are not evicted before objects that continue
+        # them.
         await self._slot_writes.note_uses(writes, deadline)
         outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)

@@ -89,7 +89,7 @@ class SlotFiles:
         """Close all files; no operation may be in flight. Idempotent."""
         with self._lock:
             for fd in self._open.values():
-                # # Deregister first, else a ring would still take the reused number for this file.
+                # Deregister first, else a ring would still take the reused number for this file.
                 with suppress(OSError):
                     self._transfers.deregister(fd)
                 os.close(fd)
@@ -181,7 +181,7 @@ def place_of(slot: int, settings: SlotSizes) -> tuple[str, int]:
 
 def allocate(fd: int, nbytes: int) -> None:
     """Extend a file to its length, with disk space reserved if the filesystem supports that."""
-    # # The C library's posix_fallocate writes to every block if the kernel cannot allocate.
+    # The C library's posix_fallocate writes to every block if the kernel cannot allocate.
     libc = ctypes.CDLL(None, use_errno=True)
     if not libc.fallocate64(fd, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
         return

@@ -63,7 +63,7 @@ class IndexCalls:
         def reserve(index: PageIndex) -> list[Reservation]:
             lent = index.reserve(count, lease_s)
             if not lent:
-                # # A database that was lost no longer knows the number of slots.
+                # A database that was lost no longer knows the number of slots.
                 index.provide(slots)
                 lent = index.reserve(count, lease_s)
             return lent

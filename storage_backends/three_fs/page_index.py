@@ -159,7 +159,7 @@ class _Uses:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # # The writes have failed. Dropping uses only makes recency less exact.
+                # The writes have failed. Dropping uses only makes recency less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
@@ -382,7 +382,7 @@ class PageIndex:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
             version = int(_set_default(database, "format", _FORMAT))
-            # # Start at the time, so that generations stay unique even if the file is lost and created
+            # Start at the time, so that generations stay unique even if the file is lost and created
             # again.
             _set_default(database, "generation", self._uses.now())
         if version != _FORMAT:

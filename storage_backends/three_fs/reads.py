@@ -118,7 +118,7 @@ class SlotReads:
                 fd = self._fd(used.entry)
                 if fd is ReadOutcome.FAILED:
                     raise StorageError(f"{used.entry.place} cannot be opened")
-                # # `ReadOutcome` is an integer too, so test for it first.
+                # `ReadOutcome` is an integer too, so test for it first.
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
             there = [at for at, each in enumerate(extents) if each]
@@ -141,8 +141,8 @@ class SlotReads:
     ) -> list[tuple[int, PlacedRead]]:
         """Read objects once; return those whose entries changed meanwhile, with the new entries."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # # In reverse order, so the last counts as used first: the objects may be a prefix, whose
-        # leaves must be # evicted first.
+        # In reverse order, so the last counts as used first: the objects may be a prefix, whose leaves
+        # must be evicted first.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
@@ -202,7 +202,7 @@ class SlotReads:
             if not _is_sound(wanted[at], header, targets):
                 outcomes[at] = ReadOutcome.CORRUPT
 
-        # # Each object is verified on arrival, while it is still in the core's cache.
+        # Each object is verified on arrival, while it is still in the core's cache.
         moved = self._slots.transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
         for (at, _, _), each in zip(moves, moved, strict=True):
             if each is not Moved.WHOLE:

@@ -169,7 +169,7 @@ class UsrbioTransfers:
                 self._complaints.say(
                     f"ring: {error}", "a ring failed and is not used any more: %s", error
                 )
-                # # The ring may still complete its operations, so the objects of this wave stay LATE.
+                # The ring may still complete its operations, so the objects of this wave stay LATE.
                 self._discard(ring, reads=reads)
                 break
         return moved
@@ -178,7 +178,7 @@ class UsrbioTransfers:
         with self._lock:
             rings, self._rings = self._rings, []
         for ring in rings:
-            # # The files are deregistered next, and no operation should be in flight on them then.
+            # The files are deregistered next, and no operation should be in flight on them then.
             ring.drain(time.monotonic() + _DRAIN_S)
             ring.close()
 
@@ -263,7 +263,7 @@ class UsrbioRing:
 
         Raises OSError if the ring itself fails.
         """
-        # # Prepared operations need not complete before they are submitted.
+        # Prepared operations need not complete before they are submitted.
         least = min(least, self._submitted)
         if not least:
             return []
@@ -277,7 +277,7 @@ class UsrbioRing:
                 return []
             raise
         ended = [Completion(int(each.userdata), int(each.result)) for each in done]
-        # # Operations that were only prepared may have completed as well.
+        # Operations that were only prepared may have completed as well.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early
         self._prepared -= early
@@ -303,7 +303,7 @@ class UsrbioRing:
         if shared is None:
             return
         self.memory = memoryview(b"")
-        # # Dropping these makes the client release its link to the memory, and then the ring.
+        # Dropping these makes the client release its link to the memory, and then the ring.
         with suppress(OSError):
             self._ring = None
             self._iovec = None

@@ -77,7 +77,7 @@ class SlotWrites:
         for start in range(0, len(new), _WRITTEN_AT_A_TIME):
             todo = new[start : start + _WRITTEN_AT_A_TIME]
             try:
-                # # Other writers may interfere `_WRITE_TRIES` times, and scarce slots may need one try
+                # Other writers may interfere `_WRITE_TRIES` times, and scarce slots may need one try
                 # per object.
                 for _ in range(_WRITE_TRIES + len(todo)):
                     if not todo:
@@ -93,7 +93,7 @@ class SlotWrites:
                         outcomes[each.at] = WriteOutcome.TIMED_OUT
                 break
             except StorageError as error:
-                # # An index that did not answer for these objects will not answer for others either.
+                # An index that did not answer for these objects will not answer for others either.
                 self._slots.complaints.say("index", "%s", error)
                 break
         return outcomes
@@ -107,7 +107,7 @@ class SlotWrites:
         after = writes[0].after
         digest = None if after is None else name_digest(after.name)
         distance = 0 if after is None else after.distance
-        # # Without an answer from the index, the objects keep their times.
+        # Without an answer from the index, the objects keep their times.
         with suppress(StorageError):
             await self._slots.index.ask(lambda index: index.use(keys, digest, distance), deadline)
 
@@ -149,7 +149,7 @@ class SlotWrites:
             return later
         asked_at = time.monotonic()
         lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
-        # # A damaged index may return impossible slots. Releasing them would only make them come back.
+        # A damaged index may return impossible slots. Releasing them would only make them come back.
         lent = [
             each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
         ]

@@ -70,7 +70,7 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # # The era counts how often the breaker opened. Calls of an older era no longer count.
+        # The era counts how often the breaker opened. Calls of an older era no longer count.
         self._era = 0
 
     def state(self) -> BreakerState:

@@ -58,7 +58,7 @@ class ClaimedBackend(Wrapper):
         try:
             await self._claim(self._weights, {KV_POOL: self._layouts[KV_POOL]})
         except ConfigError as error:
-            # # Both may use the store; each misses the other's pages.
+            # Both may use the store; each misses the other's pages.
             _log.warning("store %s: %s: none of those is found", without_secrets(self._uri), error)
 
     async def _claim(self, version: str, layouts: Mapping[str, PageLayout]) -> None:

@@ -13,18 +13,18 @@ SAID_AGAIN_S: Final = 60.0
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 ROOM: Final = "make room on its filesystem, or give the store a quota (quota_gib=)"
 _NO_FILES: Final = "raise the limit of open files (ulimit -n)"
-_NO_PERMISSION: Final = "let this process use its directory and all that is in it"
-_OTHERWISE: Final = "look at the filesystem that it is on"
+_NO_PERMISSION: Final = "give this process access to its directory and the files in it"
+_OTHERWISE: Final = "check its filesystem"
 _REMEDIES: Final = {
     errno.EFBIG: "raise the limit of the size of a file (ulimit -f), or use another filesystem",
     errno.EROFS: "mount its filesystem for writing, or open the store with read_only=1",
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
-    errno.EIO: "look at the device and the kernel's log",
+    errno.EIO: "check the device and the kernel's log",
     errno.EMFILE: _NO_FILES,
     errno.ENFILE: _NO_FILES,
     errno.ENOENT: "its directory is gone, so open the store again",
-    errno.ESTALE: "its server knows a file or directory of it no more; if that goes on, open the store"
+    errno.ESTALE: "a file or directory of it is gone on the server; if that persists, open the store"
     " again",
 }
 
@@ -55,7 +55,7 @@ class Trouble:
                 return
             self._say_at, unsaid, self._unsaid = now + SAID_AGAIN_S, self._unsaid, 0
         if unsaid:
-            message += " (%d more like it since the last line)"
+            message += " (and %d similar warnings since the last one)"
             arguments = (*arguments, unsaid)
         self._log.warning(message, *arguments)
 
@@ -91,6 +91,5 @@ class Complaints:
         """Log that the store is open read-only and nothing is written to it."""
         self.say(
             "read_only",
-            "it is read-only, and nothing is written to it; leave out read_only=1 where pages are to be"
-            " stored",
+            "it is open read-only, so nothing is written; leave out read_only=1 to store pages",
         )

@@ -103,12 +103,12 @@ async def introduce(
     if not hmac.compare_digest(proof, _digest(secret, b"listening" + verdict, said)):
         raise NotAdmitted(Why.SECRET, _UNEQUAL)
     if verdict == _FULL:
-        raise NotAdmitted(Why.FULL, "the other side has as many connections as it may have")
+        raise NotAdmitted(Why.FULL, "the other side has reached its limit of connections")
     if verdict != _WELCOME:
         raise NotAdmitted(
             Why.ADDRESS,
-            f"who answers knows the secret, but {meant[0]} is not its address; either it is not"
-            " configured to be reached there, or a stranger there relays connections to it",
+            f"the process that answers knows the secret, but {meant[0]} is not its address; either it"
+            " is not configured to be reached there, or another process relays connections to it",
         )
     return _keys(secret, said)
 
@@ -133,7 +133,9 @@ async def admit(
     _require_equal(theirs, magic, version)
     (length,) = _LENGTH.unpack(await stream.read(_LENGTH.size))
     if length > _MEANT_BYTES_MAX:
-        raise NotAdmitted(Why.STRANGER, f"it means to reach an address of {length} bytes")
+        raise NotAdmitted(
+            Why.STRANGER, f"it dialled an address of {length} bytes, more than {_MEANT_BYTES_MAX}"
+        )
     text = await stream.read(length)
     said = theirs + ours + text
     proof = await stream.read(_PROOF_BYTES)
@@ -148,11 +150,12 @@ async def admit(
     if verdict == _WRONG_ADDRESS:
         raise NotAdmitted(
             Why.ADDRESS,
-            f"the other side means {meant[0]!r:.300}, which is not an address of this one; either this"
-            " one is not configured to be reached there, or a stranger there relays connections to it",
+            f"the other side dialled {meant[0]!r:.300}, which is not an address of this side; either"
+            " this side is not configured to be reached there, or another process relays connections to"
+            " it",
         )
     if verdict == _FULL:
-        raise NotAdmitted(Why.FULL, "there are as many connections as there may be")
+        raise NotAdmitted(Why.FULL, "the limit of connections is reached")
     return _keys(secret, said)
 
 
@@ -160,7 +163,7 @@ def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
     said, theirs, _, _ = _GREETING.unpack(said_first)
     if said != magic:
         raise NotAdmitted(
-            Why.STRANGER, "the other side is not what this one looks for; check host and port"
+            Why.STRANGER, "the other side is not a peer of the expected kind; check host and port"
         )
     if theirs != version:
         raise NotAdmitted(

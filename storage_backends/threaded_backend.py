@@ -86,7 +86,7 @@ class DaemonThreads:
         future: Future[Result] = Future()
         with self._lock:
             if self._ending:
-                raise RuntimeError(f"the threads of {self._name} have been told to end")
+                raise RuntimeError(f"the threads of {self._name} are stopping")
             if self._alive < min(self._threads, self._unfinished + 1):
                 self._start_one()
             self._unfinished += 1
@@ -187,8 +187,8 @@ class Stop:
 class ThreadCalls:
     """Runs the calls of one event loop on `threads` daemon threads.
 
-    The last thread that exits after `close` calls `at_end` once. No call uses the resources that
-    `at_end` releases by then.
+    The last thread that exits after `close` calls `at_end` once, to release resources that no call uses
+    any more.
     """
 
     def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
@@ -316,8 +316,7 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
 class _AllDone:
     """Notifies one event loop, once, that all jobs of a call are done.
 
-    Only the last job wakes the loop, because each wake-up makes the other threads wait for the
-    interpreter lock.
+    Only the last job wakes the loop, because all other threads wait during each wake-up.
     """
 
     def __init__(self, jobs: Sequence[Future[list[Result]]]) -> None:
@@ -497,7 +496,7 @@ class ThreadedBackend(ABC):
                     _LIST_TIMEOUT_S + _LIST_TIMEOUT_MORE_S,
                 )
             except (TimeoutError, StorageError) as error:
-                why = str(error) or "no answer came in time; check the filesystem that it is on"
+                why = str(error) or "no answer came in time; check its filesystem"
                 raise StorageError(f"store {self._store} could not be listed: {why}") from error
             if not some:
                 return

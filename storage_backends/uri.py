@@ -173,7 +173,7 @@ def parse_uri(text: str) -> StoreUri:
     if _SCHEMES.fullmatch(head) is None:
         raise ConfigError(
             f"store {shown!r}: {without_secrets(head)!r} is not a scheme; schemes are in lower case, "
-            "and wrappers stand before them with a plus sign: file:///var/kv, breaker+file:///var/kv"
+            "and wrappers precede them with a plus sign: file:///var/kv, breaker+file:///var/kv"
         )
     if any(ord(character) <= 32 or ord(character) == 127 for character in text):
         raise ConfigError(f"store {shown!r} has a space or control character; percent-encode it")

@@ -86,7 +86,7 @@ class FileOptions(SweepLimits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.quota_gib is not None and self.quota_bytes is not None:
-            raise ConfigError("quota_gib and quota_bytes are one too many")
+            raise ConfigError("quota_gib and quota_bytes are both given; give only one of them")
 
     @property
     def limits(self) -> SweepLimits:
@@ -145,7 +145,7 @@ class FileBackend(ThreadedBackend):
         except TimeoutError as error:
             raise ConfigError(
                 f"store directory {self.root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
-                "check the filesystem that it is on"
+                "check its filesystem"
             ) from error
         except OSError as error:
             what = "create and write"

@@ -90,6 +90,6 @@ def entries(root: Path, root_fd: int, path: str) -> Iterator[str]:
 def unreadable(path: Path, error: OSError) -> StorageError:
     """Return the error to raise for a path that exists but cannot be read."""
     return StorageError(
-        f"{path} cannot be read: {error.strerror}; what is there was not seen, so mend it (its "
-        "permissions, the filesystem, the limit of open files) and repeat the call"
+        f"{path} cannot be read: {error.strerror}; the listing is incomplete, so fix the cause "
+        "(permissions, filesystem, limit of open files) and repeat the call"
     )

@@ -110,7 +110,7 @@ def draft_named(root_fd: int, directory: str, flags: int) -> Draft:
         if kept:
             return draft
         draft.close()
-    raise OSError(errno.EAGAIN, "every temporary file was swept away as soon as it was made")
+    raise OSError(errno.EAGAIN, "other processes removed every new temporary file at once")
 
 
 def _new_name() -> str:

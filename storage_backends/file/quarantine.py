@@ -48,10 +48,17 @@ class FileQuarantine:
             with self._turns.on(path, identity, stop) as ours:
                 moved = ours and self._move(path)
         except OSError as error:
-            self._found.warn("object %s is bad (%s) and stays: %s", path, finding.name, error)
+            self._found.warn(
+                "object %s is corrupt (%s) but cannot be moved to the quarantine: %s",
+                path,
+                finding.name,
+                error,
+            )
             return False
         if moved:
-            self._found.warn("object %s was bad (%s) and is in quarantine now", path, finding.name)
+            self._found.warn(
+                "object %s is corrupt (%s) and was moved to the quarantine", path, finding.name
+            )
         return moved
 
     def _move(self, path: str) -> bool:

@@ -43,8 +43,8 @@ class ReadOnlyFiles(ObjectFiles):
         try:
             if not os.access(OBJECTS, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
                 raise ConfigError(
-                    f"there is no store at {self._root}: it has no folder 'objects', and with "
-                    "read_only=1 none is made; give the directory that engines have"
+                    f"there is no store at {self._root}: it has no folder 'objects', and "
+                    "read_only=1 does not create one; give the directory that the engines use"
                 )
             check_trust(self._root, self._root_fd, self._trust)
         except BaseException:

@@ -77,11 +77,9 @@ class SweepLimits(Settings):
     """The limits of a store: quota and time to live."""
 
     quota_bytes: Annotated[int, Meta(ge=0, le=QUOTA_BYTES_MAX)] | None = None
-    """0 for the whole filesystem; None for half of the space that the filesystem has without the store.
-
-    The default refers to the filesystem of the root. Files on other filesystems mounted below it count
-    too, because otherwise those would fill up.
-    """
+    """0 for the whole filesystem; None for half of the space that the filesystem of the root has
+    without the store. Files of the store on filesystems mounted below the root count too, else those
+    would fill up."""
     ttl_s: Annotated[float, Meta(ge=1, le=1e10)] | None = None
     """Seconds since the last use after which an object expires; None for never."""
 
@@ -118,7 +116,7 @@ class SweepLimits(Settings):
         if self.quota_bytes is None:
             room = os.statvfs(place)
             if not room.f_blocks:
-                return "all that its filesystem has, which does not say how much that is"
+                return "all that its filesystem has, which does not report its size"
             free_gib = room.f_bavail * room.f_frsize / (1 << 30)
             return f"half of what its filesystem has without it; {free_gib:,.1f} GiB are free there"
         gib = self.quota_bytes / (1 << 30)

@@ -89,5 +89,5 @@ def _lock(fd: int, stop: Stop | None) -> None:
     give_up = time.monotonic() + _TIMEOUT_S
     while try_to_lock(fd) is Lock.TAKEN:
         if time.monotonic() >= give_up or (stop is not None and stop.due()):
-            raise TimeoutError(errno.ETIMEDOUT, "others hold the lock of the store")
+            raise TimeoutError(errno.ETIMEDOUT, "other processes hold the write lock of the store")
         time.sleep(_RETRY_S)

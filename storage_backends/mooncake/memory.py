@@ -92,9 +92,9 @@ class RegisteredMemory:
             written_off = self._written_off
         if written_off == WRITTEN_OFF_MAX:
             _log.warning(
-                "%d reads from a Mooncake Store have failed whose bytes may still arrive, and their "
-                "%d MiB of memory are lost; nothing more is read: mend the network, and attach the "
-                "store again",
+                "%d failed reads from a Mooncake Store may still receive bytes, so their %d MiB of "
+                "memory are lost and reads from the store have stopped; repair the network, and "
+                "attach the store again",
                 written_off,
                 written_off * STAGING_BYTES >> 20,
             )

@@ -162,8 +162,8 @@ class ObjectWriter:
         if Code.NO_ROOM in codes:
             self._complaints.say(
                 "room",
-                "no member has memory left (or gives any): start a process that owns a segment, or give"
-                " segment_bytes=N",
+                "no process has free memory for the store: start a process that owns a"
+                " segment, or give segment_bytes=N",
             )
         return codes
 

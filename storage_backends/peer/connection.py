@@ -64,8 +64,8 @@ async def connect(
     allowed.require(host, str(place[0]))
     if not (secret or is_loopback(str(place[0]))):
         raise ConfigError(
-            f"store {store!r} is at {place[0]}, which is not this machine alone, and there is no secret"
-            " by which it could show that it is not a stranger's; give both groups the same one"
+            f"store {store!r} is at {place[0]}, which is not a loopback address, and has no secret to"
+            " prove its identity; give both groups the same secret"
         )
     sock = socket.socket(family, kind, protocol)
     try:
@@ -80,7 +80,7 @@ async def connect(
                 await receive_exactly(sock, sink)
         hello = head.message
         if not isinstance(hello, Hello) or head.attached_bytes:
-            raise StorageError(f"store {store!r} did not say hello first")
+            raise StorageError(f"store {store!r} did not send Hello first")
         return Connection(sock, tags, hello, inflight_bytes, broke)
     except BaseException:
         sock.close()
@@ -156,7 +156,7 @@ class Connection:
             # A queued call is cancelled now; a running one ends when the library returns.
             self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
-            self.close(f"nothing has come for {SILENT_S:g} s")
+            self.close(f"nothing was received for {SILENT_S:g} s")
             return
         self._send(Forget(number))
 
@@ -237,13 +237,13 @@ class Connection:
                 case Told() if not attached_bytes:
                     question = self._sent.get(message.number)
                     if not isinstance(question, Question):
-                        raise StorageError("an answer to what was not asked")
+                        raise StorageError("an answer without a request")
                     question.answer(message.there)
                     self._answered(message.number)
                 case Pages():
                     reading = self._sent.get(message.number)
                     if not isinstance(reading, Reading) or message.number in self._staged:
-                        raise StorageError("objects that were not asked for")
+                        raise StorageError("objects that were not requested")
                     self._receiving = reading
                     yield from self._receive_pages(reading, message, attached_bytes)
                     self._receiving = None
@@ -253,7 +253,7 @@ class Connection:
                 case Located():
                     reading = self._sent.get(message.number)
                     if not isinstance(reading, Reading) or message.number in self._staged:
-                        raise StorageError("places that were not asked for")
+                        raise StorageError("locations that were not requested")
                     headers = headers_of(reading, message, attached_bytes)
                     yield [headers]
                     if headers:
@@ -262,7 +262,7 @@ class Connection:
                         self._tags.received.require(headers, tag)
                     self._read(reading, message, headers)
                 case _:
-                    raise StorageError(f"a {type(message).__name__} out of place")
+                    raise StorageError(f"unexpected message {type(message).__name__}")
 
     def _receive_pages(self, reading: Reading, pages: Pages, attached_bytes: int) -> Parser:
         """Receive the attachment of `pages`, and verify its tag.

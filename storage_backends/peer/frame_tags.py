@@ -26,9 +26,7 @@ class WrongTagError(StorageError):
     """A frame is not the one that the other side sent next."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "a frame that is not authentic: it was changed, repeated or left out on its way"
-        )
+        super().__init__("a frame is not authentic: it was changed, repeated or dropped in transit")
 
 
 class FrameTags:

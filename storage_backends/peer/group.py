@@ -75,8 +75,8 @@ class PeerGroup:
             raise
         except (OSError, LockstepError) as error:
             raise ConfigError(
-                f"store {self._store!r} cannot be used: {_reason(error)}; check that the group runs"
-                " whose pages it stands for, and that it can be reached from here"
+                f"store {self._store!r} cannot be used: {_reason(error)}; check that the serving"
+                " group runs, and that it can be reached from here"
             ) from error
 
     async def enter_again(self, deadline: float) -> None:
@@ -106,7 +106,7 @@ class PeerGroup:
         if self._closed:
             raise StorageError("the store is closed")
         if time.monotonic() < self._unproven.get(address, 0.0):
-            raise StorageError(f"{address} has not proved that it is who was meant")
+            raise StorageError(f"{address} has not proved its identity")
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.create_task(self._connect(address))
@@ -139,8 +139,8 @@ class PeerGroup:
         if namespace == self._hello.namespace:
             return True
         self._namespaces.warn(
-            "store %s has pages of the namespace %s and was asked for %s, so nothing is found;"
-            " give both groups the same model, weights, page layout and tenant",
+            "store %s has pages of namespace %s, but namespace %s was requested, so every lookup"
+            " misses; give both groups the same model, weights, page layout and tenant",
             self._store,
             self._hello.namespace[:_SHORT],
             namespace[:_SHORT],
@@ -164,7 +164,7 @@ class PeerGroup:
             self._unproven[address] = time.monotonic() + UNPROVEN_S
             raise
         except TimeoutError:
-            raise StorageError(f"nothing has answered within {self._connect_s:g} s") from None
+            raise StorageError(f"no answer within {self._connect_s:g} s") from None
         try:
             await self._find_engine(made)
         except BaseException:
@@ -178,7 +178,7 @@ class PeerGroup:
             self._hello is None or structs.replace(made.hello, rank=self._hello.rank) != self._hello
         ):
             made.close()
-            raise StorageError(f"at {address} there is a rank of another group")
+            raise StorageError(f"the rank at {address} belongs to another group")
         self._connections[address] = made
         return made
 
@@ -194,10 +194,10 @@ class PeerGroup:
         try:
             if not theirs:
                 raise StorageError(
-                    "the other group has none; set transfer='mooncake' there as well"
+                    "the other group has no engine; set transfer='mooncake' there as well"
                 )
             if protocol != settings.protocol:
-                raise StorageError(f"it is {protocol} there, and {settings.protocol} here")
+                raise StorageError(f"its protocol is {protocol} there and {settings.protocol} here")
             await self._one_sided.start(made.host, self._connect_s)
         except StorageError as error:
             said = f"store {self._store!r} cannot be read by Mooncake's transfer engine: {error}"
@@ -218,8 +218,8 @@ class PeerGroup:
             connection.close()
         if why:
             self._breaks.warn(
-                "store %s: the connection to %s cannot be used (%s); what is read from there fails"
-                " until it can be made again",
+                "store %s: the connection to %s cannot be used (%s); reads from there fail until it"
+                " is restored",
                 self._store,
                 address,
                 why,

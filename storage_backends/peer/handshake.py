@@ -79,5 +79,5 @@ async def receive_exactly(sock: socket.socket, view: memoryview) -> None:
     while view:
         count = await loop.sock_recv_into(sock, view)
         if not count:
-            raise ConnectionResetError("the other side has hung up")
+            raise ConnectionResetError("the other side has closed the connection")
         view = view[count:]

@@ -182,8 +182,8 @@ def headers_of(reading: Reading, located: Located, attached_bytes: int) -> memor
     fits = len(states) == len(located.pages) == len(reading.keys) and max(states) <= State.WHOLE
     if not fits or attached_bytes != there * HEADER_BYTES:
         raise StorageError(
-            f"places of {len(states)} objects with {attached_bytes} bytes, where"
-            f" {len(reading.keys)} were asked for"
+            f"locations of {len(states)} objects with {attached_bytes} bytes attached;"
+            f" {len(reading.keys)} objects were requested"
         )
     return memoryview(bytearray(attached_bytes))
 

@@ -133,8 +133,8 @@ class Reading(Request):
         fits = first == self._answered and 0 < count <= len(self.keys) - first
         if not fits or attached_bytes != nbytes or max(pages.states) > State.WHOLE:
             raise StorageError(
-                f"{count} objects from the position {first} with {attached_bytes} bytes, where {nbytes}"
-                f" bytes from the position {self._answered} of {len(self.keys)} can be"
+                f"{count} objects from position {first} with {attached_bytes} bytes; expected {nbytes}"
+                f" bytes from position {self._answered} of {len(self.keys)}"
             )
         group: list[tuple[int, int]] = []
         each_bytes = HEADER_BYTES + self._shape.nbytes

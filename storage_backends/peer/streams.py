@@ -53,7 +53,7 @@ class Receiver:
             except (BlockingIOError, InterruptedError):
                 break
             if not count:
-                raise ConnectionResetError("the other side has hung up")
+                raise ConnectionResetError("the other side has closed the connection")
             received += count
             self._took(count)
             if count < wanted:

@@ -103,7 +103,7 @@ class Hello(Record, frozen=True, tag=1):
 
     def __post_init__(self) -> None:
         if self.rank >= len(self.ranks):
-            raise ConfigError(f"rank {self.rank} of {len(self.ranks)} says hello")
+            raise ConfigError(f"Hello is from rank {self.rank} of {len(self.ranks)} ranks")
 
 
 class Ask(Record, frozen=True, tag=2):
@@ -187,5 +187,5 @@ def decode_prefix(raw: memoryview) -> tuple[int, int]:
     """Return the lengths of control and attachment from `PREFIX_BYTES` bytes."""
     control_bytes, attached_bytes = _PREFIX.unpack(raw)
     if not 0 < control_bytes <= CONTROL_BYTES_MAX:
-        raise StorageError(f"a message of {control_bytes} bytes; 1 to {CONTROL_BYTES_MAX} can be")
+        raise StorageError(f"a message of {control_bytes} bytes, must be 1 to {CONTROL_BYTES_MAX}")
     return control_bytes, attached_bytes

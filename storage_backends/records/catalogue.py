@@ -133,7 +133,7 @@ class Catalogue:
         if len(self._groups) + len(self.manifests) > GROUPS_MAX:
             raise StorageError(
                 f"the store has more than {GROUPS_MAX:,} models, namespaces and shards, more than "
-                "any real one; ask its owner what fills it"
+                "any real store; check who writes to it"
             )
 
     def learn(self, name: ObjectName, manifest: Manifest | None) -> None:

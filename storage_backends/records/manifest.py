@@ -27,9 +27,9 @@ _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
 """An attempt fails only because another claim made progress or a corrupt object was removed."""
 _CAUSES: Final = {
-    "FAILED": "the store refuses it, so look at the warnings before this error, at the room that the "
-    "store has left, and at who may write to it",
-    "TIMED_OUT": "the store does not answer in time, so look at whether it can be reached",
+    "FAILED": "the store refuses it; check the warnings before this error, the store's free space and "
+    "its permissions",
+    "TIMED_OUT": "the store does not answer in time; check whether it can be reached",
 }
 
 
@@ -72,7 +72,7 @@ class Manifest:
         if len(packed) > MANIFEST_BYTES - _LENGTH_BYTES:
             raise ConfigError(
                 f"the names, pools and columns of model {self.model[:80]!r} make a manifest of "
-                f"{len(packed)} bytes; {MANIFEST_BYTES - _LENGTH_BYTES} is the most"
+                f"{len(packed)} bytes; the limit is {MANIFEST_BYTES - _LENGTH_BYTES}"
             )
         content = len(packed).to_bytes(_LENGTH_BYTES, "little") + packed
         return content.ljust(MANIFEST_BYTES, b"\0")
@@ -122,7 +122,8 @@ async def claim_model(
                 f"{subject} could not be written: {wrote.name}; {_CAUSES[wrote.name]}"
             )
     raise StorageError(
-        f"{subject} could not be read back after {_ATTEMPTS} attempts; something removes or spoils it"
+        f"{subject} could not be read back after {_ATTEMPTS} attempts; another process removes or"
+        " corrupts it"
     )
 
 

@@ -66,8 +66,8 @@ class Shardings:
             for size in sizes
         }
         self._others = {size: pools for size, pools in others.items() if any(pools.values())}
-        # A reader with the fewest columns matches the most objects. If even such readers find none of
-        # ours, no group can read them.
+        # A rank with the fewest columns can use the most objects. If even such a rank of another TP
+        # size finds nothing in our objects, no group reads them.
         self._is_read = any(
             sources_of(
                 layout,

@@ -50,8 +50,8 @@ def address_of(uri: StoreUri) -> S3Address:
         raise ConfigError(f"store {uri.text!r} names no bucket; write s3://bucket/prefix")
     if _BUCKET.fullmatch(uri.host) is None:
         raise ConfigError(
-            f"store {uri.text!r}: {uri.host!r} is no bucket; it must have 3 to 63 of a-z, 0-9, '.' "
-            "and '-' (the server is named by endpoint=http://host:port)"
+            f"store {uri.text!r}: {uri.host!r} is not a bucket name; it must have 3 to 63 of a-z, 0-9, "
+            "'.' and '-' (the server is named by endpoint=http://host:port)"
         )
     uri.refuse_half_characters()
     prefix = uri.path.strip("/")

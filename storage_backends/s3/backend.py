@@ -155,7 +155,7 @@ class S3Backend:
         if first is None or again is not None or not replaced or (first and stale):
             raise ConfigError(
                 f"store {self._address}: the server ignores If-None-Match or If-Match on PUT, so the "
-                "first writer cannot win; use one that keeps them (Amazon S3 does)"
+                "first writer cannot win; use one that supports them (Amazon S3 does)"
             )
 
     async def _remove_old_trials(self) -> None:

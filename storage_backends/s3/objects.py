@@ -112,7 +112,7 @@ class S3Objects:
             try:
                 results[number] = await work(number)
             except RequestFailed as error:
-                self._failures.warn("a request of a store s3:// has failed: %s", error)
+                self._failures.warn("a request to an s3:// store has failed: %s", error)
                 results[number] = failed
 
         await _each(one, len(results), self._concurrency)
@@ -180,7 +180,7 @@ class S3Objects:
             case _ if not self._read_only:
                 await self._drop(path, e_tag, finding)
             case _:
-                self._found.warn("object %s is bad (%s)", path, finding.name)
+                self._found.warn("object %s is corrupt (%s)", path, finding.name)
         return ReadOutcome.CORRUPT
 
     async def _fill(
@@ -210,7 +210,7 @@ class S3Objects:
                 return finding, fetched.e_tag
             else:
                 was_bad, present = True, shape.present
-        raise RequestFailed(f"GET {path}: it is being replaced all the time")
+        raise RequestFailed(f"GET {path}: the object was replaced during every attempt")
 
     async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
         """Remove this version of a corrupt file.
@@ -224,9 +224,11 @@ class S3Objects:
                 return
             await self._requests.delete(path)
         except RequestFailed as error:
-            self._found.warn("object %s is bad (%s) and stays: %s", path, finding.name, error)
+            self._found.warn(
+                "object %s is corrupt (%s) but cannot be removed: %s", path, finding.name, error
+            )
         else:
-            self._found.warn("object %s was bad (%s) and is removed", path, finding.name)
+            self._found.warn("object %s was corrupt (%s) and has been removed", path, finding.name)
 
     async def _write(self, write: Write, *, likely: bool) -> WriteOutcome:
         digest = name_digest(write.name)

@@ -93,7 +93,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if kind is None:
         return Refusal(RefusalCause.OTHER, answer.partition("\n")[0], origin)
     reasons = [found[1] for each in _REASONS if (found := each.search(answer)) is not None]
-    said = "it timed out" if kind[1] == "Timeout" else "it cannot be connected to"
+    said = "it timed out" if kind[1] == "Timeout" else "the connection failed"
     reason = reasons[0] if reasons else said
     is_sentence = " " in reason and reason[1:2].islower()
     shown = reason[:1].lower() + reason[1:] if is_sentence else reason

@@ -220,7 +220,7 @@ class S3Requests:
             return None
         size, e_tag = found
         if size > wanted.start:
-            raise RequestFailed(f"GET {path}: the store refuses a range that there is")
+            raise RequestFailed(f"GET {path}: the store refuses a range within the file")
         return Fetched((), size, e_tag)
 
     @asynccontextmanager

@@ -47,8 +47,8 @@ _JOB_BYTES_MIN: Final = 2 << 20
 """Minimum bytes per job, because each job queries the index."""
 _OPEN_TIMEOUT_S: Final = 30.0
 _ROOM: Final = (
-    "pages are not stored: give the store more room, or a new directory and a new index with fewer"
-    " slots: files= times file_slots= times slot_bytes= is what it takes"
+    "pages are not stored: free space, or use a new directory and a new index with fewer slots (the"
+    " store needs files= times file_slots= times slot_bytes=)"
 )
 
 _log = logging.getLogger(__name__)
@@ -185,8 +185,8 @@ class ThreeFsBackend(ThreadedBackend):
             await calls.once(self._open_blocking, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
             raise ConfigError(
-                f"store {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; check the "
-                f"filesystem that it is on, and the index {self._index.text}"
+                f"store {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; check its "
+                f"filesystem and the index {self._index.text}"
             ) from error
         except StorageError as error:
             raise ConfigError(f"store {self._root} cannot be used: {error}") from error

@@ -80,7 +80,7 @@ class SlotFiles:
             fd = self._open.get(place)
             if fd is None:
                 if _PLACE.fullmatch(place) is None:
-                    raise WrongFileError(errno.EINVAL, f"{place!r} is no file of slots")
+                    raise WrongFileError(errno.EINVAL, f"{place!r} is not a file of slots")
                 fd = self._open_file(place, create=create)
                 self._open[place] = fd
             return fd
@@ -117,7 +117,7 @@ class SlotFiles:
     def _check_file(self, fd: int, place: str, *, create: bool) -> None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise WrongFileError(errno.EINVAL, f"{place} is no regular file")
+            raise WrongFileError(errno.EINVAL, f"{place} is not a regular file")
         if status.st_size < self._file_bytes and create:
             allocate(fd, self._file_bytes)
         elif status.st_size != self._file_bytes:
@@ -148,8 +148,8 @@ class SlotFiles:
             os.close(fd)
         if _IDENTITY.fullmatch(text) is None:
             raise ConfigError(
-                f"{self._root / STORE} does not name a store; give another directory, or remove "
-                "this one if it has nothing else in it"
+                f"{self._root / STORE} does not contain a store's identity; give another directory, or "
+                "remove this one if it has nothing else in it"
             )
         return text
 

@@ -51,7 +51,7 @@ def make_file(path: Path, home: Path | None) -> None:
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     elif not directory.is_dir():
         raise FileNotFoundError(
-            errno.ENOENT, f"there is no directory {directory}; make it, or mend the path"
+            errno.ENOENT, f"there is no directory {directory}; create it, or correct the path"
         )
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     os.close(os.open(path, flags, FILE_MODE))

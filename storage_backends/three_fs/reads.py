@@ -141,8 +141,8 @@ class SlotReads:
     ) -> list[tuple[int, PlacedRead]]:
         """Read objects once; return those whose entries changed meanwhile, with the new entries."""
         fetched = self.fetch([found for _, found in todo], stop)
-        # In reverse order, so the last counts as used first: the objects may be a prefix, whose leaves
-        # must be evicted first.
+        # Confirm in reverse order, so that the first object counts as used last: the objects may be a
+        # prefix, whose leaves must be evicted first.
         keys = [found.entry.key for _, found in reversed(todo)]
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []

@@ -166,9 +166,7 @@ class UsrbioTransfers:
                     kind = "reads" if reads else "writes"
                     self._complaints.say_failed(f"{kind} of slots fail", number)
             except OSError as error:
-                self._complaints.say(
-                    f"ring: {error}", "a ring failed and is not used any more: %s", error
-                )
+                self._complaints.say(f"ring: {error}", "a ring failed and was discarded: %s", error)
                 # The ring may still complete its operations, so the objects of this wave stay LATE.
                 self._discard(ring, reads=reads)
                 break
@@ -263,7 +261,7 @@ class UsrbioRing:
 
         Raises OSError if the ring itself fails.
         """
-        # Prepared operations need not complete before they are submitted.
+        # Operations that are not submitted may never complete, so do not wait for them.
         least = min(least, self._submitted)
         if not least:
             return []

@@ -156,7 +156,7 @@ class SlotWrites:
         if not lent:
             self._slots.complaints.say(
                 "full",
-                "no slot is free: all are being written, or have manifests and marks, which stay",
+                "no slot is free: all are being written, or hold manifests and markers, which are kept",
             )
             return later
         later += [_as_given(new, todo) for new in ready[len(lent) :]]

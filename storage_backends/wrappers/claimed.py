@@ -59,7 +59,11 @@ class ClaimedBackend(Wrapper):
             await self._claim(self._weights, {KV_POOL: self._layouts[KV_POOL]})
         except ConfigError as error:
             # Both may use the store; each misses the other's pages.
-            _log.warning("store %s: %s: none of those is found", without_secrets(self._uri), error)
+            _log.warning(
+                "store %s: %s (its pages of these weights will miss)",
+                without_secrets(self._uri),
+                error,
+            )
 
     async def _claim(self, version: str, layouts: Mapping[str, PageLayout]) -> None:
         deadline, store = time.monotonic() + CLAIM_TIMEOUT_S, without_secrets(self._uri)

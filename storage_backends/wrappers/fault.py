@@ -87,7 +87,7 @@ class FaultPlan:
         for kinds in (_OF_READS, _OF_WRITES, _OF_EXISTENCE):
             if sum(self.rates.get(kind, 0.0) for kind in kinds) > 1:
                 raise ConfigError(
-                    f"the rates of {', '.join(kinds)} make more than 1 together; a key has at most "
+                    f"the rates of {', '.join(kinds)} add up to more than 1; a key has at most "
                     "one fault"
                 )
 

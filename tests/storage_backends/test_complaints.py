@@ -11,11 +11,11 @@ from lockstep.storage_backends.complaints import SAID_AGAIN_S, Complaints
     ("number", "remedy"),
     [
         (errno.ENOSPC, "give it more slots"),
-        (errno.EPERM, "let this process use its directory and all that is in it"),
+        (errno.EPERM, "give this process access to its directory and the files in it"),
         (errno.EROFS, "mount its filesystem for writing, or open the store with read_only=1"),
         (errno.EMFILE, "raise the limit of open files (ulimit -n)"),
-        (errno.EPROTO, "look at the filesystem that it is on"),
-        (None, "look at the device and the kernel's log"),
+        (errno.EPROTO, "check its filesystem"),
+        (None, "check the device and the kernel's log"),
     ],
     ids=str,
 )
@@ -46,6 +46,6 @@ def test_while_it_lasts_it_is_said_once_in_a_while_with_a_count(
 
     assert caplog.messages == [
         "store file:///kv: full at 100 %",
-        "store file:///kv: full at 99 % (2 more like it since the last line)",
+        "store file:///kv: full at 99 % (and 2 similar warnings since the last one)",
         "store file:///kv: full at 98 %",
     ]

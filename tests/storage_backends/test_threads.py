@@ -120,7 +120,7 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
     ended = threads.end()
     assert threads.end() is ended
     assert queued.cancelled()
-    with pytest.raises(RuntimeError, match="told to end"):
+    with pytest.raises(RuntimeError, match="are stopping"):
         threads.submit(work)
     assert (said, ended.done()) == ([], False)
     go_on.set()

@@ -23,7 +23,7 @@ from tests.kit.storage.calls import get, object_name, opened_at, page, put
         ("tape:///var/kv", "unknown scheme 'tape'; known: "),
         (
             "+file:///var/kv",
-            "is not a scheme; schemes are in lower case, and wrappers stand before",
+            "is not a scheme; schemes are in lower case, and wrappers precede",
         ),
         ("file:///var/k v", "percent-encode it"),
         ("file:///var/kv#part", "fragment"),

@@ -41,7 +41,7 @@ def test_a_group_that_has_no_engine_hands_over_by_connections_and_says_so(
     pair.compute(TOKENS, WHOLE)
     assert pair.goes_on(TOKENS) == WHOLE
     assert "pages are served over connections only: Mooncake's transfer engine" in caplog.text
-    assert "the other group has none" in caplog.text
+    assert "the other group has no engine" in caplog.text
 
 
 @pytest.mark.usefixtures("_without_mooncake")

@@ -382,7 +382,7 @@ class TestReaders:
         group = serve(SMALL, ServerBounds(readers=1))
         connect(group)
 
-        with pytest.raises(StorageError, match="has as many connections as it may have"):
+        with pytest.raises(StorageError, match="has reached its limit of connections"):
             stack.enter_context(raw_reader(group.servers[0].address))
 
     def test_those_who_show_no_secret_are_few_at_a_time_and_keep_nobody_out(

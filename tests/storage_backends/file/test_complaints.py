@@ -83,4 +83,4 @@ async def test_a_write_that_stays_stale_is_not_told_as_the_loss_of_the_store(
         assert await put_each(backend, range(1)) == {WriteOutcome.FAILED}
 
     (warning,) = said(caplog)
-    assert "Stale file handle; its server knows a file or directory of it no more" in warning
+    assert "Stale file handle; a file or directory of it is gone on the server" in warning

@@ -73,7 +73,7 @@ async def test_nothing_can_be_written_or_removed_and_that_is_said_once(
         names = [object_name(number) for number in (1, 3)]
         assert await backend.remove(names, deadline=soon()) == [False, True]
     (said,) = caplog.messages
-    assert f"store {looking_at(store)}: it is read-only" in said
+    assert f"store {looking_at(store)}: it is open read-only" in said
     assert everything(store.root) == before
 
 

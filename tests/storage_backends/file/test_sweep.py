@@ -464,7 +464,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ("quota_gib=1&quota_bytes=5", "one too many"),
+        ("quota_gib=1&quota_bytes=5", "are both given"),
         ("quota_gib=-1", "quota_gib is '-1', must be at least 0$"),
         ("ttl_s=0.5", "ttl_s is '0.5', must be at least 1"),
     ],

@@ -91,9 +91,11 @@ def test_memory_that_something_may_still_arrive_in_is_never_used_again_and_is_bo
         assert run(scenario()) == [ReadOutcome.FAILED] * 4
     assert late.client.asked == 2
     assert len({piece.address for piece in late.client.pending}) == 2
-    said = [each.getMessage() for each in caplog.records if "may still arrive" in each.getMessage()]
+    said = [
+        each.getMessage() for each in caplog.records if "may still receive" in each.getMessage()
+    ]
     assert len(said) == 1
-    assert said[0].startswith("2 reads from a Mooncake Store have failed")
+    assert said[0].startswith("2 failed reads from a Mooncake Store")
 
 
 async def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(

@@ -184,10 +184,12 @@ class TestFullStore:
             address = store.master.address
 
         assert written == [WriteOutcome.FAILED] * 3
-        said = [each.getMessage() for each in caplog.records if "no member" in each.getMessage()]
+        said = [
+            each.getMessage() for each in caplog.records if "no process has" in each.getMessage()
+        ]
         remedy = "start a process that owns a segment, or give segment_bytes=N"
         assert said == [
-            f"store mooncake://{address}: no member has memory left (or gives any): {remedy}"
+            f"store mooncake://{address}: no process has free memory for the store: {remedy}"
         ]
 
 

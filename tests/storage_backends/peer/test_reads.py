@@ -56,20 +56,20 @@ LARGE = plain_pages(24 << 20)
 """Pages that no socket's buffers hold, so that their reads take until the reader has had a turn."""
 SIZE = 16 * KIB
 ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
-    (lambda n: encode(Told(n, b"\1")), "an answer to what was not asked"),
-    (lambda n: encode(Pages(n + 1, 0, b"\0")), "objects that were not asked for"),
-    (lambda n: encode(Pages(n, 1, b"\0")), "1 objects from the position 1"),
-    (lambda n: encode(Pages(n, 0, b"\0\0")), "2 objects from the position 0"),
-    (lambda n: encode(Pages(n, 0, b"")), "0 objects from the position 0"),
-    (lambda n: encode(Pages(n, 0, b"\3")), "1 objects from the position 0"),
-    (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes, where 0 bytes"),
-    (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"where {HEADER_BYTES + SIZE} bytes"),
-    (lambda n: encode(Forget(n)), "a Forget out of place"),
-    (lambda n: encode(Located(n + 1, b"\2", (0,))), "places that were not asked for"),
-    (lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "places"),
-    (lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES), "places"),
-    (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "places"),
-    (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "places"),
+    (lambda n: encode(Told(n, b"\1")), "an answer without a request"),
+    (lambda n: encode(Pages(n + 1, 0, b"\0")), "objects that were not requested"),
+    (lambda n: encode(Pages(n, 1, b"\0")), "1 objects from position 1"),
+    (lambda n: encode(Pages(n, 0, b"\0\0")), "2 objects from position 0"),
+    (lambda n: encode(Pages(n, 0, b"")), "0 objects from position 0"),
+    (lambda n: encode(Pages(n, 0, b"\3")), "1 objects from position 0"),
+    (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes; expected 0 bytes"),
+    (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"expected {HEADER_BYTES + SIZE} bytes"),
+    (lambda n: encode(Forget(n)), "unexpected message Forget"),
+    (lambda n: encode(Located(n + 1, b"\2", (0,))), "locations that were not requested"),
+    (lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES), "locations of"),
+    (lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES), "locations of"),
+    (lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES), "locations of"),
+    (lambda n: encode(Located(n, b"\2", (0,)), 1 << 62), "locations of"),
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "cannot be read"),
 ]
@@ -299,7 +299,7 @@ class TestBreaking:
         assert broken[-1] is ReadOutcome.FAILED
         assert while_gone == [ReadOutcome.FAILED] * 3
         assert again == [ReadOutcome.OK] * 3
-        assert len([each for each in warnings(caplog) if "until it can be made again" in each]) == 1
+        assert len([each for each in warnings(caplog) if "until it is restored" in each]) == 1
 
     async def test_a_rank_that_hangs_up_while_nobody_waits_is_nothing_to_speak_of(self) -> None:
         said: list[str] = []
@@ -339,7 +339,7 @@ class TestBreaking:
             await backend.close()
 
         assert outcome is ReadOutcome.FAILED
-        assert "there is a rank of another group" in caplog.text
+        assert "belongs to another group" in caplog.text
 
     @pytest.mark.parametrize(
         ("answer", "said"),

@@ -125,7 +125,7 @@ class TestWhereThereIsNone:
             assert await read_all(group, WOULD) == [OK] * COUNT
 
         (line,) = [each.getMessage() for each in caplog.records]
-        assert "the other group has none; set transfer='mooncake' there as well" in line
+        assert "the other group has no engine; set transfer='mooncake' there as well" in line
         assert line.endswith("; pages come over the connection")
 
     async def test_a_process_that_cannot_load_it_reads_over_the_connection(
@@ -149,7 +149,7 @@ class TestWhereThereIsNone:
         with served() as group:
             settings = EngineSettings(protocol="rdma", insists=True)
             backend = PeerBackend(group.servers[0].address, engine=settings)
-            with pytest.raises(ConfigError, match="it is tcp there, and rdma here"):
+            with pytest.raises(ConfigError, match="its protocol is tcp there and rdma here"):
                 await backend.open()
 
     def test_rdma_without_a_device_is_refused_though_the_library_would_take_tcp(self) -> None:

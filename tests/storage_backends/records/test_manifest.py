@@ -188,7 +188,7 @@ async def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
 ) -> None:
     told = (
         r"^store memory://full: the manifest of model 'm' could not be written: FAILED; the "
-        "store refuses it, so look at the warnings before this error"
+        "store refuses it; check the warnings before this error"
     )
 
     with pytest.raises(StorageError, match=told):
@@ -245,7 +245,7 @@ async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_wi
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:
     columns = tuple(replace(KEYS, name=f"{number:0200}") for number in range(100))
-    with pytest.raises(ConfigError, match="is the most"):
+    with pytest.raises(ConfigError, match="the limit is"):
         run(
             claim_model(
                 MemoryBackend(), "m", "1", {"kv": replace(LAYOUT, columns=columns)}, soon_off_loop()

@@ -62,4 +62,4 @@ def test_what_a_request_for_credentials_carries_is_not_repeated() -> None:
     url = "https://sts.example/?Action=AssumeRoleWithWebIdentity&WebIdentityToken=s3kr1t"
     text = f"Generic S3 error: Error performing POST {url} in 1ms - {SENT} kind: Connect,"
     refusal = refusal_of(ValueError(text))
-    assert refusal.line == "nothing answers at https://sts.example (it cannot be connected to)"
+    assert refusal.line == "nothing answers at https://sts.example (the connection failed)"

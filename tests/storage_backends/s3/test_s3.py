@@ -100,7 +100,7 @@ async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait_and_is_said(
         await backend.open()
     assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
     assert await put(backend, object_name(1), page(1)) is WriteOutcome.FAILED
-    (said,) = [each for each in caplog.messages if "a request of a store s3://" in each]
+    (said,) = [each for each in caplog.messages if "a request to an s3:// store" in each]
     assert "GET " in said
     assert await backend.exists([object_name(1)], deadline=soon()) == [False]
     assert await backend.remove([object_name(1)], deadline=soon()) == [False]
@@ -264,7 +264,7 @@ async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStor
     ("uri", "says"),
     [
         ("s3://", "names no bucket"),
-        ("s3://ab/prefix", "is no bucket"),
+        ("s3://ab/prefix", "is not a bucket name"),
         ("s3://host:9000/bucket", "endpoint=http://host:port"),
         ("s3://bucket/a/../b", "'..'"),
         ("s3://bucket/a//b", "an empty part"),

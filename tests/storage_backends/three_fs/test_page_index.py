@@ -269,7 +269,7 @@ def test_a_sqlite_index_is_the_user_s_own_file(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
     above = tmp_path / "store" / ".." / "nodir" / "pages.db"
     index = PageIndex(above, home=tmp_path / "store")
-    with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; make it, or mend"):
+    with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; create it, or correct"):
         index.open()
     assert list(tmp_path.iterdir()) == []
 

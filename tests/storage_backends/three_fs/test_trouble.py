@@ -124,7 +124,7 @@ def test_an_open_that_fails_leaves_nothing_behind(tmp_path: Path, there: str) ->
     before = list(tmp_path.rglob("*"))
 
     uri = f"3fs://{tmp_path}/above/store?index=sqlite://{tmp_path}/nodir/index.db"
-    with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; make it"):
+    with pytest.raises(ConfigError, match=r"there is no directory .*/nodir; create it"):
         run(make_backend(uri).open())
 
     assert list(tmp_path.rglob("*")) == before
@@ -190,7 +190,7 @@ def test_a_store_that_is_only_looked_at_says_so_and_stays_as_it_was(
 
     run(scenario())
     (said,) = [each for each in caplog.messages if "read-only" in each]
-    assert f"store {uri}&read_only=1: it is read-only, and nothing is written" in said
+    assert f"store {uri}&read_only=1: it is open read-only, so nothing is written" in said
     assert lockstep("verify", uri)[0] == 1
 
     async def fill_up() -> None:

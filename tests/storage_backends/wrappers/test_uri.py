@@ -58,7 +58,7 @@ def test_options_of_wrappers_and_of_the_store_stand_side_by_side() -> None:
         ("metrics+memory://?metrics.x=1", "metrics: there is no option 'x'; known: none"),
         ("fault+memory://?fault.flips=0.1", "fault: there is no option 'flips'; known: delay,"),
         ("fault+memory://?fault.flip=2", "fault: flip is '2', must be at most 1"),
-        ("fault+memory://?fault.flip=0.7&fault.error=0.7", "make more than 1 together"),
+        ("fault+memory://?fault.flip=0.7&fault.error=0.7", "add up to more than 1"),
     ],
 )
 def test_a_wrong_wrapper_or_option_is_refused_by_name(uri: str, complaint: str) -> None:

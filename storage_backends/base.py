@@ -136,8 +136,8 @@ class StorageBackend(Protocol):
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Make the store ready. Raises `ConfigError` that names the problem and the remedy.
 
-        `memory` is where most buffers of later calls will lie. A backend may register it for direct
-        transfers. It stays valid until the backend has been closed.
+        `memory` is where most buffers of later calls will be. A backend may register it for direct
+        transfers; it stays valid until the backend is closed.
         """
         ...
 

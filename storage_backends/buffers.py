@@ -52,9 +52,8 @@ def move_all(
 ) -> int:
     """Transfer `views` by repeated `preadv` or `pwritev` calls; return how many bytes were transferred.
 
-    The result is less than the total at the end of the file or if the disk is full. A call that stops
-    within a block of `block_bytes` is the last, because the next call could not start there. Raises
-    OSError.
+    The result is less than the total at the end of the file or if the disk is full. The loop stops
+    after a call that ends within a block of `block_bytes`. Raises OSError.
     """
     left, done = views, 0
     while left:

@@ -63,7 +63,7 @@ class Trouble:
 class Complaints:
     """Logs the problems of one store, each kind rate-limited by `Trouble`. Thread-safe.
 
-    `store` is its name in messages, without secrets. `room` is the remedy for a full store.
+    `store` is the store's name without secrets, and `room` the remedy for a full store.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A bounded cache of names seen in a store, to answer `exists` without a system call.
 
 An entry may be stale after another process has removed the object, as S7 allows. A caller that finds a
-name missing or corrupt removes the entry, so the wrong answer is not repeated.
+name missing or corrupt removes the entry.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -61,8 +61,8 @@ class _Job(Generic[Result]):
 class DaemonThreads:
     """Runs work on at most `threads` threads, started on demand. Thread-safe.
 
-    After `end`, the last thread to exit calls `at_end`. So shared resources are released as soon as no
-    thread uses them, even if no caller waits for that any more.
+    After `end`, the last thread to exit calls `at_end`, so shared resources are released as soon as no
+    thread uses them.
     """
 
     def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
@@ -280,8 +280,8 @@ class ThreadCalls:
     async def close(self, timeout_s: float) -> bool:
         """Ask all calls to stop and wait for them; return whether all finished in time. Idempotent.
 
-        A thread stuck in the kernel cannot be stopped. It is left behind, and its call returns only
-        when the thread does, also if this wait is cancelled. Raises the exceptions of `at_end`.
+        A thread stuck in the kernel is left behind, and its call returns only when the thread does,
+        also if this wait is cancelled. Raises the exceptions of `at_end`.
         """
         for stop in self._stops:
             stop.asked = True
@@ -421,9 +421,9 @@ class ThreadedBackend(ABC):
     async def close(self) -> None:
         """Stop running jobs, wait for them, and close everything that was opened. Idempotent.
 
-        If a thread hangs longer than the timeout, or the close is cancelled, the call that uses the
-        thread returns when the thread does, and the last thread to exit closes everything. Threads do
-        not keep the process from exiting.
+        If a thread hangs longer than the timeout, or the close is cancelled, the thread's call returns
+        when the thread does, and the last thread to exit closes everything. Threads do not keep the
+        process from exiting.
         """
         self._closed = True
         calls, self._calls = self._calls, None

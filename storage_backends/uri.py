@@ -97,7 +97,7 @@ def without_secrets(text: str) -> str:
     """Return a store's URI without its secrets, also if it is malformed.
 
     Users and passwords before '@', and the values of options whose names suggest a secret, become
-    `***`, also in URIs that are values of options. The rest is unchanged. In doubt, more is hidden.
+    `***`, also in URIs that are values of options. In doubt, more is hidden.
     """
     return _shown(text, _NESTED_MAX)
 

@@ -98,9 +98,8 @@ class FileOptions(SweepLimits):
 class FileBackend(ThreadedBackend):
     """A `StorageBackend` in a directory.
 
-    Buffers are any contiguous memory; bytes are transferred directly between them and the files.
-    `exists` answers from memory for names that this backend has seen. `text` is the store's URI without
-    secrets, for the log.
+    Bytes are transferred directly between any contiguous buffers and the files. `exists` answers from
+    memory for names that this backend has seen. `text` is the store's URI without secrets, for the log.
     """
 
     def __init__(self, root: Path, options: FileOptions | None = None, *, text: str = "") -> None:

@@ -1,7 +1,7 @@
 """Reads and writes the contents of object files through open descriptors.
 
 A file is the object's header (one block of 4096 bytes) and then the payload. Reads go directly into the
-caller's memory, in pieces small enough to be hashed while they are still in the core's cache.
+caller's memory, in pieces that are hashed while they are in the core's cache.
 """
 
 import errno

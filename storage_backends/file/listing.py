@@ -1,7 +1,7 @@
 """Lists the objects in a store of files, by reading the headers of the files.
 
-Files that disappear meanwhile and files that are not objects are skipped. A file that exists but cannot
-be read is an error, because a caller that copies, verifies or removes all objects must not miss any.
+Files that disappear meanwhile and files that are not objects are skipped. An unreadable file is an
+error, so that a caller that copies, verifies or removes all objects misses none.
 """
 
 import errno

@@ -146,8 +146,7 @@ def _sweep_one(directory_fd: int, name: str) -> None:
 def choose_draft(root_fd: int, flags: int) -> MakeDraft:
     """Return the better kind of draft that works here after a trial; raise OSError if none works.
 
-    `flags` are those with which drafts will be opened, so that a filesystem that refuses them fails
-    here.
+    `flags` are those with which drafts will be opened.
     """
     try:
         _try(draft_unnamed, root_fd, flags)

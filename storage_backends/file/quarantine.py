@@ -1,8 +1,8 @@
 """Keeps a bounded number of corrupt files for inspection; they are never served.
 
-The quarantine has a fixed number of places. A file moves to a free place, else it replaces the content
-of the next place in turn. A non-empty directory cannot be replaced atomically. If all places hold one,
-each arriving file removes a part of one, so that no arrival waits long.
+A file moves to a free place of the quarantine, else it replaces the content of the next place in turn.
+If all places hold non-empty directories, which cannot be replaced atomically, each arriving file
+removes a part of one, so that no arrival waits long.
 """
 
 import errno
@@ -41,8 +41,8 @@ class FileQuarantine:
         """Move the file at `path` to the quarantine; return whether it was moved.
 
         Moves only the file with this `identity`; with None, only something that is not a regular file.
-        A good file that another process has put there meanwhile stays. The wait for the lock ends when
-        `stop` is due.
+        So a good file that another process has put there stays. The wait for the lock ends when `stop`
+        is due.
         """
         try:
             with self._turns.on(path, identity, stop) as ours:

@@ -1,7 +1,6 @@
 """The files of a store opened with `read_only=1`: nothing is created, moved or removed.
 
-A store on a snapshot or a read-only mount can be listed and verified, and inspecting a live store does
-not disturb its users.
+So a store on a snapshot or a read-only mount can be listed and verified, and a live store inspected.
 """
 
 import os

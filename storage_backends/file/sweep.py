@@ -55,7 +55,7 @@ EMPTY_AGE_S: Final = 3600.0
 """Age at which an empty directory, or any directory in quarantine, is removed."""
 FUTURE_S: Final = 60.0
 """A file with a time further in the future than this was marked by a wrong clock. Its time is reset,
-else the file would stay until then. Smaller differences come from uses during the pass."""
+else the file would stay until then."""
 QUOTA_BYTES_MAX: Final = 1 << 60
 _BUCKETS_PER_DOUBLING: Final = 64
 _BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
@@ -152,9 +152,9 @@ def sweep_store(root_fd: int, limits: SweepLimits, *, now: float, stop: Callable
 def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
     """Hold the store's lock for a pass, and yield the time by the filesystem's clock.
 
-    Yields None if another process has the lock, or ended a pass less than `rest_s` ago. The kernel
-    releases the lock when its holder dies. On a filesystem without locks several processes may sweep at
-    a time, which only costs time.
+    Yields None if another process has the lock, or finished a pass less than `rest_s` ago. The kernel
+    releases the lock when its holder dies. Without locks several processes may sweep at a time, which
+    only costs time.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     before = _lstat(root_fd, LOCK)

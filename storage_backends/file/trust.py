@@ -1,7 +1,6 @@
 """Checks, once when a store is opened, that only trusted users can write to its directory.
 
-A checksum detects damage, not forgery. A user who can write to the directory can store any bytes under
-any name, for every engine that shares the store.
+A checksum detects damage, not forgery: a user with write access can store any bytes under any name.
 """
 
 import errno
@@ -91,7 +90,7 @@ def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
 class OwnDirectories:
     """Remembers which directories were checked not to be links. Thread-safe.
 
-    A directory is checked at its first use only. The check covers links made by an administrator,
+    A directory is checked at its first use only. The check is for links made by an administrator,
     because an attacker with write access could change the objects themselves.
     """
 

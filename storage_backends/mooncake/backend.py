@@ -49,8 +49,8 @@ _OPEN_TIMEOUT_S: Final = 60.0
 class MooncakeBackend(ThreadedBackend):
     """A `StorageBackend` in a Mooncake Store.
 
-    Bytes are written directly from buffers in the memory passed to `open`. Other buffers, and all
-    reads, are copied through staging memory.
+    Writes go directly from buffers in the memory passed to `open`. Other writes, and all reads, are
+    copied through staging memory.
     """
 
     reader: ObjectReader

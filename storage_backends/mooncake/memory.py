@@ -1,7 +1,7 @@
 """Memory registered with the Mooncake client: the caller's pool, and staging memory.
 
-Writes go directly from registered memory to the store, or piece by piece through the staging memory of
-the thread, which has a fixed size. All reads go through staging memory (`staged_reads`).
+Writes go directly from registered memory to the store, or piece by piece through the thread's staging
+memory of fixed size. All reads go through staging memory (`staged_reads`).
 """
 
 import logging

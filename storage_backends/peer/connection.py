@@ -1,7 +1,7 @@
 """One connection to one rank of the serving group: sends requests and receives the answers.
 
-Everything runs on the event loop's thread, in short turns. Requests are answered in the order of
-sending. An abandoned request keeps its place, and its late answer is discarded.
+Everything runs on the event loop's thread. Requests are answered in the order of sending. An abandoned
+request keeps its place, and its late answer is discarded.
 """
 
 import asyncio

@@ -30,8 +30,8 @@ _SHORT: Final = 12
 class PeerGroup:
     """Maps objects to ranks, and connects to a rank at its first request.
 
-    Used only by the event loop's thread. There is at most one connection per rank. The next call that
-    needs a broken connection reconnects, and the rank in the URI then lists the ranks again.
+    Used only by the event loop's thread. There is at most one connection per rank. A call that needs a
+    broken connection reconnects, and the rank in the URI then lists the ranks again.
     """
 
     def __init__(

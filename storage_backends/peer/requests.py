@@ -1,7 +1,7 @@
 """The requests to one rank, and the outcome of each key.
 
-A call of the backend creates a request, and its connection fills it, both on one thread. Until the
-request is done or abandoned, the connection owns the buffers of its reads.
+A call of the backend creates a request, and its connection fills it, on one thread. Until the request
+is done or abandoned, the connection owns the buffers.
 """
 
 import asyncio

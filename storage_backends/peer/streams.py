@@ -1,8 +1,7 @@
 """Moves bytes between a connection and their final memory without copies.
 
-Both sides run on an event loop's thread, with non-blocking sockets. Memory is touched only during a
-call of `receive` or `send`; between calls only the kernel's own copy is in use. So code on the loop's
-thread can release memory at any time.
+Runs on an event loop's thread, with non-blocking sockets. Memory is touched only during a call of
+`receive` or `send`, so code on the loop's thread can release memory at any time.
 """
 
 import socket

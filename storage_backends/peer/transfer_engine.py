@@ -108,8 +108,8 @@ _sharing: Final = threading.Lock()
 def shared_engine(settings: EngineSettings, host: str) -> TransferEngine:
     """Return this process's engine for reads; the first call starts it.
 
-    `host` is the address of this host as other hosts reach it. Raises `StorageError` in every call if
-    the engine cannot start. Blocks for as long as the library takes.
+    `host` is the address of this host for other hosts. Blocks while the library starts. Raises
+    `StorageError` in every call if the engine cannot start.
     """
     key = (settings.protocol, settings.device, host)
     with _sharing:

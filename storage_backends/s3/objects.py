@@ -3,8 +3,7 @@
     <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
 
 A file is written only if there is none, or to replace one version that was read before, so writers need
-no lock. A corrupt file is removed: a bucket has no quarantine that would be inspected, and keeping the
-file costs money.
+no lock. A corrupt file is removed, because a quarantine would cost money and not be inspected.
 """
 
 import asyncio
@@ -189,7 +188,7 @@ class S3Objects:
         """Fill `buffers` with the parts of `shape` of the object at `path`, and verify them.
 
         Returns the finding (None if there is no file) and the version that was read. A corrupt object
-        has been read twice, because bits may also flip in transit. Raises `RequestFailed`.
+        is read twice, because bits may also flip in transit. Raises `RequestFailed`.
         """
         # Usually the object has the reader's own columns.
         present = shape.present
@@ -282,8 +281,8 @@ class S3Objects:
     ) -> bytes:
         """Return the replacement for `standing`: the new object with the other columns of both.
 
-        If those columns are corrupt or have changed meanwhile, they are left out. In the latter case
-        the version differs, and the server refuses the replacement.
+        Columns that are corrupt or have changed meanwhile are left out. If they have changed, the
+        server refuses the replacement, because the version differs.
         """
         present = standing.present
         if present & ~write.shape.present:

@@ -1,9 +1,7 @@
 """Chooses the ranges of a stored object to request, and verifies the answers.
 
-A request costs money and a round trip, and extra bytes only a little time. So ranges that lie close
-together are joined into one request.
-
-This module is pure: it maps ranges and bytes to ranges and findings.
+A request costs money and a round trip, extra bytes only a little time. So nearby ranges are joined into
+one request. This module is pure.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,7 @@
 """Summarises each error of the S3 client in one line.
 
-The client hides the cause at the end of a long line about its retries, or in pages of its internal
-state. This module extracts the server's status and code, or the reason why no answer came. For an error
-in another form it returns the first line.
+The client hides the cause in a long line about its retries, or in pages of its internal state. This
+module extracts the server's status and code, or the reason why no answer came.
 """
 
 import re

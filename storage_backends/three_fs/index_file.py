@@ -61,8 +61,7 @@ def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
     """Switch a database to WAL mode, and return its resulting mode.
 
     Raises `sqlite3.OperationalError` if others keep it locked until the timeout. The retry is needed
-    because SQLite itself does not wait if two connections make this change at once: they would
-    deadlock.
+    because SQLite does not wait if two connections make this change at once.
     """
     until = time.monotonic() + timeout_s
     while True:

@@ -22,8 +22,8 @@ from ..base import (
 class Wrapper:
     """Forwards every call to the wrapped backend; a subclass overrides what it changes.
 
-    A wrapper meets the contract of `StorageBackend` as far as the wrapped backend does. It owns that
-    backend: opening and closing the wrapper opens and closes both.
+    A wrapper meets the contract of `StorageBackend` if the wrapped backend does. The wrapper owns that
+    backend, and opens and closes it.
     """
 
     def __init__(self, backend: StorageBackend) -> None:

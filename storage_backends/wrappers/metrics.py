@@ -1,7 +1,7 @@
 """`metrics+...`: counts the outcomes of calls, their durations, and the calls in flight.
 
-It counts at its place in the chain: outside of a retry one outcome per key, inside of it one per
-attempt. `MetricsBackend.log` has the numbers. Memory use is constant.
+Outside of a retry it counts one outcome per key, inside of it one per attempt. `MetricsBackend.log` has
+the numbers. Memory use is constant.
 """
 
 import threading

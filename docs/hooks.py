@@ -1,8 +1,8 @@
-"""What the documentation site has beside the files of this folder.
+"""MkDocs hooks: add pages to the documentation site for files outside `docs/`.
 
-Pages of the docs link to files of the repository, as a reader of the repository follows them. On the
-site each of those is a page of its own with the file in it. The README is where the site begins, and
-`CONTRIBUTING.md` and `CHANGELOG.md` are pages like all others.
+Pages of the docs link to files of the repository by relative paths. On the site, each linked file gets
+a page with its text. `README.md` is the start page; `CONTRIBUTING.md` and `CHANGELOG.md` are ordinary
+pages.
 """
 
 import posixpath
@@ -25,7 +25,7 @@ _LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".toml": "tom
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie elsewhere in the repository, and the files that pages link to."""
+    """Add the pages in `AS_PAGES`, and a page for each file of the repository that a page links to."""
     for name, page in AS_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Let links out of this folder lead to the pages that stand for what they name."""
+    """Rewrite links that leave `docs/`, so that they lead to the site's page for the linked file."""
     if page.file.src_uri.startswith(f"{SOURCES}/"):
         return markdown
 
@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _from_the_root(path: str, source: str) -> str | None:
-    """The path from the repository's root of what a page links to; None for another site."""
+    """Return a link's target as a path from the repository's root; None for a URL."""
     if ":" in path:
         return None
     folder = (
@@ -75,7 +75,7 @@ def _from_the_root(path: str, source: str) -> str | None:
 
 
 def _page_of(target: str) -> str | None:
-    """The page among the docs that a path from the root is; None for another file."""
+    """Return the docs page of a path from the repository's root; None if it is not a docs page."""
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
     return AS_PAGES.get(target)
@@ -86,7 +86,7 @@ def _source_page(target: str) -> str:
 
 
 def _shown(target: str) -> str:
-    """A page with a file in it, or with all files of a folder."""
+    """Return the markdown of a page that shows a file, or all files of a folder."""
     path = ROOT / target
     shown = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     parts = [f"# {target}"]

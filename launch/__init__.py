@@ -1,1 +1,1 @@
-"""The command and the launchers, and the only reader of the environment."""
+"""The `lockstep` command and the launchers of ranks; no other package reads environment variables."""

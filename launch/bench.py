@@ -1,4 +1,4 @@
-"""`lockstep bench`: what things cost, each beside its limit in the same run."""
+"""`lockstep bench`: measure costs, each next to its limit in the same run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,13 +36,13 @@ _AGREEMENT: Final = AgreementSettings()
 
 @bench.command
 def tree(*, sizes: Sizes = _ALL_SIZES, report: ReportFile = None) -> None:
-    """Measure match, insert, lock and eviction beside memcmp."""
+    """Measure match, insert, lock and eviction next to memcmp."""
     _measure(lambda say: measure_tree(sizes, say), print_tree, report)
 
 
 @bench.command
 def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
-    """Measure a store beside bare preadv and pwrite."""
+    """Measure a store next to bare preadv and pwrite."""
     check_not_a_path(sizes.store)
     sizes = replace(sizes, store=for_a_tool(sizes.store))
     _measure(lambda say: measure_storage(sizes, say), print_storage, report)
@@ -50,7 +50,7 @@ def storage(*, sizes: StorageSizes, report: ReportFile = None) -> None:
 
 @bench.command
 def path(*, settings: PathSettings, report: ReportFile = None) -> None:
-    """Measure storage to host to device beside bare reads."""
+    """Measure storage to host to device next to bare reads."""
     from ..benchmarks.path.report import run
 
     _require_ranks()
@@ -61,7 +61,7 @@ def path(*, settings: PathSettings, report: ReportFile = None) -> None:
 
 @bench.command
 def agreement(*, settings: AgreementSettings = _AGREEMENT, report: ReportFile = None) -> None:
-    """Measure what a step's round costs beside bare all_reduces."""
+    """Measure a step's round next to bare all_reduces."""
     from ..benchmarks.agreement import run
 
     _require_ranks()
@@ -70,7 +70,7 @@ def agreement(*, settings: AgreementSettings = _AGREEMENT, report: ReportFile = 
 
 @bench.command
 def handoff(*, settings: HandoffSettings, report: ReportFile = None) -> None:
-    """Measure pages from one group's host to another's."""
+    """Measure a handoff of pages between the hosts of two groups."""
     from ..benchmarks.handoff.report import run
 
     _require_ranks()
@@ -78,7 +78,7 @@ def handoff(*, settings: HandoffSettings, report: ReportFile = None) -> None:
 
 
 def _require_ranks() -> None:
-    """Raise `LockstepError` if ranks could not meet on this machine."""
+    """Raise `LockstepError` if ranks cannot connect to each other on this machine."""
     from .cli.rank_processes import obstacle_to_ranks
 
     if problem := obstacle_to_ranks(LOOPBACK):
@@ -90,7 +90,7 @@ def _measure(
     show: Callable[[Found], None],
     report: Path | None,
 ) -> None:
-    """Measure, tell meanwhile what is being done, and show what was found."""
+    """Run a measurement, show its progress on stderr, and print and write the result."""
     with Console(stderr=True).status("measuring") as status:
         found = run(lambda what: status.update(f"measuring: {what}"))
     show(found)

@@ -1,9 +1,13 @@
-"""The command `lockstep`, with a subcommand for each use.
+"""The `lockstep` command and its subcommands.
 
-Whatever is wrong with the input is said in one line on the standard error output, with exit status
-2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
-that did not find it with 4, a replay that refused requests with 5, a simulation that broke down itself
-with 70, an interrupted run with 130.
+Wrong input is reported in one line on stderr. Exit statuses:
+- 1: the run showed a fault
+- 2: wrong input or options
+- 3: the group could not continue
+- 4: the search for a revived bug did not find it
+- 5: a replay refused requests
+- 70: the simulator itself failed
+- 130: interrupted
 """
 
 import os
@@ -30,7 +34,7 @@ app = command_line(
     help="A KV cache for tensor-parallel inference that stays the same on every rank."
     " Begin with `lockstep demo`; `lockstep COMMAND --help` tells the rest.",
 )
-# Each is imported when it is wanted, so that all others start without it.
+# Each subcommand is a dotted path, so that its module is imported only when the subcommand runs.
 for _command, _help in {
     "lockstep.launch.demo:demo": "Replay the built-in workload twice, cold and warm.",
     "lockstep.launch.replay.launching:replay": (
@@ -50,7 +54,7 @@ for _command, _help in {
 
 
 def main() -> None:
-    """Run the command; the entry point of `lockstep`."""
+    """Run the command. This is the entry point of `lockstep`."""
     try:
         raise_on_signals()
         _fill_closed_streams()
@@ -63,17 +67,17 @@ def main() -> None:
     except Interrupted:
         _end("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever reads the output has seen enough.
+        # The reader of our output closed the pipe.
         sys.exit(1)
     except Exception:
-        # A library whose import was interrupted may say something else.
+        # A library whose import was interrupted may raise a different exception.
         if not was_interrupted():
             raise
         _end("interrupted", EXIT_INTERRUPTED)
 
 
 def _fill_closed_streams() -> None:
-    """Open what is closed of the standard streams, so that no file of ours takes its number."""
+    """Open /dev/null for each closed standard stream, so that no file of ours gets its number."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)

@@ -1,6 +1,6 @@
-"""`lockstep ctl`: what an operator asks of a group that serves, over its private Unix socket.
+"""`lockstep ctl`: operator requests to a running group, sent over its private Unix socket.
 
-Every rank does it in the same step. Each command prints what became of it, in words or as JSON.
+Every rank applies a request in the same step. Each command prints the result as text or JSON.
 """
 
 import json
@@ -56,14 +56,14 @@ _SECONDS: Final = Parameter(metavar="SECONDS", validator=Number(gte=TTL_S_MIN, l
 
 @ctl.command(name="list")
 def list_all(socket: Socket, /, *, as_json: Json = False) -> None:
-    """Show what namespaces keep, limits, pins and the store."""
+    """Show each namespace's pages, the limits, the pins and the store."""
     answer = _asked(socket, "list")
     _tell(answer, as_json, *list_lines(answer))
 
 
 @ctl.command
 def stats(socket: Socket, /, *, as_json: Json = False) -> None:
-    """Show what rank 0 has counted so far."""
+    """Show the counters of rank 0."""
     answer = _asked(socket, "stats")
     _tell(answer, as_json, *stats_lines(answer))
 
@@ -86,7 +86,7 @@ def pin(
     ttl: Annotated[float, _SECONDS, Parameter(help="Seconds until it ends.")] = 3600.0,
     as_json: Json = False,
 ) -> int:
-    """Keep what is cached of a prompt, for a time."""
+    """Keep the cached part of a prompt for a given time."""
     ids = _ids(sys.stdin.read() if tokens == "-" else tokens)
     answer = _asked(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
     kept = answer["tokens"]
@@ -105,7 +105,7 @@ def unpin(
     *,
     as_json: Json = False,
 ) -> None:
-    """Let go of what a pin keeps."""
+    """Remove a pin."""
     answer = _asked(socket, "unpin", name=name)
     _tell(answer, as_json, "unpinned" if answer["was_pinned"] else "there is no such pin any more")
 
@@ -121,9 +121,9 @@ def drop(
     everything: Annotated[bool, Parameter("--all", help="Drop every namespace.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Evict what nobody holds of a namespace.
+    """Evict the unlocked pages of a namespace.
 
-    From device and host; its pins end. Storage keeps what it has.
+    Evicts from device and host, and removes the namespace's pins. Storage keeps its objects.
     """
     if everything is (namespace is not None):
         raise ConfigError("name the namespace to drop, or say --all")
@@ -144,9 +144,9 @@ def limit(
     ttl: Annotated[float | None, _SECONDS, Parameter(help="Seconds.", show_default="none")] = None,
     as_json: Json = False,
 ) -> None:
-    """Set what a namespace may keep; without options, all.
+    """Set the limits of a namespace; without options, remove them.
 
-    In place of what it might keep before. What is beyond it leaves with the next step.
+    Replaces the namespace's previous limits. Pages over the new limit are evicted in the next step.
     """
     answer = _asked(
         socket,
@@ -163,9 +163,9 @@ def limit(
 
 @ctl.command
 def flush(socket: Socket, /, *, as_json: Json = False) -> None:
-    """Write what is not written yet, and wait until it is there.
+    """Write all unwritten pages to the store and wait.
 
-    Also what host memory has from before the store was attached.
+    Includes pages that were in host memory before the store was attached.
     """
     answer = _asked(socket, "flush")
     causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())
@@ -188,7 +188,7 @@ def attach(
     *,
     as_json: Json = False,
 ) -> None:
-    """Use a store, once every rank has opened it."""
+    """Attach a store, once every rank has opened it."""
     uri = sys.stdin.read().strip() if store == "-" else store
     check_store(uri, only_read=True)
     _tell(_asked(socket, "attach", store=uri), as_json, "attached")
@@ -196,9 +196,9 @@ def attach(
 
 @ctl.command
 def detach(socket: Socket, /, *, as_json: Json = False) -> None:
-    """Use the store no more.
+    """Detach the store.
 
-    What is in flight for it is aborted.
+    Aborts the operations in flight for the store.
     """
     _tell(_asked(socket, "detach"), as_json, "detached")
 
@@ -211,7 +211,7 @@ def weights(
     *,
     as_json: Json = False,
 ) -> None:
-    """Hide all that is cached: the weights are others now."""
+    """Set the version of the weights; hides all cached pages."""
     _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
 
 
@@ -225,12 +225,12 @@ def log_level(
     *,
     as_json: Json = False,
 ) -> None:
-    """Log from this level on, in every process of the group."""
+    """Set the log level of every process of the group."""
     _tell(_asked(socket, "log-level", level=level), as_json, f"logs from {level} on")
 
 
 class _Answer(dict[str, Any]):
-    """A part of what a group has answered."""
+    """A JSON object of a group's answer; a missing field raises `ConfigError`."""
 
     def __missing__(self, name: str) -> object:
         raise ConfigError(
@@ -243,7 +243,7 @@ def _asked(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
     try:
         answer = ask(socket, what, **fields)
     except UsageError as error:
-        # What the group refuses was wrong in the command.
+        # A request that the group refuses is an error in the command.
         raise ConfigError(str(error)) from error
     told: dict[str, Any] = json.loads(json.dumps(answer), object_hook=_Answer)
     return told
@@ -263,7 +263,7 @@ def _ids(text: str) -> list[int]:
 
 
 def list_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Return the lines that tell what a group keeps, the namespaces with the most first."""
+    """Return the lines of `ctl list`, with the namespaces that keep the most pages first."""
     most_first = sorted(answer["namespaces"].items(), key=lambda each: -sum(each[1].values()))
     lines = _columns(
         ("namespace", "device pages", "host pages"),
@@ -284,7 +284,7 @@ def list_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def stats_lines(stats: Mapping[str, Any]) -> list[str]:
-    """Return the lines that tell what a rank has counted; `CacheStats` has the fields."""
+    """Return the lines of `ctl stats` for one rank; the fields are those of `CacheStats`."""
     replica = stats["replica"]
     asked = replica["asked_tokens"]
     hits = ", ".join(
@@ -327,7 +327,7 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
 
 
 def _columns(head: Sequence[str], *rows: Sequence[object]) -> list[str]:
-    """Return a table: texts to the left, numbers to the right."""
+    """Return the lines of a table, with texts aligned left and numbers aligned right."""
     told = [[f"{each:,}" if isinstance(each, int) else str(each) for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *told, strict=True)]
     right = [isinstance(each, int) for each in rows[0]] if rows else [False] * len(head)

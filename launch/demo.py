@@ -1,4 +1,4 @@
-"""The demonstration: one workload twice on one store, cold and warm, side by side."""
+"""`lockstep demo`: replay one workload twice on one store, cold and warm, and compare the two."""
 
 import tempfile
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _demo(
 ) -> int:
     """Replay the built-in workload twice, cold and warm.
 
-    The report has those of both runs, under `cold` and `warm`.
+    The report contains both runs, under `cold` and `warm`.
     """
     if store is not None:
         check_store(store)
@@ -73,7 +73,7 @@ def _demo(
             store=store or Path(place).resolve().as_uri(),
             concurrency=4,
             table=False,
-            # Too small for the workload, so that every tier has something to do.
+            # Too small for the workload, so that every tier is used.
             device_pages=192,
             host_pages=512,
         )
@@ -104,7 +104,7 @@ def _check_files(timeline: Path | None, page: Path | None) -> None:
 def _replay_twice(
     settings: ReplaySettings, scratch: Path, timeline: Path | None
 ) -> tuple[int, dict[str, Report]]:
-    """Return the status of the first replay that fails, or 0, and the reports by their names."""
+    """Return the first nonzero replay status (or 0), and the reports by run name."""
     reports: dict[str, Report] = {}
     for run in ("cold", "warm"):
         path = scratch / f"{run}.json"
@@ -117,7 +117,7 @@ def _replay_twice(
 
 
 def _check_that_unused(store: StoreUri) -> None:
-    """Raise `ConfigError` for a directory that holds anything, which the demo would not touch."""
+    """Raise `ConfigError` if the demo's store is not a directory or is not empty."""
     directory = Path(store.path)
     if store.scheme != "file" or not directory.exists():
         return

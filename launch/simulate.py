@@ -1,4 +1,4 @@
-"""`lockstep simulate`: a summary of the schedules that were explored, a report, and a status."""
+"""`lockstep simulate`: explore schedules, print a summary, write a report, return an exit status."""
 
 import os
 import traceback
@@ -13,15 +13,15 @@ from .cli.options import ReportFile
 from .cli.report_files import write_report
 
 EXIT_NOT_FOUND = 4
-"""A bug was revived, and none of the schedules has found it."""
+"""Exit status if a bug was revived and no schedule found it."""
 EXIT_BROKE_DOWN = 70
-"""The simulation itself could not go on; nothing is known of what it was to explore."""
+"""Exit status if the simulator itself failed, so the exploration has no result."""
 _USUAL: Final = Exploration()
 
 
 def simulate(*, exploration: Exploration = _USUAL, report: ReportFile = None) -> int:
-    """Explore schedules, print and write what came out, and return the status to exit with."""
-    # The help is shown without the simulator.
+    """Explore schedules, print and write the result, and return the exit status."""
+    # Imported here so that `--help` does not load the simulator.
     from ..simulation.explore import explore, print_report
     from ..simulation.revived.revived import REVIVED_BUGS
 

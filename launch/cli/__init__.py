@@ -1,1 +1,1 @@
-"""Options, amounts, errors, interruption, progress and environment, shared by subcommands."""
+"""Code that the subcommands share: options, amounts, errors, interruption, progress and environment."""

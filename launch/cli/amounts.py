@@ -1,4 +1,4 @@
-"""Amounts as people write and read them: sizes, ages, and text of a stranger's making."""
+"""Parsing and printing of sizes and ages, and escaping of untrusted text for a terminal."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _AGE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SHOWN_MAX: Final = 200
 LINE_MAX: Final = 10_000
-"""Characters of what is shown whole: a path, or what went wrong."""
+"""Most characters of a long text that is shown whole, such as a path or an error message."""
 
 
 def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
@@ -23,7 +23,7 @@ def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
 
 
 def bytes_in_words(nbytes: float) -> str:
-    """Return a number of bytes as a person reads it."""
+    """Return a number of bytes with a unit, such as `1.5 GiB`."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -33,7 +33,7 @@ def bytes_in_words(nbytes: float) -> str:
 
 
 def age_in_words(age_s: float | None) -> str:
-    """Return an age as a person reads it; a dash where it is not known."""
+    """Return an age with a unit, such as `5 min`; a dash if the age is None."""
     if age_s is None:
         return "-"
     for unit, seconds, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
@@ -48,7 +48,7 @@ def count(number: int, thing: str) -> str:
 
 
 def printable(text: str, length_max: int = _SHOWN_MAX) -> str:
-    """Return a text from a store or a URI with nothing in it that a terminal would obey."""
+    """Return untrusted text with control characters escaped, cut to `length_max` characters."""
     shown = "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
@@ -56,7 +56,7 @@ def printable(text: str, length_max: int = _SHOWN_MAX) -> str:
 
 
 def well_formed(value: object) -> object:
-    """Return what is to be JSON with no half of a character in any text of it, as file names have."""
+    """Return a JSON value that encodes as UTF-8: lone surrogates, as in file names, are escaped."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -68,5 +68,5 @@ def well_formed(value: object) -> object:
 
 
 def shown_store(uri: str) -> str:
-    """Return a store's URI as it may be shown on a terminal."""
+    """Return a store's URI without secrets and escaped for a terminal."""
     return printable(without_secrets(uri))

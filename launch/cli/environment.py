@@ -1,7 +1,7 @@
-"""What the launcher tells a rank through its environment. The only reader of `os.environ`.
+"""Environment variables that Lockstep reads and sets; only this module uses `os.environ`.
 
 torch's launchers set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
-variables of torch's own, by which ranks find the store in which they meet.
+further variables with which ranks find torch's rendezvous store.
 """
 
 import os
@@ -15,12 +15,12 @@ from ...errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
-"""Seconds that the Mooncake client waits over TCP for the next bytes, and for the first answer."""
+"""Mooncake client timeouts over TCP, in seconds: for the next bytes, and for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
-    """Which rank this is, and where it meets the others."""
+    """This rank's number, the group's size, and the address of the rendezvous."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class RankEnvironment:
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Return what the launcher said. Raises `ConfigError` that names what is missing or wrong."""
+    """Return the rank's environment. Raise `ConfigError` that names a missing or wrong variable."""
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         environment = RankEnvironment(
@@ -56,27 +56,27 @@ def read_rank_environment() -> RankEnvironment:
 
 
 SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
-"""Holds the settings of a rank that our own launcher has started, in JSON.
+"""Variable with the JSON settings of a rank that our own launcher started.
 
-They may have a store's password in them, and command lines can be read by every user of a machine.
+The settings may contain a store's password, and every user of the machine can read command lines.
 """
 
 
 def give_to_ranks(variables: Mapping[str, str]) -> None:
-    """Set variables of this process and of those that it starts."""
+    """Set environment variables of this process and its future child processes."""
     os.environ.update(variables)
 
 
 def take_settings() -> str:
-    """Return the settings that the launcher gave, which processes started from now on do not get."""
+    """Return the launcher's settings, and remove them from the environment of future children."""
     return os.environ.pop(SETTINGS_VARIABLE)
 
 
 def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
-    """Keep Ray quiet, and an embedded one to itself: no token in the user's home, no usage reports.
+    """Reduce Ray's output, disable its usage reports, and isolate an embedded Ray.
 
-    Sets variables of this process, which Ray's own processes inherit; call it before Ray is
-    imported. What the user has set is left alone, and so is how somebody's cluster knows its users.
+    Sets variables of this process, which Ray's processes inherit; call it before Ray is imported.
+    Variables that the user has set are kept. An existing cluster's authentication is not changed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -86,10 +86,10 @@ def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
 
 
 def choose_interface(address: str) -> None:
-    """Let gloo use the interface that has this address.
+    """Make gloo use the interface that has `address`, unless the user has set GLOO_SOCKET_IFNAME.
 
-    It would take the one that the host's own name stands for, which on many is loopback, where no other
-    host reaches it. What the user has set is left alone.
+    By default gloo uses the interface of the host's own name. On many hosts that is loopback, which
+    other hosts cannot reach.
     """
     import psutil
 
@@ -99,27 +99,26 @@ def choose_interface(address: str) -> None:
 
 
 def read_gloo_interface() -> str:
-    """Return the interface that the user wants gloo to use; empty where it may be any."""
+    """Return the user's GLOO_SOCKET_IFNAME; empty if it is not set."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "")
 
 
 def prepare_for_mooncake() -> None:
-    """Let the Mooncake client give a member up that has stopped after two seconds.
+    """Make the Mooncake client drop a stopped member after two seconds, unless the user has set a time.
 
-    It waits 30 seconds otherwise, for each piece of an object and whatever a call's deadline, and
-    takes no other setting than these variables, which it reads whenever it connects to a member.
-    What the user has set is left alone.
+    By default the client waits 30 seconds for each piece of an object, regardless of a call's deadline.
+    These variables are its only setting for that, and the client reads them for each new connection.
     """
     for name in MOONCAKE_TIMEOUTS:
         os.environ.setdefault(name, "2")
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address of this machine from which `host` is reached; loopback if it is not."""
+    """Return this machine's address on the route to `host`; loopback if there is no route."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            # Nothing is sent: the system only looks up the way.
+            # A UDP connect sends nothing; the kernel only looks up the route.
             probe.connect(where)
             return str(probe.getsockname()[0])
     except OSError:

@@ -1,4 +1,4 @@
-"""The statuses with which a process of the command ends, and the line that it says before."""
+"""Exit statuses of the command's processes, and the error line that they print."""
 
 import errno
 import os
@@ -11,45 +11,45 @@ from ...errors import ConfigError, LockstepError, UsageError
 from .options import option
 
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""The errors of a write to a full or failing disk."""
+"""Errors of a write to a full or failing disk."""
 
 EXIT_FAULT = 1
-"""The replay ran and showed a fault, or the program has one."""
+"""The replay ran and showed a fault, or the program has a bug."""
 EXIT_CONFIG = 2
 """The settings or the input are wrong."""
 EXIT_GROUP = 3
-"""The ranks could not go on."""
+"""The ranks could not continue."""
 
 
 def exit_code(error: LockstepError) -> int:
-    """Return the status with which a process ends after `error`."""
+    """Return the exit status of a process that `error` stops."""
     return EXIT_CONFIG if isinstance(error, ConfigError | UsageError) else EXIT_GROUP
 
 
 def in_options(line: str) -> str:
-    """Return a line for the user as it is printed: one line, with options by their names."""
+    """Return a user's message as one line, with settings replaced by the names of their options."""
     line = line.replace("timeouts.round_s", option("round_timeout_s"))
     return f"lockstep: {' '.join(line.split())}"
 
 
 def say(line: str) -> None:
-    """Print one line for the user to the standard error output."""
-    # Where even that cannot be written, the status still tells.
+    """Print one line for the user to stderr."""
+    # If stderr cannot be written, the exit status still reports the failure.
     with suppress(OSError):
         print(in_options(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def printing() -> Generator[None]:
-    """Print to the standard output: raise `LockstepError` if that cannot be written.
+    """Flush stdout at the end; raise `LockstepError` if the output cannot be written.
 
-    `BrokenPipeError` stays what it is: whoever reads the output has seen enough.
+    `BrokenPipeError` is raised unchanged, because then the reader has closed the pipe.
     """
     try:
         try:
             yield
         finally:
-            # Otherwise the interpreter does it, and has only a traceback to say what went wrong.
+            # Flush here, because a failed flush in the interpreter's shutdown prints a traceback.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -63,7 +63,7 @@ def printing() -> Generator[None]:
 
 
 def _drop_output() -> None:
-    """Let what is still to be printed go nowhere, since the interpreter tries once more at its end."""
+    """Redirect stdout to /dev/null, because the interpreter flushes it again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

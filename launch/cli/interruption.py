@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM: when they end a process at once, and when it must leave in order.
+"""Handling of SIGINT and SIGTERM: processes that end at once, and processes that shut down in order.
 
-A rank that has opened nothing ends by the signal itself. A rank that has a store open, or a process
-that has started ranks, gets `Interrupted` once; a rank that serves requests ends after the step that it
-is in, so that what it has counted holds. A second signal during its orderly end is ignored, because
-everything in it is bounded.
+- A rank that has opened nothing is ended by the signal itself.
+- A rank with an open store, and a process that started ranks, gets `Interrupted` once.
+- A rank that serves requests stops after its current step, so that its counters are complete.
+- A second signal during the shutdown is ignored, because every step of a shutdown is bounded.
 """
 
 import ctypes
@@ -18,36 +18,36 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 EXIT_INTERRUPTED = 130
-"""What a shell says of a command that Ctrl-C has ended."""
+"""A shell's exit status for a command that Ctrl-C ended."""
 
 
 class Interrupted(BaseException):
-    """Somebody asked this process to end. Not an `Exception`: nothing recovers from it."""
+    """This process was asked to end. Not an `Exception`, so that no handler recovers from it."""
 
 
 _raised: Final[list[int]] = []
-"""The signal that has raised `Interrupted`, once one has."""
+"""The signal that raised `Interrupted`; empty until then."""
 _other_hooks: Final["list[Callable[[sys.UnraisableHookArgs], object]]"] = []
-"""The `sys.unraisablehook` that `raise_on_signals` has replaced."""
+"""The `sys.unraisablehook` that `raise_on_signals` replaced."""
 _AGAIN_S: Final = 0.001
 
 
 def was_interrupted() -> bool:
-    """Say whether `Interrupted` was raised. A library that is being imported may have caught it."""
+    """Return whether `Interrupted` was raised, even if a library's import caught the exception."""
     return bool(_raised)
 
 
 def end_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the process at once and in silence."""
+    """Make SIGINT and SIGTERM end the process at once, without output."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)
 
 
 def end_with(launcher: int) -> None:
-    """From now on the death of the parent process `launcher` is a SIGTERM to this one.
+    """Send this process SIGTERM when its parent process `launcher` dies (Linux only).
 
-    A launcher that is killed cannot end its ranks, and a rank that still waits for the others would
-    only notice when that wait is over. Linux; elsewhere the launcher's death is seen at each step.
+    A launcher that is killed cannot end its ranks, and a rank that waits for the others would notice
+    only at its timeout. On other systems each step checks whether the launcher is alive.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -57,13 +57,13 @@ def end_with(launcher: int) -> None:
 
 
 def work_for(launcher: int) -> None:
-    """From now on this process ends at once by a signal, and with the parent process `launcher`."""
+    """Make signals end this process at once, and end it when its parent process `launcher` dies."""
     end_on_signals()
     end_with(launcher)
 
 
 def raise_on_signals() -> None:
-    """From now on the first SIGINT or SIGTERM raises `Interrupted` in the main thread."""
+    """Make the first SIGINT or SIGTERM raise `Interrupted` in the main thread."""
     _raised.clear()
     if sys.unraisablehook is not _raise_again:
         _other_hooks[:] = [sys.unraisablehook]
@@ -73,11 +73,11 @@ def raise_on_signals() -> None:
 
 
 def note_signals(*, patience_s: float | None = None) -> Callable[[], bool]:
-    """From now on SIGINT and SIGTERM only set a flag; return the function that reads it.
+    """Make SIGINT and SIGTERM only set a flag; return the function that reads the flag.
 
-    For calls into libraries that an exception out of a signal would break, and for work that can end
-    between two steps. With `patience_s` a flag that nobody reads for so long raises `Interrupted` in
-    the main thread: the step may be one that waits for a rank that has left.
+    Use this around library calls that an exception from a signal handler would break, and for work that
+    can stop between two steps. If the flag is not read within `patience_s`, `Interrupted` is raised in
+    the main thread, because the current step may be waiting for a rank that has left.
     """
     noted: list[int] = []
 
@@ -98,14 +98,14 @@ def note_signals(*, patience_s: float | None = None) -> Callable[[], bool]:
 
 
 def ignore_signals() -> None:
-    """From now on SIGINT and SIGTERM do nothing: the process is leaving already."""
+    """Ignore SIGINT and SIGTERM from now on, because the process is already shutting down."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     _end_patience()
 
 
 def _end_patience() -> None:
-    # A timer with another handler is somebody else's.
+    # A timer with another handler belongs to other code.
     if signal.getsignal(signal.SIGALRM) is _raise_once:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -117,11 +117,11 @@ def _raise_once(number: int, _frame: FrameType | None) -> None:
 
 
 def _raise_again(ignored: "sys.UnraisableHookArgs") -> None:
-    """Raise `Interrupted` once more if Python has ignored it, as in a destructor or while it forks."""
+    """Raise `Interrupted` again if Python ignored it, for example in a destructor or during a fork."""
     if not issubclass(ignored.exc_type, Interrupted):
         for each in _other_hooks:
             each(ignored)
         return
-    # Soon, since what a hook raises is ignored as well.
+    # Use a timer, because Python ignores exceptions that this hook raises.
     signal.signal(signal.SIGALRM, _raise_once)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

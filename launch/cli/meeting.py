@@ -1,4 +1,4 @@
-"""How ranks come together: the store in which they meet, and the group that they join there."""
+"""Rendezvous of the ranks: the torch store, and the process group that the ranks join."""
 
 import ipaddress
 from collections.abc import Generator
@@ -17,11 +17,11 @@ from ...errors import PeerLost
 from .environment import RankEnvironment, address_towards, choose_interface
 
 JOIN_TIMEOUT_S = 180.0
-"""How long the ranks wait for each other before the first round."""
+"""Seconds that ranks wait for each other before the first round."""
 
 
 class Meeting(NamedTuple):
-    """What joins the ranks: the store in which they met, and what carries collectives."""
+    """The rendezvous store and the collective transport of joined ranks."""
 
     store: Store
     collective: TorchCollective
@@ -29,16 +29,17 @@ class Meeting(NamedTuple):
 
 @contextmanager
 def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeting]:
-    """Join the ranks of the group that the environment names; leave it at the end, in peace or not.
+    """Join the process group that the environment names, and leave it when the context exits.
 
-    `timeout_s` is what a round may take. Raises `PeerLost` if the ranks do not come together in time.
+    `timeout_s` is the timeout of a round. Raises `PeerLost` if the ranks do not join within
+    `JOIN_TIMEOUT_S`.
     """
     address = address_towards(environment.master_addr, environment.master_port)
     if not ipaddress.ip_address(address).is_loopback:
         choose_interface(address)
     join_timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     try:
-        # As `init_process_group` does by itself, which keeps the store to itself.
+        # `init_process_group` makes the store in the same way, but does not return it.
         store, rank, world_size = next(rendezvous("env://", timeout=join_timeout))
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=join_timeout
@@ -50,7 +51,7 @@ def joined(environment: RankEnvironment, *, timeout_s: float) -> Generator[Meeti
             f"{environment.master_port} within {JOIN_TIMEOUT_S:.0f} s: {why}"
         ) from error
     try:
-        # The start has a deadline of its own, and gloo's bound must not end it, nor a round.
+        # The start has a separate deadline, and gloo's timeout must not end the start or a round early.
         collective = TorchCollective.create(timeout_s=max(timeout_s, JOIN_TIMEOUT_S))
         try:
             yield Meeting(store, collective)

@@ -1,7 +1,7 @@
-"""What the options of all subcommands have in common: types, checks, and the parsing of a line.
+"""Types, checks and parsing that the options of all subcommands share.
 
 An option is a parameter of a command's function, or a field of a dataclass that is such a parameter.
-Its type, default, bounds and help stand there and nowhere else; cyclopts reads them.
+Its type, default, bounds and help are declared only there; cyclopts reads them.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from .report_files import check_that_writable
 AT_LEAST_1: Final = Parameter(validator=Number(gte=1))
 AT_LEAST_0: Final = Parameter(validator=Number(gte=0))
 OF_A_GROUP: Final = Parameter(validator=Number(gte=1, lte=RANKS_MAX))
-"""The bounds of a number of ranks."""
+"""Bounds of a number of ranks."""
 
 
 def _check_report(_kind: object, path: Path | None) -> None:
@@ -51,16 +51,16 @@ def _absolute(_kind: object, tokens: Sequence[Any]) -> str:
 
 
 ABSOLUTE: Final = Parameter(converter=_absolute)
-"""A path as an absolute one: ranks may run elsewhere."""
+"""Converts a path to an absolute path, because ranks may run in another directory."""
 
 
 def numbers_of(hint: object) -> set[object]:
-    """Return which kinds of numbers an option takes: `int`, `float`, both or none."""
+    """Return the number types that an option's type hint contains: `int`, `float`, both or neither."""
     return {hint}.intersection((int, float)).union(*map(numbers_of, get_args(hint)))
 
 
 def _check_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Raise `ConfigError` for a fraction where cyclopts would round it."""
+    """Raise `ConfigError` for a fraction in an integer option, which cyclopts would round."""
     for argument in arguments:
         rounds = numbers_of(argument.hint) == {int} and argument.parameter.converter is None
         for token in argument.tokens if rounds else ():
@@ -69,13 +69,13 @@ def _check_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCol
 
 
 def command_line(name: str, **settings: Any) -> App:
-    """Return a command, or a group of them, with what all of Lockstep's have in common."""
+    """Return a cyclopts command or command group with the settings that all of Lockstep's share."""
     return App(
         name=name,
         version=f"lockstep {VERSION}",
         config=_check_numbers,
         help_flags=("--help", "-h"),
-        # Docstrings are folded, and as plain text they would stay so.
+        # Markdown joins the lines of a wrapped docstring; plain text would keep its line breaks.
         help_format="markdown",
         group_parameters="Options",
         default_parameter=Parameter(
@@ -88,10 +88,10 @@ def command_line(name: str, **settings: Any) -> App:
 
 
 def run_command(app: App, arguments: Sequence[str]) -> int:
-    """Run the command that the arguments name; return its status.
+    """Run the command that the arguments name, and return its exit status.
 
-    Raises `ConfigError` for arguments that are wrong. A group without a command shows its help, and
-    that is a wrong usage too.
+    Raises `ConfigError` for wrong arguments. A command group without a command prints its help to
+    stderr and returns 2.
     """
     command: Callable[..., int | None]
     try:
@@ -114,9 +114,10 @@ def run_command(app: App, arguments: Sequence[str]) -> int:
 
 
 def check_fields(settings: object) -> None:
-    """Check settings, however they were made, against what their fields declare of options.
+    """Check the settings against the types, choices and bounds that their fields declare as options.
 
-    Raises `ConfigError`, which names the option, for the first value that the command would refuse.
+    Settings made without the command line are checked, too. Raises `ConfigError` that names the option
+    of the first value that the command would refuse.
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         kind, *declared = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -133,12 +134,12 @@ def check_fields(settings: object) -> None:
 
 
 def option(name: str) -> str:
-    """Return the command's option for a setting."""
+    """Return the command-line option of a setting."""
     return f"--{name.replace('_', '-')}"
 
 
 def check_not_a_path(uri: str) -> None:
-    """Raise `ConfigError` if --store is a bare path, and say what to write for it."""
+    """Raise `ConfigError` if --store is a bare path, with the URI to write instead."""
     if not uri:
         raise ConfigError("--store is empty; give a URI, for example file:///var/kv")
     if ":" not in uri:
@@ -149,10 +150,10 @@ def check_not_a_path(uri: str) -> None:
 
 
 def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
-    """Return what the store of --store can do; raise `ConfigError` if none can be used."""
+    """Return the capabilities of the --store; raise `ConfigError` if the store cannot be used."""
     check_not_a_path(uri)
     try:
-        # Each rank opens its own; what is wrong with one is wrong with all.
+        # Check only rank 0's store: the stores of all ranks have the same errors.
         capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error

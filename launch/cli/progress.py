@@ -1,4 +1,4 @@
-"""The progress of a replay: a bar on a terminal, and elsewhere a line a minute."""
+"""Progress of a replay: a bar on a terminal, otherwise one line a minute."""
 
 import sys
 import time
@@ -9,42 +9,42 @@ from typing import Final, NamedTuple
 from ...small_engine.counts import ReplayCounts
 
 PAUSE_S: Final = 60.0
-"""Between two lines where there is no terminal, and before the first: short runs say nothing."""
+"""Seconds between lines without a terminal, and before the first line; short runs print none."""
 
 
 class Progress(NamedTuple):
-    """How far a replay has come, and what it has hit so far."""
+    """Number of finished requests of a replay, and its hits so far."""
 
     done: int
-    """Requests that have left the system."""
+    """Finished requests."""
     total: int
     prompt_tokens: int = 0
     hit_tokens: int = 0
 
     @classmethod
     def of(cls, done: int, total: int, counts: ReplayCounts) -> "Progress":
-        """Return the progress of a rank that has counted so much."""
+        """Return the progress for a rank's counters."""
         return cls(done, total, counts.prompt_tokens, counts.prompt_tokens - counts.computed_tokens)
 
     @property
     def hits(self) -> str:
-        """The share of prompt tokens that were cached, in words; empty where none is known."""
+        """The share of prompt tokens that were cached, as text; empty before the first prompt token."""
         if not self.prompt_tokens:
             return ""
         return f"{100 * self.hit_tokens / self.prompt_tokens:.1f} % hit"
 
 
 OnDone = Callable[[Progress], None]
-"""Told how far it has come."""
+"""A function that receives the progress of a replay."""
 
 
 def nothing(_progress: Progress) -> None:
-    """Show nothing."""
+    """Ignore the progress."""
 
 
 @contextmanager
 def progress_bar(*, shown: bool, clock: Callable[[], float] = time.monotonic) -> Generator[OnDone]:
-    """Yield what to tell of the progress, which is shown on the standard error output."""
+    """Yield a function that shows the progress on stderr."""
     if not shown:
         yield nothing
         return

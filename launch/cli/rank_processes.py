@@ -1,4 +1,4 @@
-"""Rank processes under torch's elastic launcher, and the error of the first of them that failed."""
+"""Run rank processes under torch's elastic launcher, and report the error of the first that failed."""
 
 import fcntl
 import json
@@ -31,25 +31,25 @@ from .interruption import EXIT_INTERRUPTED, ignore_signals
 _FOLDER = "lockstep-ranks-"
 _CONNECT_S = 5.0
 _FILES_MIN = 64
-"""Two ranks start with 32."""
+"""Least open-file limit; two ranks use 32 files when they start."""
 _POLL_S = 0.05
 _CONSEQUENCE_S = 5.0
-"""How much later than its cause a rank may notice that it has lost its peers."""
+"""Seconds after the cause within which another rank may report that it lost its peers."""
 
 
 class RankErrors(ErrorHandler):
-    """Records a `LockstepError` as one line where torch's launcher finds it, and says it without one.
+    """Records a `LockstepError` as one line in torch's error file; prints it if there is no such file.
 
-    To be given to `record`. Other exceptions are recorded with their traceback.
+    Pass an instance to torch's `record`. Other exceptions are recorded with their traceback.
     """
 
     def __init__(self, launcher: int) -> None:
-        """`launcher` is the process that has started this rank."""
+        """`launcher` is the process id of this rank's launcher."""
         self._launcher = launcher
 
     def record_exception(self, e: BaseException) -> None:
         """Record the exception that ends this rank."""
-        # A file that is half written would break the launcher.
+        # A signal must not interrupt the write: torch's launcher fails on a partial file.
         ignore_signals()
         path = self._get_error_file_path()
         if not isinstance(e, LockstepError):
@@ -58,12 +58,13 @@ class RankErrors(ErrorHandler):
             say(str(e))
         else:
             now, line = time.time(), in_options(str(e))
-            # As torch writes it, which reads whole seconds: all ranks may fail in one.
+            # torch reads whole seconds, in which all ranks may fail, so `failed_at` keeps the fraction.
             told = {"py_callstack": line, "timestamp": str(int(now))}
             data = {"message": {"message": line, "extraInfo": told}, "failed_at": now}
             Path(path).write_text(json.dumps({**data, "line": str(e)}), encoding="utf-8")
             if isinstance(e, GroupError):
-                # torch would wait 30 s for a rank that is stopped, before it kills it.
+                # Resume stopped ranks, because torch would wait 30 s for a stopped rank before it kills
+                # it.
                 with suppress(psutil.Error):
                     for each in psutil.Process(self._launcher).children():
                         each.resume()
@@ -77,16 +78,17 @@ def run_ranks(
     shutdown_timeout_s: int,
     are_heard: bool = True,
 ) -> tuple[int, str]:
-    """Run `python` with these arguments on so many ranks, which meet at an address of this machine.
+    """Run `python` with these arguments as `ranks` processes that meet at an address of this machine.
 
-    Returns when all have ended: 0, or what a shell says of the first that failed, after which the
-    others were ended; and why it failed, in one line, unless it has said so itself. Nothing is
-    restarted, since a run can be repeated. Ranks that are not heard print nothing.
-    `shutdown_timeout_s` is how long ranks have for an orderly end if this process is interrupted.
+    Returns when all processes have ended. The status is 0, or a shell's exit status of the first rank
+    that failed; then the other ranks are ended. The line says why the rank failed; it is empty if the
+    rank has already printed the reason. Nothing is restarted, because a run can be repeated. With
+    `are_heard` false the output of the ranks is discarded. `shutdown_timeout_s` is the time for an
+    orderly shutdown of the ranks if this process is interrupted.
     """
     if problem := obstacle_to_ranks(address):
         return EXIT_GROUP, problem
-    # torch tells of each signal that it sends; what a user has to know is in what is returned.
+    # torch logs each signal that it sends; the returned line has all that a user needs.
     log = logging.getLogger("torch.distributed.elastic")
     log.handlers, log.propagate = [logging.NullHandler()], False
     with rank_folder() as folder:
@@ -102,8 +104,8 @@ def run_ranks(
             max_restarts=0,
             monitor_interval=_POLL_S,
             logs_specs=DefaultLogsSpecs(folder, redirects=Std.NONE if are_heard else Std.ALL),
-            # Ours raise `Interrupted`, once: torch's would break off the end of the ranks at a second
-            # Ctrl-C, and undo `nohup`.
+            # Our handlers raise `Interrupted` once. torch's would abort the ranks' shutdown at a second
+            # Ctrl-C, and would undo `nohup`.
             signals_to_handle="",
             shutdown_timeout=shutdown_timeout_s,
         )
@@ -116,7 +118,7 @@ def run_ranks(
 
 @contextmanager
 def rank_folder() -> Generator[str]:
-    """Yield a folder for what ranks write, and remove those of launchers that were killed."""
+    """Yield a folder for the files of ranks; remove the folders of launchers that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/lock"):
         with suppress(OSError), left.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,15 +128,15 @@ def rank_folder() -> Generator[str]:
         Path(folder, "unlocked").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Renamed once it is locked: another launcher removes a folder whose lock nobody holds.
+        # Lock before the rename: another launcher removes any folder whose file `lock` is not locked.
         Path(lock.name).rename(Path(folder, "lock"))
         yield folder
 
 
 def obstacle_to_ranks(address: str) -> str:
-    """Return why ranks cannot meet at an address of this machine, or nothing.
+    """Return the reason why ranks cannot connect to each other at an address of this machine, or "".
 
-    torch would try for minutes, and hear no signal meanwhile.
+    torch would retry for minutes and handle no signal meanwhile.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _FILES_MIN:
@@ -149,9 +151,9 @@ def obstacle_to_ranks(address: str) -> str:
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, float]:
-    """Order failures of one group by time, the cause of the others first.
+    """Return the sort key of a rank's failure, so that the failure that caused the others comes first.
 
-    Ranks that torch ended come last.
+    Sorts by time of failure. Ranks that torch ended come last.
     """
     was_ended = failure.exitcode in (EXIT_INTERRUPTED, -signal.SIGTERM)
     at = failure.error_file_data.get("failed_at", failure.timestamp)

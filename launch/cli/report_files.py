@@ -1,4 +1,4 @@
-"""Writing the file of a report: whole or not at all."""
+"""Atomic writing of report files, and bounded reading of files."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from ...errors import ConfigError
 
 
 def check_that_writable(path: str | Path, what: str = "report") -> None:
-    """Raise `ConfigError` if no report can be written at `path`, or `what` else it is."""
+    """Raise `ConfigError` if no report (or other file, named by `what`) can be written at `path`."""
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"cannot write the {what} {path}: it is a directory")
@@ -27,15 +27,15 @@ def check_that_writable(path: str | Path, what: str = "report") -> None:
 
 
 def write_report(path: str | Path | None, report: Mapping[str, object]) -> None:
-    """Write the report as `write_text` does, if it is to be written."""
+    """Write the report as JSON with `write_text`, unless `path` is None."""
     if path is not None:
         write_text(path, f"{json.dumps(report, indent=2)}\n")
 
 
 def write_text(path: str | Path, text: str, what: str = "report") -> None:
-    """Write a file whole or not at all: to a temporary one that is then renamed.
+    """Write a file whole or not at all, through a temporary file and a rename.
 
-    What is no plain file, as a pipe or a device, stays what it is, and is written to as it stands.
+    A symbolic link, pipe or device is not replaced; the text is written to it directly.
     """
     target = Path(path)
     temporary = _beside(target)
@@ -60,7 +60,7 @@ def _beside(target: Path) -> Path:
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes:
-    """Return what is in a file; raises `ConfigError` where it has more, as a device has, or none."""
+    """Return a file's bytes; raise `ConfigError` if it cannot be read or exceeds `bytes_max`."""
     try:
         with path.open("rb") as file:
             found = file.read(bytes_max + 1)

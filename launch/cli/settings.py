@@ -1,4 +1,4 @@
-"""The settings of a replay, validated once, and carried to the ranks as JSON."""
+"""Settings of a replay: validated once, and sent to the ranks as JSON."""
 
 import json
 import sys
@@ -38,15 +38,15 @@ COMPONENT_POOLS = (
     "state_device_pages",
     "state_host_pages",
 )
-"""The settings for pools that only some profiles have; derived unless they are given."""
+"""Settings of pools that only some profiles have; derived if they are not given."""
 _MAY_DIFFER = frozenset(
     {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
 )
-"""Settings that ranks may differ in: the smallest pool counts, and only rank 0 reports."""
+"""Settings in which ranks may differ: the smallest pool counts, and only rank 0 reports."""
 
 _PORT_MAX = 65535
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
-"""With more, a pool that is derived from this one would have more than `PAGES_MAX`."""
+"""Most KV pages; with more, a pool derived from them would exceed `PAGES_MAX`."""
 
 
 def _values(names: type[StrEnum]) -> list[str]:
@@ -73,7 +73,7 @@ Ranks = Annotated[int, OF_A_GROUP]
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """Says what to replay, on how many ranks, with which cache: the options of `lockstep replay`."""
+    """The workload, the ranks and the cache of a replay: the options of `lockstep replay`."""
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
     """The trace's path, or None for the built-in workload."""
@@ -83,19 +83,17 @@ class ReplaySettings:
         Requests,
         Parameter(show_default=f"the whole trace; {REQUESTS_DEFAULT} of the built-in workload"),
     ] = None
-    """Take only the first so many requests."""
+    """Replay only the first N requests."""
     concurrency: Annotated[int, AT_LEAST_1] = 8
-    """Requests in the system at a time: the next one enters when one has left, whatever the trace's
-    timestamps say."""
+    """Requests in the system at a time; the trace's timestamps are ignored."""
     namespaces: Annotated[int, AT_LEAST_0] = 1
-    """Namespaces, as tenants or salts have them, that requests are spread over in turn; 0: each request
-    has one of its own."""
+    """Namespaces (tenants or salts) to which requests are assigned in turn; 0: one for each request."""
     quota_pages: Annotated[int | None, _PAGES, Parameter(show_default="no limit")] = None
     """Pages that each namespace may keep in L1, and in L2."""
     profile: Annotated[str, Parameter(choices=PROFILES)] = "llama"
     """Model geometry, scaled down."""
     page_tokens: Annotated[int, Parameter(validator=Number(gte=1, lte=1 << 16))] = 64
-    """Tokens of a page."""
+    """Tokens per page."""
     device_pages: Annotated[int, _PAGES] = 8192
     """Pages of each rank's device pool (L1)."""
     host_pages: Annotated[int, _PAGES] = 65536
@@ -103,13 +101,13 @@ class ReplaySettings:
     window_device_pages: Annotated[
         int | None, Parameter(show_default=f"--device-pages / {KV_PAGES_PER_WINDOW_PAGE}")
     ] = None
-    """L1 pages of the sliding-window pool, where the profile has one."""
+    """L1 pages of the sliding-window pool, if the profile has one."""
     window_host_pages: Annotated[
         int | None, Parameter(show_default=f"--host-pages / {KV_PAGES_PER_WINDOW_PAGE}")
     ] = None
     """L2 pages of the sliding-window pool."""
     state_device_pages: Annotated[int | None, _STATES] = None
-    """L1 slots for recurrent states, where the profile has them."""
+    """L1 slots for recurrent states, if the profile has them."""
     state_host_pages: Annotated[int | None, _STATES] = None
     """L2 slots for recurrent states."""
     store: Annotated[str | None, Parameter(metavar="URI", show_default="no store")] = field(
@@ -118,15 +116,15 @@ class ReplaySettings:
     """Store (L3), for example file:///var/kv; files are written with durability=none unless the URI
     says otherwise."""
     stop_policy: Annotated[str, Parameter(choices=_values(StopRule))] = StopRule.TIMEOUT.value
-    """When a prefetch ends."""
+    """Stop policy: when a prefetch ends."""
     write_policy: Annotated[str, Parameter(choices=_values(WritePolicy))] = (
         WritePolicy.WRITE_THROUGH.value
     )
-    """When a computed page is copied down."""
+    """When a computed page is copied to the lower tiers."""
     eviction: Annotated[str, Parameter(choices=_values(Eviction))] = Eviction.LRU.value
-    """Which page leaves a full pool first."""
+    """Eviction policy: the order in which a full pool evicts pages."""
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True
-    """Compare every page that comes from the cache byte by byte."""
+    """Compare every page from the cache byte by byte."""
     seed: Annotated[int, Parameter(validator=Number(gte=0, lte=sys.maxsize))] = 0
     """Seed of the built-in workload."""
     report: Annotated[str | None, ABSOLUTE, Parameter(metavar="FILE.json", show_default="none")] = (
@@ -136,32 +134,30 @@ class ReplaySettings:
     timeline: Annotated[
         str | None, ABSOLUTE, Parameter(metavar="FILE.json", show_default="none")
     ] = None
-    """Write what every rank did when here, as trace events for https://ui.perfetto.dev."""
+    """Write what each rank did at which time here, as trace events for https://ui.perfetto.dev."""
     metrics_port: Annotated[
         int | None,
         Parameter(
             validator=Number(gte=1, lte=_PORT_MAX - RANKS_MAX), metavar="PORT", show_default="none"
         ),
     ] = None
-    """Serve metrics on loopback, rank 0's at this port and each other rank's at the next; for
-    Prometheus and `lockstep top`."""
+    """Serve metrics on loopback, rank r at PORT + r; for Prometheus and `lockstep top`."""
     control: Annotated[str | None, ABSOLUTE, Parameter(metavar="SOCKET", show_default="none")] = (
         None
     )
-    """Take requests of `lockstep ctl` at this Unix socket, which is for its user alone."""
+    """Accept `lockstep ctl` requests at this Unix socket, which only its user can open."""
     depth: Annotated[int, Parameter(validator=Number(gte=0, lte=1))] = 1
-    """1: a step applies the round before. 0: it waits for its own."""
+    """1: a step applies the previous step's round. 0: a step waits for its own round."""
     transport: Annotated[str, Parameter(choices=_values(Transport))] = Transport.AUTO.value
-    """The transport of the rounds; auto picks one by the hosts of the ranks."""
+    """Transport of the rounds; auto chooses by the hosts of the ranks."""
     output_tokens_max: Annotated[int, AT_LEAST_0] = 16
-    """Most output tokens of a request, since decode steps only repeat rounds; 0: as many as the trace
-    says."""
+    """Most output tokens of a request, because decode steps only repeat rounds; 0: as in the trace."""
     prefill_tokens: Annotated[int, AT_LEAST_1] = 8192
-    """Prompt tokens that a step computes at most."""
+    """Most prompt tokens that a step computes."""
     device: Annotated[str, Parameter(choices=("cpu", "cuda"))] = "cpu"
-    """Where L1 is."""
+    """Device that holds L1."""
     round_timeout_s: Annotated[float, Parameter(validator=Number(gt=0, lte=TIMEOUT_S_MAX))] = 60.0
-    """Seconds after which a round without an answer ends the group."""
+    """Timeout of a round in seconds; a round without an answer ends the group."""
     table: Annotated[bool, Parameter(parse=False)] = True
     """Whether rank 0 prints the report as a table."""
 
@@ -179,7 +175,7 @@ class ReplaySettings:
             raise ConfigError(f"--ranks is {self.ranks}: {error}") from error
 
     def cache_config(self) -> CacheConfig:
-        """Return the settings of each rank's cache."""
+        """Return the configuration of each rank's cache."""
         profile, quota = find_profile(self.profile), self.quota_pages
         return CacheConfig(
             model=f"{profile.model} scaled",
@@ -204,23 +200,23 @@ class ReplaySettings:
         )
 
     def fingerprint(self) -> Mapping[str, Scalar]:
-        """Return what must be equal on every rank, by name."""
+        """Return the settings that must be equal on every rank, by name."""
         return {name: value for name, value in flatten(self).items() if name not in _MAY_DIFFER}
 
     def page_bytes(self) -> dict[str, int]:
-        """Return how many bytes a page of each pool has on one rank, by the pool's name.
+        """Return the bytes of one page on one rank, by pool name.
 
-        Raises `ConfigError` if the ranks cannot divide the pages between them.
+        Raises `ConfigError` if the pages cannot be divided among the ranks.
         """
         shards = shard_layouts(self.cache_config(), 0, self.ranks)
         return {pool: shard.page_bytes for pool, shard in shards.items()}
 
     def pool_pages(self) -> dict[str, tuple[int, int]]:
-        """Return the pages on the device and on the host, by the pool's name."""
+        """Return the numbers of device and host pages, by pool name."""
         return self.cache_config().pool_sizes()
 
     def pool_sizes(self) -> dict[str, int]:
-        """Return the sizes of all pools that the profile has, derived or given, by setting."""
+        """Return the sizes of all pools of the profile, given or derived, by setting."""
         profile = find_profile(self.profile)
         return {
             "device_pages": self.device_pages,
@@ -230,7 +226,7 @@ class ReplaySettings:
         }
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "ReplaySettings":
-        """Return the settings with these sizes in place of their own, by setting."""
+        """Return a copy of the settings with these sizes, by setting."""
         return self.from_json(json.dumps({**asdict(self), **sizes}))
 
     def _given_pools(self) -> dict[str, int]:
@@ -256,7 +252,7 @@ class ReplaySettings:
 
     @classmethod
     def from_json(cls, text: str) -> "ReplaySettings":
-        """Return the settings that `to_json` wrote. Raises `ConfigError` for anything else."""
+        """Return the settings that `to_json` wrote; raise `ConfigError` for any other text."""
         try:
             return cls(**json.loads(text))
         except (json.JSONDecodeError, TypeError) as error:
@@ -264,9 +260,9 @@ class ReplaySettings:
 
 
 def with_replay_durability(uri: str) -> str:
-    """Return the store's URI, with durability none for files unless the URI says otherwise.
+    """Return the store's URI, with durability=none added for a file store without a durability.
 
-    A replay can be run again; waiting for the disk would measure the disk.
+    A replay can be repeated, and waiting for the disk would measure the disk.
     """
     parsed = parse_uri(uri)
     if parsed.scheme != "file" or "durability" in parsed.options:

@@ -1,1 +1,1 @@
-"""Whether this machine has what a group of ranks needs, and what to do where it has not."""
+"""`lockstep doctor`: check whether this machine can run a group of ranks, and suggest remedies."""

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: whether this machine has what ranks need, and what to do where it has not."""
+"""`lockstep doctor`: run all checks of this machine, and print the findings with remedies."""
 
 import json
 import sys
@@ -42,9 +42,9 @@ def _doctor(
     ranks: Annotated[int, OF_A_GROUP, Parameter(help="Ranks that are to run on this machine.")] = 2,
     as_json: Json = False,
 ) -> int:
-    """Look whether this machine has what a group of ranks needs.
+    """Check whether this machine has what a group of ranks needs.
 
-    Each finding says what was seen and what to do. Nothing is changed, and what is tried is removed.
+    Each finding says what was found, and what to do. Nothing is changed; test files are removed.
     """
     if store is not None:
         check_store(store, only_read=True)
@@ -63,7 +63,7 @@ def _doctor(
 
 
 def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Look at everything, one finding after the other. `say` is told what is being looked at."""
+    """Run all checks and yield their findings. `say` is called with the name of the current check."""
     from . import kernel, memory, network, software
 
     say("versions")
@@ -101,14 +101,14 @@ def _examine_store(uri: str, say: Callable[[str], None]) -> Iterator[Finding]:
     say("the store")
     answers = store.probe_answers(tried)
     yield store.judge_answers(answers)
-    # A store that does not answer would only fail once more.
+    # The speed test of a store that does not answer would only fail again.
     speed = None if answers.failure else store.probe_speed(tried, say)
     if speed is not None:
         yield store.judge_speed(speed)
 
 
 def lines_of(findings: Sequence[Finding]) -> list[str]:
-    """Return the findings as people read them, in lines of at most `WIDTH` characters."""
+    """Return the findings as text lines of at most `WIDTH` characters."""
     lines: list[str] = []
     margin = " " * (_STATUS + _NAME)
     for each in findings:

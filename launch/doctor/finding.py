@@ -1,4 +1,4 @@
-"""What an examination says: one finding for each thing that was looked at."""
+"""Findings of `lockstep doctor`, one for each check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,42 +6,42 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How something was found."""
+    """The severity of a finding."""
 
     OK = "ok"
     ADVICE = "advice"
-    """It works, and may be slow, or be in the way of something that not everybody needs."""
+    """Works, but may be slow or prevent an optional feature."""
     PROBLEM = "problem"
-    """Something that ranks need does not work."""
+    """Ranks need this, and it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Status
     seen: str
-    """What was found, as a sentence without an end."""
+    """The observation, as a sentence without a full stop."""
     remedy: str = ""
-    """What to do; empty where nothing is to be done."""
+    """The remedy; empty if nothing needs to be done."""
 
 
 def well(name: str, seen: str) -> Finding:
-    """Return the finding that something is as it should be."""
+    """Return a finding without a fault."""
     return Finding(name, Status.OK, seen)
 
 
 def advice(name: str, seen: str, remedy: str) -> Finding:
-    """Return the finding that something could be better."""
+    """Return a finding of something that could be better."""
     return Finding(name, Status.ADVICE, seen, remedy)
 
 
 def problem(name: str, seen: str, remedy: str) -> Finding:
-    """Return the finding that something does not work."""
+    """Return a finding of something that does not work."""
     return Finding(name, Status.PROBLEM, seen, remedy)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """Return the status to exit with: 1 where there is a problem, 0 otherwise."""
+    """Return the exit status: 1 if there is a problem, otherwise 0."""
     return int(any(each.status is Status.PROBLEM for each in findings))

@@ -1,4 +1,4 @@
-"""One of two processes that try gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER FILE`."""
+"""One of two processes that test gloo: `python -m lockstep.launch.doctor.gloo_rank LAUNCHER FILE`."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ TIMED: Final = 200
 
 
 def main() -> None:
-    """Meet the other one and vote; rank 0 writes to the file how long it took."""
+    """Join the other process and time all_reduces; rank 0 writes the times to the file."""
     launcher = int(sys.argv[1])
     end_with(launcher)
     signal.alarm(GLOO_TIMEOUT_S)

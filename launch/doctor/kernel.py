@@ -1,4 +1,4 @@
-"""What the kernel lets a process do: calls, open files, clocks and processors."""
+"""Checks of kernel resources: system calls, open files, clocks and processors."""
 
 import ctypes
 import os
@@ -17,26 +17,26 @@ from .finding import Finding, advice, problem, well
 FILES_WANTED: Final = 4096
 FILES_NEEDED: Final = 256
 _EARLIEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
-"""A wall clock that says less was never set."""
+"""An earlier wall clock was never set."""
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _UNSYNCHRONISED: Final = 5
-"""What `adjtimex` returns for a clock that nothing keeps right."""
+"""Return value of `adjtimex` for a clock that is not synchronised."""
 _TIMEX_BYTES: Final = 208
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How fine the monotonic clock is, what the wall clock says, and whether it is kept right."""
+    """The monotonic clock's resolution, the wall clock's time, and whether NTP synchronises it."""
 
     resolution_s: float
     wall_s: float
     kept: bool | None
-    """None where the kernel does not say."""
+    """None if the kernel does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """How many processors this process may use, of how many, and the share of them that it is given."""
+    """Processors of the machine, those that this process may use, and its cgroup's quota."""
 
     usable: int
     there: int
@@ -45,7 +45,7 @@ class Processors:
 
 
 def probe_calls() -> dict[str, str]:
-    """Make the calls by which ranks of a host share memory; return why each fails, or an empty text."""
+    """Try the calls with which ranks of a host share memory; return each call's error, or ""."""
     calls: dict[str, Callable[[], int]] = {
         "memfd_create": lambda: os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC),
         "pidfd_open": lambda: os.pidfd_open(os.getpid()),
@@ -63,7 +63,7 @@ def probe_calls() -> dict[str, str]:
 
 
 def judge_calls(failures: Mapping[str, str]) -> Finding:
-    """Judge by what rounds in the memory of a host need."""
+    """Judge the calls that rounds in shared memory need."""
     name = "kernel calls"
     failed = [f"{call} ({why})" for call, why in failures.items() if why]
     if failed:
@@ -75,12 +75,12 @@ def judge_calls(failures: Mapping[str, str]) -> Finding:
 
 
 def probe_open_files() -> tuple[int, int]:
-    """Return how many files this process may have open, and how many it may ask for."""
+    """Return the soft and hard limits on open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def judge_open_files(limits: tuple[int, int]) -> Finding:
-    """Judge by what connections to other ranks, groups and stores take."""
+    """Judge the limit by the connections that ranks, groups and stores need."""
     name = "open files"
     soft, hard = (
         "any number" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits
@@ -93,7 +93,7 @@ def judge_open_files(limits: tuple[int, int]) -> Finding:
 
 
 def probe_clocks() -> Clocks:
-    """Ask for the clocks, and for what the kernel knows of the wall clock."""
+    """Read the clocks, and whether the wall clock is synchronised."""
     resolution_s = time.get_clock_info("monotonic").resolution
     return Clocks(resolution_s, time.time(), _is_kept())
 
@@ -104,13 +104,13 @@ def _is_kept() -> bool | None:
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None:
         return None
-    # All zero asks and changes nothing; some containers forbid even that.
+    # An all-zero `timex` only reads the state; some containers forbid even that.
     state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
     return None if state < 0 else state != _UNSYNCHRONISED
 
 
 def judge_clocks(clocks: Clocks) -> Finding:
-    """Judge by what deadlines need of the one clock, and several hosts of the other."""
+    """Judge the monotonic clock for deadlines, and the wall clock for comparison between hosts."""
     name = "clocks"
     wall = datetime.fromtimestamp(clocks.wall_s, UTC)
     ticks = f"the monotonic clock goes by {clocks.resolution_s * 1e9:,.0f} ns"
@@ -131,7 +131,7 @@ def judge_clocks(clocks: Clocks) -> Finding:
 
 
 def probe_processors(ranks: int) -> Processors:
-    """Ask for the processors that this process may use."""
+    """Read the number of usable processors and the cgroup's quota."""
     quota: float | None = None
     try:
         share, period = _CPU_QUOTA.read_text(encoding="ascii").split()
@@ -142,7 +142,7 @@ def probe_processors(ranks: int) -> Processors:
 
 
 def judge_processors(processors: Processors) -> Finding:
-    """Judge by the ranks that are to run here: each has a thread that must not wait for another."""
+    """Judge the processors by the number of ranks: each rank has a thread that needs a processor."""
     name = "processors"
     seen = f"{processors.usable} of {processors.there} can be used"
     given = float(processors.usable)

@@ -1,4 +1,4 @@
-"""Memory: what is shared, what may be locked, how large its pages are, and how much there is."""
+"""Checks of memory: shared memory, locked memory, huge pages, and host memory."""
 
 import os
 import resource
@@ -16,14 +16,14 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a n
 _HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _RDMA: Final = Path("/sys/class/infiniband")
 SHARED_BYTES: Final = 1 << 30
-"""What NCCL's own guide gives a container; vLLM and SGLang have their queues there, too."""
+"""The size that NCCL's guide recommends for a container; vLLM and SGLang keep queues there, too."""
 RANK_BYTES: Final = 1 << 30
-"""What a rank takes before it has a page: Python, torch, and buffers."""
+"""Memory of a rank without pages: Python, torch, and buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedMemory:
-    """How much memory this process may lock, None for any amount, and what would want to."""
+    """The limit on locked memory (None: unlimited), and whether RDMA or CUDA is present."""
 
     limit: int | None
     rdma: bool
@@ -32,7 +32,7 @@ class LockedMemory:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """What the machine has, what this process may use, and what its control groups allow of it."""
+    """Memory of the machine, available memory, and the limit of this process's cgroups."""
 
     total: int
     available: int
@@ -41,7 +41,7 @@ class HostMemory:
 
 
 def probe_shared() -> tuple[int, int] | None:
-    """Return the size of /dev/shm, where processes share memory, and what is free; None without it."""
+    """Return the total and free bytes of /dev/shm; None if it does not exist."""
     try:
         found = os.statvfs(_SHARED)
     except OSError:
@@ -50,7 +50,7 @@ def probe_shared() -> tuple[int, int] | None:
 
 
 def judge_shared(shared: tuple[int, int] | None) -> Finding:
-    """Judge by what engines need: rounds are in memory without a name, and need none of this."""
+    """Judge /dev/shm for engines and NCCL; our rounds use anonymous memory instead."""
     name = "shared memory"
     remedy = "give the container more, for example docker run --shm-size 1g, or --ipc host"
     if shared is None:
@@ -64,14 +64,14 @@ def judge_shared(shared: tuple[int, int] | None) -> Finding:
 
 
 def probe_locked(*, cuda: bool) -> LockedMemory:
-    """Ask for the limit on locked memory."""
+    """Read the limit on locked memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     rdma = _RDMA.is_dir() and any(_RDMA.iterdir())
     return LockedMemory(None if soft == resource.RLIM_INFINITY else soft, rdma, cuda)
 
 
 def judge_locked(locked: LockedMemory) -> Finding:
-    """Judge by what is there that locks memory: a GPU, or a network card that reads it itself."""
+    """Judge the limit by the devices that need locked memory: a GPU or an RDMA card."""
     name = "locked memory"
     if locked.limit is None:
         return well(name, "any amount may be locked")
@@ -86,7 +86,7 @@ def judge_locked(locked: LockedMemory) -> Finding:
 
 
 def probe_huge_pages() -> str:
-    """Return what the kernel says of large pages, the chosen word in brackets; empty for nothing."""
+    """Return the kernel's huge-page setting, with the active word in brackets; empty if unknown."""
     try:
         return _HUGE.read_text(encoding="ascii").strip()
     except OSError:
@@ -94,7 +94,7 @@ def probe_huge_pages() -> str:
 
 
 def judge_huge_pages(enabled: str) -> Finding:
-    """Judge by what host pools ask for."""
+    """Judge the setting for host pools, which request huge pages."""
     name = "huge pages"
     if "[never]" in enabled:
         seen = "the kernel gives none, and host pools ask for them: their copies take longer"
@@ -106,13 +106,13 @@ def judge_huge_pages(enabled: str) -> Finding:
 
 
 def probe_host_memory(ranks: int) -> HostMemory:
-    """Ask what is left."""
+    """Read the available memory."""
     available, _ = available_host_memory()
     return HostMemory(psutil.virtual_memory().total, available, cgroup_available(), ranks)
 
 
 def judge_host_memory(memory: HostMemory) -> Finding:
-    """Judge by what ranks need before they have pages."""
+    """Judge the memory by the needs of ranks without pages."""
     name = "host memory"
     available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)
     seen = f"{available} of {total} can be used"

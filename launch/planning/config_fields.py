@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face `config.json`, read one by one; whatever is wrong is named."""
+"""Typed access to the fields of a Hugging Face `config.json`; errors name the field."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ _BYTES_MAX = 16 << 20
 
 
 class ConfigFields:
-    """The fields of one model, and where they were read."""
+    """The fields of one model's configuration, and the file they were read from."""
 
     def __init__(self, fields: Mapping[str, object], where: str) -> None:
         self._fields = fields
@@ -24,7 +24,7 @@ class ConfigFields:
 
     @classmethod
     def read(cls, path: Path) -> "ConfigFields":
-        """Read a `config.json`, or that in a model's directory."""
+        """Read a `config.json`, or the one in a model's directory."""
         file = path / CONFIG if path.is_dir() else path
         text = read_bounded(file, _BYTES_MAX)
         try:
@@ -34,38 +34,41 @@ class ConfigFields:
         return cls(read, str(file))
 
     def text(self) -> "ConfigFields":
-        """Return the fields of the language model, where others stand beside it."""
+        """Return the fields of the language model: `text_config` if there is one, else these fields."""
         inner = self._fields.get("text_config")
         if not isinstance(inner, dict):
             return self
         return ConfigFields(cast("dict[str, object]", inner), f"{self.where}, text_config")
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigFields":
-        """Return the fields with others for those that are not given, or null."""
+        """Return the fields, with defaults for those that are missing or null."""
         given = {name: value for name, value in self._fields.items() if value is not None}
         return ConfigFields({**defaults, **given}, self.where)
 
     def has(self, name: str) -> bool:
-        """Say whether a field is given, and not null."""
+        """Return whether a field is present and not null."""
         return self._fields.get(name) is not None
 
     def flag(self, name: str) -> bool:
-        """Return a field that is true or not; false where it is not given."""
+        """Return whether a field is true; false if it is missing."""
         return self._fields.get(name) is True
 
     def word(self, name: str) -> str:
-        """Return a text; empty where it is not given."""
+        """Return a text field; empty if it is missing."""
         value = self._fields.get(name)
         return value if isinstance(value, str) else ""
 
     def words(self, name: str) -> list[str]:
-        """Return a list of texts; empty where it is not given."""
+        """Return a field with a list of texts; empty if it is missing."""
         return self._converted(name, list[str]) if self.has(name) else []
 
     def number(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = NUMBER_MAX
     ) -> int:
-        """Return a whole number."""
+        """Return an integer field, or `default`; raise `ConfigError` if there is neither.
+
+        An integer outside `least` to `most` raises `ConfigError`, too.
+        """
         if self.has(name):
             number: int = self._converted(name, Annotated[int, Meta(ge=least, le=most)])
             return number

@@ -1,4 +1,4 @@
-"""What one size comes to on a trace: the replica's hits, and those of the oracles beside it."""
+"""Evaluation of one cache size on a trace: the replica's hits, and those of reference caches."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,10 +20,10 @@ from .settings import FIFO, MovedGib, PlanSettings, Point, Size
 
 
 class Evaluation:
-    """A trace and a model, on which sizes are tried. Single-threaded."""
+    """A trace and a model, on which cache sizes are evaluated. Single-threaded."""
 
     def __init__(self, settings: PlanSettings) -> None:
-        """Read the trace and the model. Raises `ConfigError` for either."""
+        """Read the trace and the model. Raises `ConfigError` if either is wrong."""
         self.model = find_model(settings.model, settings.dtype)
         self.requests: Sequence[WorkloadRequest] = list(
             requests_of(settings.trace, 0, settings.requests)
@@ -33,7 +33,7 @@ class Evaluation:
         self._operations = sum(
             self.model.work.operations(each.prompt_length) for each in self.requests
         )
-        # The points of a sweep have few page sizes, and many points of each.
+        # A sweep has few page sizes, and many points of each.
         self.prompts = lru_cache(maxsize=4)(self._prompts)
 
     def pools(self, page_tokens: int) -> ModelPools:
@@ -41,7 +41,7 @@ class Evaluation:
         return ModelPools(self.model.profile, self._tp, page_tokens)
 
     def require(self, size: Size) -> tuple[int, int]:
-        """Return the pages on the device and on the host; raise `ConfigError` if it cannot be tried."""
+        """Return the numbers of device and host pages; raise `ConfigError` if the size is too small."""
         require_page_tokens(size.page_tokens)
         pools = self.pools(size.page_tokens)
         device = pools.pages(size.device_gib * GIB, "device")
@@ -61,7 +61,7 @@ class Evaluation:
         return device, host
 
     def evaluate(self, size: Size) -> Point:
-        """Serve the whole trace with a cache of this size."""
+        """Serve the whole trace with a cache of this size, and return the result."""
         prompts, chains, most, _ = self.prompts(size.page_tokens)
         device, host = self.require(size)
         pools = self.pools(size.page_tokens)
@@ -111,17 +111,17 @@ class Evaluation:
         )
 
     def ideal_tokens(self, page_tokens: int) -> int:
-        """Return how many tokens a cache without bounds would have."""
+        """Return the prompt tokens that an unbounded cache would hit."""
         return sum(self.prompts(page_tokens)[2]) * page_tokens
 
     def whole_gib(self, page_tokens: int) -> float:
-        """Return the host memory of each rank in which all pages of the trace have room."""
+        """Return the GiB of host memory per rank that hold all pages of the trace."""
         return self.pools(page_tokens).nbytes(self.prompts(page_tokens)[3], "host") / GIB
 
     def _pages_enough(self, page_tokens: int) -> int:
-        """Return with how many pages nothing of the trace leaves a tier: more would take memory."""
+        """Return a number of pages with which no tier evicts; more pages would only take memory."""
         state = self.model.profile.state
-        # So that the pools beside full attention have room for all of each request, too.
+        # Add room for all of each request in the window and state pools.
         beside = 1 if state is None else state.every(page_tokens) // page_tokens
         prompts = self.prompts(page_tokens)[0]
         return KV_PAGES_PER_WINDOW_PAGE * sum(each.reserved + beside for each in prompts)
@@ -136,7 +136,7 @@ class Evaluation:
             of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
             return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
 
-        # Every rank reads what is the same on all of them, and one writes it.
+        # Every rank reads replicated content, and one rank writes it.
         return MovedGib(
             l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
             l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),

@@ -1,4 +1,4 @@
-"""How much host memory it takes to hit a given share of all prompt tokens."""
+"""Search for the host memory that reaches a given hit ratio."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,20 +11,20 @@ from .settings import Point, Size
 from .workers import Workers
 
 _STEPS = 512
-"""The answer is found to within such a part of what has room for the whole trace,"""
+"""The search's resolution: this fraction of the memory that holds the whole trace."""
 _WHOLE_FROM_GIB = 64
-"""and in whole GiB if that is so much."""
+"""From this memory on, the resolution is whole GiB."""
 
 
 class Goal(TypedDict):
-    """The answer."""
+    """The result of the search."""
 
     wanted: float
     ideal_ratio: float
     within_gib: float
-    """How far the answer may be above the least."""
+    """The largest difference between the answer and the true minimum."""
     point: Point | None
-    """The smallest size that reaches it; None where none does."""
+    """The smallest size that reaches the ratio; None if no size does."""
 
 
 def reach(
@@ -34,7 +34,7 @@ def reach(
     workers: Workers,
     tell: Callable[[str], None] = lambda _what: None,
 ) -> Goal:
-    """Look for the least host memory of each rank with which the rest of `start` hits so much."""
+    """Find the least host memory per rank that hits `wanted`, with the other sizes of `start`."""
     best = evaluation.ideal_tokens(start.page_tokens) / evaluation.tokens
     whole = evaluation.whole_gib(start.page_tokens)
     step = max(whole / _STEPS, evaluation.pools(start.page_tokens).nbytes(1, "host") / GIB)
@@ -43,7 +43,7 @@ def reach(
     goal = Goal(wanted=wanted, ideal_ratio=best, within_gib=step, point=None)
     if best < wanted:
         return goal
-    # In steps; none is too little unless the device alone is enough.
+    # Sizes are counted in steps. Zero host memory is too little, unless the device alone is enough.
     too_little, enough = -1, ceil(whole / step)
     while enough - too_little > 1 or goal["point"] is None:
         tries = _between(too_little, enough, workers.count)
@@ -60,7 +60,7 @@ def reach(
 
 
 def _between(too_little: int, enough: int, count: int) -> list[int]:
-    """Return numbers that divide what is between evenly, or `enough` where nothing is."""
+    """Return up to `count` numbers that divide the gap evenly, or `enough` if there is no gap."""
     gap = enough - too_little
     inner = {too_little + gap * part // (count + 1) for part in range(1, count + 1)}
     return sorted(inner - {too_little, enough}) or [enough]

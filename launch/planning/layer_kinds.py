@@ -1,4 +1,4 @@
-"""Which layers of a model attend to everything, which to a window, and which keep a recurrent state."""
+"""Number of a model's layers with full attention, window attention, and a recurrent state."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FULL, WINDOW, STATE = "full_attention", "sliding_attention", "linear_attention"
 
 @dataclass(frozen=True, slots=True)
 class LayerKinds:
-    """How many layers there are of each kind."""
+    """Number of layers of each kind."""
 
     full: int
     window: int = 0
@@ -21,7 +21,7 @@ class LayerKinds:
 
 
 def layer_kinds(fields: ConfigFields) -> LayerKinds:
-    """Return the kinds of a model's layers; raise `ConfigError` that names what is not understood."""
+    """Return the kinds of a model's layers; raise `ConfigError` that names an unknown kind."""
     kinds = Counter(_kinds(fields, fields.number("num_hidden_layers", most=LAYERS_MAX)))
     unknown = kinds.keys() - {FULL, WINDOW, STATE}
     if unknown:

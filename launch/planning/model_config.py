@@ -1,7 +1,7 @@
-"""What a real model keeps and computes, from its `config.json`: a profile that is not scaled down.
+"""KV size and compute of a real model, from its `config.json`, as a profile in full size.
 
-Models are told apart by `model_type`. One that is not in the table is refused by name, since a cache
-that is sized for the wrong state is worse than none.
+The `model_type` selects the family. An unknown type is refused by name, because a cache sized for the
+wrong state is worse than none.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .layer_kinds import LayerKinds, layer_kinds
 from .prompt_work import PromptWork, head_dim, work_of
 
 CHECKPOINT_TOKENS = 1024
-"""How far checkpoints of a recurrent state are apart: a choice of whoever serves the model."""
+"""Tokens between checkpoints of a recurrent state; the operator of the model chooses this."""
 _HEADS_ONLY: Final = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "glm", "glm4"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "olmoe", "ernie4_5", "ernie4_5_moe"),
@@ -40,20 +40,20 @@ _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     **{kind: {**_LATENT, "index_head_dim": 128} for kind in ("deepseek_v32", "glm_moe_dsa")},
     "qwen3_next": {"full_attention_interval": 4, "head_dim": 256},
 }
-"""What is the same in all models of a type whose configuration does not say it."""
+"""Values that all models of a type share, if their configuration omits them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A real model."""
+    """A real model: its KV geometry and its compute."""
 
     profile: Profile
-    """What it keeps, in its own sizes."""
+    """The pools of the model in full size."""
     work: PromptWork
 
 
 def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> Model:
-    """Return the model of a configuration, whose KV has elements of type `dtype`."""
+    """Return the model of a configuration, with KV elements of type `dtype`."""
     fields = config.text()
     kind = fields.word("model_type") or config.word("model_type")
     if kind not in _FAMILIES:
@@ -76,7 +76,7 @@ def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> M
 
 
 def _heads(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
-    """Return the keys and values of one layer."""
+    """Return the key and value columns of one layer."""
     kept = fields.number("num_key_value_heads", fields.number("num_attention_heads"))
     return tuple(
         Column(name=name, layers=1, heads=kept, elements=head_dim(fields), dtype=dtype)
@@ -85,7 +85,7 @@ def _heads(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
 
 
 def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
-    """Return what one layer of latent attention keeps, which all ranks have alike."""
+    """Return the columns of one layer of latent attention, which are replicated on all ranks."""
 
     def column(name: str, elements: int, kind: str) -> Column:
         return Column(name=name, layers=1, heads=1, elements=elements, dtype=kind, replicated=True)
@@ -94,7 +94,7 @@ def _latent(fields: ConfigFields, dtype: str) -> tuple[Column, ...]:
     latent = column("latent", elements, dtype)
     if not fields.has("index_head_dim"):
         return (latent,)
-    # Engines keep one key for all index heads in 8 bits, with a scale for each block of 128.
+    # Engines keep one 8-bit key for all index heads, with a scale for each block of 128 elements.
     key = fields.number("index_head_dim")
     scales = column("index_scale", -(-key // 128), "float32")
     return latent, column("index_k", key, "float8_e4m3fn"), scales
@@ -122,8 +122,9 @@ def _window(columns: tuple[Column, ...], kinds: LayerKinds) -> WindowGeometry | 
 def _state(fields: ConfigFields, dtype: str, layers: int) -> StateGeometry:
     """Return the state of layers of gated linear attention.
 
-    For each value head a matrix in float32, and the last inputs of the convolution, whose channels
-    belong to the key heads: each has a query, a key, and the values of its value heads.
+    The state has a float32 matrix for each value head, and the last inputs of the convolution. The
+    convolution's channels belong to the key heads: each has a query, a key, and the values of its value
+    heads.
     """
     keys, values = (fields.number(f"linear_num_{each}_heads") for each in ("key", "value"))
     key_dim, value_dim = (fields.number(f"linear_{each}_head_dim") for each in ("key", "value"))

@@ -1,4 +1,4 @@
-"""`lockstep plan`: the points of a sweep or the answer to a goal, as a table and JSON."""
+"""`lockstep plan`: print a sweep's points or a goal's answer as a table, and write them as JSON."""
 
 import sys
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def _plan(
     sweep: Sweep = _USUAL_SWEEP,
     report: ReportFile = None,
 ) -> int:
-    """Try all sizes, or look for one; print what came out and write the report; return the status."""
+    """Evaluate all sizes or search for a goal; print and write the result; return the exit status."""
     settings, sizes, goal = replace(settings, trace=trace), sweep.sizes(), sweep.goal
     evaluation = Evaluation(settings)
     console = Console(highlight=False, emoji=False)
@@ -92,7 +92,7 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
 
 
 def print_points(points: Sequence[Point], console: Console) -> None:
-    """Print the table, and a plot of what each size hits beside what could be hit."""
+    """Print a table of the points, and a plot of each point's hits next to the possible hits."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("device", "host", "store", "page"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -126,7 +126,7 @@ def print_points(points: Sequence[Point], console: Console) -> None:
 
 
 def _sizes_of(point: Point) -> str:
-    """Return the sizes of a point in a few words."""
+    """Return a point's sizes as a short text."""
     tiers = (("", point["device_gib"]), ("+", point["host_gib"]), ("+", point["storage_gib"]))
     given = " ".join(
         f"{sign}{'inf' if gib is None else f'{gib:,.4g}'}" for sign, gib in tiers if gib != 0
@@ -135,14 +135,14 @@ def _sizes_of(point: Point) -> str:
 
 
 def _bar(hit: float, best: float, ideal: float) -> str:
-    """Return a bar as long as what is ideal: all bars of a trace are equally long."""
+    """Return a bar whose full length is the ideal ratio, so all bars of a trace are equally long."""
     whole = ideal or 1.0
     hits, bests = (round(_BAR * share / whole) for share in (hit, best))
     return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))
 
 
 def print_goal(goal: Goal, console: Console) -> None:
-    """Print how much memory it takes, or that no memory is enough."""
+    """Print the memory that reaches the goal, or that no memory is enough."""
     point = goal["point"]
     if point is None:
         why = (

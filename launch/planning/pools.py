@@ -1,4 +1,4 @@
-"""Memory as pages of a model's pools, by the rules that a replay goes by."""
+"""Conversion between memory and pages of a model's pools, by the same rules as a replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from ...small_engine.profile import Profile
 GIB = 1 << 30
 _PAGES_MAX = 1 << 30
 _CHUNK_TOKENS = 8192
-"""How much of a prompt is computed at a time where the model has more than full attention."""
+"""Tokens of a prompt computed at a time, if the model has more than full attention."""
 
 
 @dataclass(frozen=True)
 class ModelPools:
-    """The pools of a model whose pages have so many tokens, on one of so many ranks."""
+    """A model's pools on one of `tp` ranks, with pages of `page_tokens` tokens."""
 
     profile: Profile
     tp: int
@@ -27,19 +27,19 @@ class ModelPools:
 
     @cached_property
     def layouts(self) -> Mapping[str, PageLayout]:
-        """The layout of each pool's pages."""
+        """The page layout of each pool."""
         others = self._components(1, 1)
         full = {KV_POOL: self.profile.layout(self.page_tokens)}
         return full | {each.pool: each.layout for each in others}
 
     @cached_property
     def page_bytes(self) -> Mapping[str, int]:
-        """What one rank keeps of a page of each pool, or of a state."""
+        """Bytes that one rank keeps of a page (or of a state), by pool."""
         return {pool: layout.shard(0, self.tp).page_bytes for pool, layout in self.layouts.items()}
 
     @cached_property
     def stored_bytes(self) -> Mapping[str, int]:
-        """What all ranks together have of a page in a store: an object for each, or one for all."""
+        """Bytes of a page in a store: an object for each rank, or one object if it is replicated."""
         shards = {pool: layout.shard(0, self.tp) for pool, layout in self.layouts.items()}
         return {
             pool: (1 if shard.replicated else self.tp) * (shard.page_bytes + HEADER_BYTES)
@@ -47,7 +47,7 @@ class ModelPools:
         }
 
     def nbytes(self, pages: int, tier: str = "device") -> int:
-        """Return what so many pages of full attention take, with what stands beside them."""
+        """Return the bytes of `pages` full-attention pages with their window and state pages."""
         sizes = self.profile.sizes(self.page_tokens, pages, pages)
         others = sum(
             sizes[f"{pool}_{tier}_pages"] * page_bytes
@@ -57,7 +57,7 @@ class ModelPools:
         return pages * self.page_bytes[KV_POOL] + others
 
     def pages(self, nbytes: float, tier: str = "device") -> int:
-        """Return how many pages of full attention a rank's memory has room for, with the rest."""
+        """Return how many full-attention pages fit in `nbytes`, with window and state pages."""
         fits, too_many = 0, min(_PAGES_MAX, int(nbytes) // self.page_bytes[KV_POOL] + 1)
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -68,7 +68,7 @@ class ModelPools:
         return fits
 
     def chunk_pages(self, device_pages: int) -> int:
-        """Return how many pages a prompt is computed at a time, so that it needs no more memory."""
+        """Return how many pages of a prompt to compute at a time, so that the window pool suffices."""
         window = self.profile.window
         if window is None:
             return device_pages

@@ -1,10 +1,10 @@
-"""How much work a prompt is, in floating-point operations, and how much of it a cached prefix saves.
+"""Floating-point operations of a prompt, and the part that a cached prefix saves.
 
-Every token passes the weights of its layers once, at two operations a weight (of experts, those that it
-is sent to). In each layer a token at position p attends to the p + 1 tokens up to its own, or to the
-last of them where the layer has a window, or chooses some; each pair of tokens costs two operations for
-each element of a key and of a value, in each head. So a prefix of half the tokens saves less than half
-of the work. Embeddings, norms and what a recurrent layer adds beside its weights count for nothing.
+Every token passes the weights of its layers once, at two operations per weight; of experts, only those
+to which it is routed count. In each layer a token at position p attends to p + 1 tokens, or to fewer if
+the layer has a window or an index. Each pair of tokens costs two operations per element of a key and of
+a value, in each head. So a prefix of half the tokens saves less than half of the work. Embeddings,
+norms and the recurrence itself are not counted.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from .layer_kinds import LayerKinds
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What layers of one kind do for each pair of tokens."""
+    """The operations of layers of one kind for pairs of tokens."""
 
     operations: int
-    """For each pair, of all these layers together."""
+    """Operations per pair, of all these layers together."""
     span: int | None = None
-    """The most tokens that one attends to; None stands for all before it."""
+    """Most tokens that one token attends to; None for no limit."""
 
     def pairs(self, tokens: int) -> int:
-        """Return the pairs of the first so many tokens of a prompt."""
+        """Return the number of attended pairs in a prompt of `tokens` tokens."""
         ramp = tokens if self.span is None else min(tokens, self.span)
         return ramp * (ramp + 1) // 2 + (tokens - ramp) * ramp
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWork:
-    """What a model computes for a prompt."""
+    """The operations that a model computes for a prompt."""
 
     weights: int
-    """Weights that each token passes."""
+    """Number of weights that each token passes."""
     attended: tuple[Attended, ...]
 
     def operations(self, tokens: int) -> int:
-        """Return the operations of the first so many tokens of a prompt."""
+        """Return the operations for a prompt of `tokens` tokens."""
         pairs = sum(each.operations * each.pairs(tokens) for each in self.attended)
         return 2 * self.weights * tokens + pairs
 
 
 def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
-    """Return what a model computes for a prompt."""
+    """Return the operations of a model, from its configuration."""
     latent = fields.has("kv_lora_rank")
     layers = kinds.full + kinds.window
     weights = layers * (_latent_weights(fields) if latent else _attention_weights(fields))
@@ -56,7 +56,7 @@ def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
         elements = 2 * head_dim(fields)
     pair = 2 * heads * elements
     if latent and fields.has("index_topk"):
-        # Every pair is scored by the index, and attended to where it is among the best.
+        # The index scores every pair; attention computes only the best `index_topk`.
         index = 2 * fields.number("index_n_heads", 64) * fields.number("index_head_dim")
         chosen = Attended(kinds.full * pair, fields.number("index_topk"))
         return PromptWork(weights, (Attended(kinds.full * index), chosen))
@@ -67,7 +67,7 @@ def work_of(fields: ConfigFields, kinds: LayerKinds) -> PromptWork:
 
 
 def head_dim(fields: ConfigFields) -> int:
-    """Return the elements of a key or a value of one head."""
+    """Return the number of elements of one head's key or value."""
     heads = fields.number("num_attention_heads")
     return fields.number("head_dim", max(1, fields.number("hidden_size") // heads))
 
@@ -89,17 +89,17 @@ def _latent_weights(fields: ConfigFields) -> int:
 
 
 def _mixer_weights(fields: ConfigFields, layers: int) -> int:
-    """Return the weights of all layers of linear attention."""
+    """Return the number of weights of all linear-attention layers."""
     if not layers:
         return 0
     keys = fields.number("linear_num_key_heads") * fields.number("linear_key_head_dim")
     values = fields.number("linear_num_value_heads") * fields.number("linear_value_head_dim")
-    # Queries, keys, values and gates come in; what the values have become goes out.
+    # Inputs are projected to queries, keys, values and gates; the outputs have the size of the values.
     return layers * fields.number("hidden_size") * (2 * keys + 3 * values)
 
 
 def _mlp_weights(fields: ConfigFields) -> int:
-    """Return the weights that a token passes between the attention of all layers."""
+    """Return the number of MLP weights that a token passes in all layers."""
     hidden, layers = fields.number("hidden_size"), fields.number("num_hidden_layers")
     dense = 3 * hidden * fields.number("intermediate_size", 0, least=0)
     chosen = fields.number("num_experts_per_tok", 0, least=0)

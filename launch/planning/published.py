@@ -1,4 +1,4 @@
-"""The models that a plan knows by name: what their published configurations say."""
+"""Models that a plan knows by name, with the fields of their published configurations."""
 
 from pathlib import Path
 from typing import Final
@@ -85,11 +85,11 @@ PUBLISHED: Final[dict[str, dict[str, object]]] = {
         "index_topk": 2048,
     },
 }
-"""By the names of the profiles, of which `hybrid-all` is no model that exists."""
+"""Keys are profile names; the profile `hybrid-all` is missing because no such model exists."""
 
 
 def find_model(given: str, dtype: str) -> Model:
-    """Return a model by the name of its profile, its directory, or its `config.json`."""
+    """Return a model, given its profile's name, its directory, or its `config.json`."""
     if given in PUBLISHED:
         config = ConfigFields(PUBLISHED[given], f"the profile {given}")
         return model_of(config, dtype, PROFILES[given].model)

@@ -1,4 +1,4 @@
-"""What is to be planned: a trace, a model, and the sizes to try; the options of `plan` and `size`."""
+"""Options of `lockstep plan` and `lockstep size`: the trace, the model, and the sizes to try."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from ..replay.report import HitTokens
 from .published import PUBLISHED
 
 FIFO: Final = "fifo"
-"""Not a policy of the replica's: an oracle with all the memory in one tier, to compare with others."""
+"""Not a policy of the replica: a reference cache with all memory in one tier."""
 _POINTS_MAX: Final = 10_000
 _USUAL_HOST_GIB: Final = (0.0, 128.0, 512.0, 2048.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model, and how it is divided."""
+    """The model, its TP size and its KV element type."""
 
     model: Annotated[
         str,
@@ -41,30 +41,30 @@ class ModelChoice:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(ModelChoice):
-    """What all points have in common."""
+    """The settings that all points of a plan share."""
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
-    """None stands for the built-in workload."""
+    """The trace's path; None for the built-in workload."""
     requests: Annotated[Requests, Parameter(show_default="all")] = None
-    """Take only the first so many requests."""
+    """Use only the first N requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """One point of a sweep."""
+    """The cache size, page size and eviction policy of one point of a sweep."""
 
     device_gib: float
-    """KV memory of each rank's device."""
+    """GiB of KV memory on each rank's device."""
     host_gib: float
-    """Host memory of each rank."""
+    """GiB of host memory of each rank."""
     storage_gib: float = 0.0
-    """What the store may keep, of all ranks together; 0 stands for no store, inf for no bound."""
+    """Store size of all ranks together; 0: no store, inf: unbounded."""
     page_tokens: int = 64
     policy: str = "lru"
 
 
 def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
-    """Return an option that takes several values, with commas between them."""
+    """Return the parameter of an option that takes comma-separated values."""
 
     def convert(_hint: object, tokens: Sequence[Any]) -> tuple[object, ...]:
         text = str(tokens[0].value)
@@ -77,7 +77,7 @@ def _list_of(kind: Callable[[str], object], wanted: str) -> Parameter:
 
 
 def _share(_hint: object, tokens: Sequence[Any]) -> float:
-    """Return a share, written as 0.3 or 30%."""
+    """Return a share that is written as 0.3 or 30%."""
     text = str(tokens[0].value)
     number, percent, rest = text.partition("%")
     try:
@@ -90,7 +90,7 @@ def _share(_hint: object, tokens: Sequence[Any]) -> float:
 
 
 def policies() -> list[str]:
-    """Return the names of the policies that can be planned with."""
+    """Return the names of the policies that a plan can use."""
     return [*known_policies(), FIFO]
 
 
@@ -108,7 +108,7 @@ _Gib = Annotated[tuple[float, ...], _GIB, Parameter(validator=Number(gte=0, lte=
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The sizes to try, each with each; or the share of hits that is to be reached."""
+    """The sizes to try, in all combinations; or the hit ratio to reach."""
 
     device_gib: Annotated[_Gib, Parameter(show_default="40")] = (40.0,)
     """KV memory of each rank's device."""
@@ -117,26 +117,29 @@ class Sweep:
     storage_gib: Annotated[
         tuple[float, ...], _GIB, Parameter(validator=Number(gte=0), show_default="0")
     ] = (0.0,)
-    """What the store keeps, of all ranks together; 0 for no store, inf for no bound."""
+    """Store size of all ranks together; 0: no store, inf: unbounded."""
     page_tokens: Annotated[
         tuple[int, ...],
         _list_of(int, "whole numbers with commas, such as 16,64"),
         Parameter(validator=Number(gte=1, lte=1 << 20), show_default="64"),
     ] = (64,)
-    """Tokens of a page."""
+    """Tokens per page."""
     policy: Annotated[
         tuple[str, ...],
         _list_of(str, "words with commas"),
         Parameter(show_default="lru", validator=_check_policies),
     ] = ("lru",)
-    """Which page leaves first: lru, lfu, slru, priority; or fifo, to compare."""
+    """Eviction policy: lru, lfu, slru or priority; or fifo, for comparison."""
     goal: Annotated[
         float | None, Parameter(converter=_share, metavar="SHARE", show_default="none")
     ] = None
-    """Look for the least host memory that hits so much of all prompt tokens: 0.3 or 30%."""
+    """Search for the least host memory that hits this share of all prompt tokens: 0.3 or 30%."""
 
     def sizes(self) -> list[Size]:
-        """Return every combination. Raises `ConfigError` for those that are too many, or no goal's."""
+        """Return all combinations of the sizes.
+
+        Raises `ConfigError` if there are too many, or if a goal is given together with lists.
+        """
         if self.goal is not None and self.host_gib is not None:
             raise ConfigError("--goal looks for the host memory; leave out --host-gib")
         host = (0.0,) if self.goal is not None else self.host_gib or _USUAL_HOST_GIB
@@ -159,25 +162,25 @@ class Sweep:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSettings(ModelChoice):
-    """Which tokens are to be cached, and in what: the options of `lockstep size`."""
+    """The tokens to cache and the memory of the tiers: the options of `lockstep size`."""
 
     tokens: Annotated[float, Parameter(validator=Number(gte=0, lt=inf))] = 1e6
-    """Tokens that are to be cached, for example 2e6."""
+    """Tokens to cache, for example 2e6."""
     page_tokens: Annotated[
         int | None,
         Parameter(validator=Number(gte=1, lte=1 << 20), show_default="what is advised"),
     ] = None
-    """Tokens of a page."""
+    """Tokens per page."""
     device_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 40.0
     """KV memory of each rank's device (L1)."""
     host_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 256.0
     """Host memory of each rank (L2)."""
     storage_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 4096.0
-    """What the store keeps (L3), of all ranks together."""
+    """Store size (L3) of all ranks together."""
 
 
 class MovedGib(TypedDict):
-    """What all ranks together moved between tiers."""
+    """GiB that all ranks together moved between tiers."""
 
     l1_to_l2: float
     l2_to_l1: float
@@ -186,25 +189,25 @@ class MovedGib(TypedDict):
 
 
 class Point(TypedDict):
-    """What one size comes to."""
+    """The result of one size."""
 
     device_gib: float
     host_gib: float
     storage_gib: float | None
-    """null stands for a store without a bound."""
+    """null for an unbounded store."""
     page_tokens: int
     policy: str
     hit_ratio: float
-    """Prompt tokens that came from the cache, of all."""
+    """Share of prompt tokens that were hit."""
     ideal_ratio: float
-    """The same of a cache without bounds."""
+    """The same ratio for an unbounded cache."""
     belady_ratio: float
-    """The same of the best cache that has as many pages on all tiers together."""
+    """The same ratio for the best possible cache with as many pages on all tiers together."""
     compute_saved: float
-    """The share of the prompts' floating-point operations that need not be done."""
+    """Share of the prompts' floating-point operations that hits save."""
     hit_tokens: HitTokens
     moved_gib: MovedGib
     device_pages: int
     host_pages: int
     too_long: int
-    """Requests that the device has no room for; they count as computed, and keep nothing."""
+    """Requests that do not fit the device; they count as computed, and none of their pages are kept."""

@@ -1,9 +1,9 @@
-"""What a model keeps for each token by pool, what fits on each tier, and which page size to take.
+"""`lockstep size`: KV bytes per token by pool, tokens that fit each tier, and an advised page size.
 
-A store has a fixed cost for each object, so small ones are slow: of what the hardware reads, `file://`
-reaches about half with objects of 64 KiB, and most of it with 1 MiB (docs/performance.md). But a prefix
-is cached in whole pages, so half a page of each prompt is computed again on the mean, and what two
-prompts share beyond their last common page is kept twice.
+A store has a fixed cost per object, so small objects are slow. `file://` reaches about half of the
+hardware's read speed with objects of 64 KiB, and most of it with 1 MiB (docs/performance.md). But a
+prefix is cached in whole pages. On average half a page of each prompt is computed again, and tokens
+that two prompts share after their last common page are stored twice.
 """
 
 from dataclasses import asdict
@@ -32,32 +32,32 @@ _USUAL: Final = SizeSettings()
 
 
 class PageSize(NamedTuple):
-    """One page size."""
+    """A page size with its cost."""
 
     page_tokens: int
     object_bytes: int
-    """An object of full attention, of one rank, without its header."""
+    """Bytes of one rank's full-attention object, without its header."""
     header_share: float
     waste_tokens: int
-    """Tokens of each prompt that are computed again on the mean."""
+    """Average number of tokens of each prompt that are computed again."""
 
 
 class PoolSize(TypedDict):
-    """What one pool keeps."""
+    """The KV size of one pool."""
 
     pool: str
     layers: int
     columns: str
     bytes_model: int
-    """For each token, or for each state, of the whole model, each thing counted once."""
+    """Bytes per token (or per state) of the whole model, replicated content counted once."""
     bytes_rank: int
-    """The same of one rank."""
+    """Bytes per token (or per state) of one rank."""
     kept: str
-    """For which tokens it is kept."""
+    """The tokens for which the pool keeps data."""
 
 
 class TierSize(TypedDict):
-    """What one tier has room for, and what the wanted tokens take there."""
+    """Tokens that fit one tier, and the GiB that the wanted tokens take there."""
 
     tier: str
     gib: float
@@ -66,7 +66,7 @@ class TierSize(TypedDict):
 
 
 def size(*, settings: SizeSettings = _USUAL, report: ReportFile = None) -> None:
-    """Print what a model takes and write the report."""
+    """Print a model's KV size, and write the report."""
     model = find_model(settings.model, settings.dtype)
     sizes = page_sizes(model.profile, settings.tp)
     best = advised(sizes)
@@ -90,7 +90,7 @@ def size(*, settings: SizeSettings = _USUAL, report: ReportFile = None) -> None:
 
 
 def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
-    """Return what each page size comes to."""
+    """Return each page size with its cost."""
     sizes: list[PageSize] = []
     for tokens in PAGE_SIZES:
         nbytes = ModelPools(profile, tp, tokens).page_bytes[KV_POOL]
@@ -99,12 +99,12 @@ def page_sizes(profile: Profile, tp: int) -> list[PageSize]:
 
 
 def advised(sizes: list[PageSize]) -> PageSize:
-    """Return the smallest page whose objects are read well, or the largest of all."""
+    """Return the smallest page size whose objects are read fast, or the largest one if none are."""
     return next((each for each in sizes if each.object_bytes >= OBJECT_BYTES_GOOD), sizes[-1])
 
 
 def _pools(pools: ModelPools) -> list[PoolSize]:
-    """Return what each pool keeps for one token, or in one state."""
+    """Return the size of each pool for one token or one state."""
     window, state = pools.profile.window, pools.profile.state
     one = ModelPools(pools.profile, pools.tp, 1)
     kept = {KV_POOL: "each token"}
@@ -143,7 +143,7 @@ def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
             ("L2", "host", settings.host_gib),
         )
     ]
-    # What stands beside full attention is stored in the same proportion as on the host.
+    # Assume that window and state pages are stored in the same proportion as on the host.
     ratio = pools.nbytes(1 << 20, "host") / (pools.page_bytes[KV_POOL] << 20)
     page = pools.stored_bytes[KV_POOL] * ratio
     tiers.append(

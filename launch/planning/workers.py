@@ -1,4 +1,4 @@
-"""Points in several processes side by side, as each is a replica of its own and bound by one core."""
+"""Processes that evaluate points in parallel, because each point is bound by one core."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from .evaluation import Evaluation
 from .settings import PlanSettings, Point, Size
 
 _HERE_AT_MOST_TOKENS = 4_000_000
-"""So few tokens take less time than it takes to start processes."""
+"""Below this many tokens, evaluation takes less time than starting processes."""
 _OF_THIS_PROCESS: list[Evaluation] = []
 
 
 class Workers:
-    """As many processes as there are cores, and no more than points at a time; a context manager.
+    """Evaluates points in one process per core, at most one per point; a context manager.
 
-    A short trace is evaluated here.
+    A short trace is evaluated in this process.
     """
 
     def __init__(self, settings: PlanSettings, here: Evaluation, points_max: int) -> None:
@@ -29,7 +29,7 @@ class Workers:
         self._here = here
         self._processes: ProcessPoolExecutor | None = None
         if self.count > 1:
-            # Threads of this process may hold locks, which a fork would never see released.
+            # Spawn, because a fork would copy locks that threads hold and never release there.
             self._processes = ProcessPoolExecutor(
                 self.count, get_context("spawn"), _begin, (settings, os.getpid())
             )
@@ -44,7 +44,7 @@ class Workers:
             self._processes.shutdown(cancel_futures=True)
 
     def evaluate(self, sizes: Sequence[Size]) -> Iterator[Point]:
-        """Yield the points of all sizes, in their order."""
+        """Yield the results of all sizes, in their order."""
         if self._processes is None:
             yield from map(self._here.evaluate, sizes)
             return

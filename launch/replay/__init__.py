@@ -1,1 +1,1 @@
-"""A workload on real processes, under torchrun or Ray, and the report of its run."""
+"""Replay of a workload on real rank processes, under torchrun or Ray, and its report."""

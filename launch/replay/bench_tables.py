@@ -1,4 +1,4 @@
-"""The tables that `lockstep bench` prints."""
+"""Tables that `lockstep bench` prints."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _table(what: str, *titles: str) -> Table:
-    """Return a table whose first column says what was measured, in which unit."""
+    """Return a table whose first column is titled with the unit and lists the measurements."""
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     table.add_column(what, no_wrap=True)
     for title in titles:
@@ -34,7 +34,7 @@ def _print(*parts: Table | str) -> None:
 
 
 def print_agreement(report: "AgreementReport") -> None:
-    """Print what `lockstep bench agreement` has found."""
+    """Print the result of `lockstep bench agreement`."""
     table = _table("microseconds", "p50", "p99")
     for what, times in (
         ("a whole step, blocking", report["blocking_us"]),
@@ -74,14 +74,14 @@ def print_agreement(report: "AgreementReport") -> None:
 
 
 def _in_words(ratio: float) -> str:
-    """Say how long something takes that another thing takes `ratio` times as long as."""
+    """Return text that compares our time with another; `ratio` is the other time divided by ours."""
     if ratio >= 1:
         return f"1/{ratio:.{1 if ratio < 10 else 0}f} of the time of"
     return f"{1 / max(ratio, 0.001):.2g} times the time of"
 
 
 def print_storage(report: "StorageReport") -> None:
-    """Print what `lockstep bench storage` has found."""
+    """Print the result of `lockstep bench storage`."""
     table = _table("GB/s", "store", "limit", "ratio")
     for what, ours, limit, ratio in (
         ("read", report["read_gbps"], report["limit_read_gbps"], report["ratio_read"]),
@@ -99,7 +99,7 @@ def print_storage(report: "StorageReport") -> None:
 
 
 def print_handoff(report: "HandoffReport") -> None:
-    """Print what `lockstep bench handoff` has found."""
+    """Print the result of `lockstep bench handoff`."""
     table = _table("GB/s", "Lockstep", "limit", "ratio")
     figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
     by = "host to host" if report["transfer"] == TCP else f"host to host, by {report['transfer']}"
@@ -124,7 +124,7 @@ def print_handoff(report: "HandoffReport") -> None:
 
 
 def print_path(report: "PathReport") -> None:
-    """Print what `lockstep bench path` has found."""
+    """Print the result of `lockstep bench path`."""
     table = _table("GB/s", "Lockstep", "limit", "ratio")
     figures = cast("Mapping[str, float]", report)
     for what, way in (
@@ -155,7 +155,7 @@ def print_path(report: "PathReport") -> None:
 
 
 def print_tree(report: "TreeReport") -> None:
-    """Print what `lockstep bench tree` has found."""
+    """Print the result of `lockstep bench tree`."""
     from ...benchmarks.tree import OPS
 
     table = _table("microseconds", "page", "nodes", "tokens", "path", "p50", "memcmp", "ratio")

@@ -1,8 +1,8 @@
-"""What a rank has counted, and how it is handed in where the ranks met if the run is interrupted.
+"""A rank's counters, and their transfer to rank 0 if the run is interrupted.
 
-A rank that is interrupted leaves at once, in the midst of rounds, so that no collective can gather
-anything. Each rank puts what it has counted into the store in which the ranks met, and only then
-leaves: whoever loses a peer can see there that the peer was interrupted.
+An interrupted rank leaves at once, possibly in the middle of a round, so no collective can gather
+results. Each rank first writes its counters to the rendezvous store. A rank that loses a peer reads
+there that the peer was interrupted.
 """
 
 import time
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ...ranks.group.cache import Cache
 
 COLLECT_TIMEOUT_S = 1.0
-"""How long rank 0 waits for the others, which were interrupted with it or see that it has left."""
+"""Seconds that rank 0 waits for the results of the other ranks."""
 _POLL_S = 0.01
 _PIECE_BYTES = 1 << 20
 _BEGUN = "interrupted"
 
 
 class Run:
-    """The serving of all requests, and what was counted of it."""
+    """One run: serves all requests and counts the results."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Run:
         sampler: Sampler | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """`sampler` is rank 0's, which begins here; `events` are the rank's, where it keeps them."""
+        """`sampler` is given on rank 0 and starts here; `events` is given if the rank keeps events."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
@@ -50,21 +50,21 @@ class Run:
         self._began = time.perf_counter()
 
     def to_its_end(self) -> RankResult:
-        """Serve all requests and write what is to be written. Raises `Interrupted` if it is stopped."""
+        """Serve all requests and flush the writes. Raises `Interrupted` if the scheduler is stopped."""
         if not self._scheduler.run():
             raise Interrupted
         served = time.perf_counter()
         self._cache.flush()
         flush_s = time.perf_counter() - served
         try:
-            # No request and no operation is left that could own a page, so one that leaked shows here.
+            # No request or operation is left to own a page, so the check finds leaked pages.
             self._cache.inspection.check()
         except InvariantViolation as broken:
             return self.so_far(flush_s, str(broken))
         return self.so_far(flush_s)
 
     def so_far(self, flush_s: float = 0.0, violation: str = "") -> RankResult:
-        """Return what was counted. Requests and operations may be in flight."""
+        """Return the counters so far. Requests and operations may be in flight."""
         stats = self._cache.stats()
         return RankResult(
             counts=self._scheduler.counts,
@@ -92,14 +92,14 @@ class Run:
 
 
 def hand_in(store: Store, rank: int, result: RankResult) -> None:
-    """Leave the result of `rank` for rank 0, unless the store ended with the launcher."""
+    """Write a rank's result to the store, unless the store ended with the launcher."""
     with suppress(RuntimeError):
         _put(store, _of_rank(rank), msgspec.msgpack.encode(result))
         store.add(_BEGUN, 1)
 
 
 def was_begun(store: Store) -> bool:
-    """Say whether a rank has handed in, so that who misses it does not take it for dead."""
+    """Return whether an interrupted rank has written its result; then a lost peer is not a failure."""
     try:
         return store.add(_BEGUN, 0) > 0
     except RuntimeError:
@@ -107,12 +107,12 @@ def was_begun(store: Store) -> bool:
 
 
 def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
-    """Return the results of rank 0, which is `own`, and of those others that hand in in time."""
+    """Return the results: `own` of rank 0, and those that other ranks write in time."""
     results = [own]
     deadline = time.monotonic() + COLLECT_TIMEOUT_S
     for rank in range(1, ranks):
         with suppress(RuntimeError):
-            # A wait of the store's own would print a warning when it is in vain.
+            # Poll, because a wait of the store prints a warning when it times out.
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
@@ -122,9 +122,9 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
 
 
 def _put(store: Store, key: str, data: bytes) -> None:
-    """Leave data of any length under a key, which is there only once all of it is.
+    """Write data of any length under a key; the key exists once all of the data is written.
 
-    A store takes values of a few MB at most.
+    The data is split, because a store takes values of a few MB at most.
     """
     pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
     for number, piece in enumerate(pieces):
@@ -133,7 +133,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
 
 
 def _take(store: Store, key: str) -> bytes:
-    """Return what `_put` has left under a key that is there."""
+    """Return the data that `_put` wrote under an existing key."""
     pieces = range(int(store.get(key)))
     return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in pieces)
 

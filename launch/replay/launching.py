@@ -1,4 +1,4 @@
-"""Starting the ranks of a replay, by the launcher that was chosen: `lockstep replay`."""
+"""`lockstep replay`: check the settings, and start the ranks with the chosen launcher."""
 
 import os
 
@@ -13,18 +13,17 @@ from .pool_memory import check_pool_memory
 from .replay import LAUNCHER_OPTION
 
 SHUTDOWN_TIMEOUT_S = 5
-"""How long interrupted ranks have for an orderly end; then they are killed."""
+"""Seconds for an orderly shutdown of interrupted ranks; then they are killed."""
 TIMELINE_TIMEOUT_S = 60
-"""The same where rank 0 may have timelines to write, which takes 2 s for each rank that has kept all it
-can."""
+"""The same if rank 0 writes timelines, which takes up to 2 s for each rank."""
 _MODULE = "lockstep.launch.replay.replay"
-"""The main function of a rank's process."""
+"""The main module of a rank's process."""
 
 
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
-    """Check what can be checked before ranks exist, replay, and return the exit status.
+    """Check the settings, replay, and return the exit status.
 
-    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left.
+    Raises `Interrupted` after SIGINT or SIGTERM, once no rank is left.
     """
     count_requests(settings.trace, settings.requests)
     if choice.ray_address is None:
@@ -41,7 +40,7 @@ def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
 
 
 def _launch_with_torch(settings: ReplaySettings) -> int:
-    """Replay on `settings.ranks` processes, which say themselves, but for why one of them failed."""
+    """Replay on `settings.ranks` processes; print the reason here if one of them failed."""
     from ..cli.rank_processes import run_ranks
 
     command = ("-m", _MODULE, LAUNCHER_OPTION, str(os.getpid()))

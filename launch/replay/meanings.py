@@ -1,4 +1,4 @@
-"""What each row of a table means, by its label: for `--explain`, and for the page of a report."""
+"""Explanations of the rows of a replay's table, for `--explain` and for the page of a report."""
 
 import re
 from collections.abc import Mapping
@@ -45,12 +45,12 @@ OF_A_REPLAY: Final[Mapping[str, str]] = {
 
 
 def meaning_of(label: str) -> str:
-    """Return what a row of this label means; empty where it says so itself."""
+    """Return the explanation of a row; empty for a row that needs none."""
     return OF_A_REPLAY.get(_POOL.sub("pool NAME:", label.strip()), "")
 
 
 def print_meanings() -> None:
-    """Print what each row of the table of a replay means."""
+    """Print the explanation of each row of a replay's table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The command of a replay: `lockstep replay`, and a rank's under torchrun."""
+"""Options of `lockstep replay`, and of a rank under torchrun."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ EXIT_STATUSES: Final = (
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChoice:
-    """Says how the ranks are started."""
+    """How the ranks are started."""
 
     launcher: Annotated[str, Parameter(choices=("torch", "ray"))] = "torch"
-    """What starts the ranks. Ignored under torchrun."""
+    """Launcher of the ranks. Ignored under torchrun."""
     ray_address: Annotated[
         str | None, Parameter(metavar="HOST:PORT", show_default="an embedded one")
     ] = None
-    """Ray cluster to use with --launcher ray, or auto for the one that runs here."""
+    """Ray cluster for --launcher ray; auto for the one on this machine."""
     ranks_per_node: Annotated[int | None, AT_LEAST_1, Parameter(show_default="all of them")] = None
-    """Ranks that share a node of the Ray cluster, at most."""
+    """Most ranks on one node of the Ray cluster."""
 
     def __post_init__(self) -> None:
         for name in ("ray_address", "ranks_per_node"):
@@ -44,7 +44,7 @@ _HERE: Final = LaunchChoice()
 
 
 def replay_command(run: Callable[[ReplaySettings, LaunchChoice], int]) -> App:
-    """Return the command that has the options of a replay and calls `run`, which returns its status."""
+    """Return the command that parses a replay's options, calls `run`, and returns its status."""
     app = command_line("replay", help_epilogue=EXIT_STATUSES)
 
     @app.default

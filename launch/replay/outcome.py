@@ -1,4 +1,4 @@
-"""How a replay ends for the person who started it: files, a table, and a status."""
+"""Output of a replay on rank 0: the table, the files, and the exit status."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
@@ -17,27 +17,27 @@ from ..cli.settings import ReplaySettings
 from .report import Report, faults_of
 
 Row = tuple[str, str, bool]
-"""A row of a table: label, value, and whether a section ends there."""
+"""A row of a table: label, value, and whether a section ends after it."""
 
 EXIT_REFUSED = 5
-"""The replay showed no fault, and there were requests that it could not serve."""
+"""Exit status of a replay without faults that could not serve some requests."""
 
 
 VIEWER = "https://ui.perfetto.dev"
 
 
 class Replayed(NamedTuple):
-    """What has come of a replay."""
+    """The report and the timelines of a replay."""
 
     report: Report
     timelines: Sequence[bytes]
-    """The events of all ranks that handed in (`RankEvents.pack`), where they were to keep them."""
+    """The packed events (`RankEvents.pack`) of each rank that kept events and sent its result."""
 
 
 def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
-    """Print the report as a table, write the files, and return the status to exit with.
+    """Print the report as a table, write the files, and return the exit status.
 
-    Raises `ConfigError` for a file that cannot be written, and as `printing` does.
+    Raises `ConfigError` if a file cannot be written, and `LockstepError` if stdout cannot.
     """
     report = replayed.report
     try:
@@ -52,7 +52,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
                 console.print(table_of({title: report}))
                 console.print("lockstep replay --explain says what each row means")
     finally:
-        # If the table cannot be printed, the report is written nevertheless.
+        # Write the report even if the table cannot be printed.
         if settings.report is not None:
             write_report(settings.report, report)
     for line in report["refusals"]:
@@ -81,7 +81,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
 
 
 def _pace(report: Report) -> str:
-    """Say when requests entered, which a reader of the table would else take from the trace."""
+    """Return a line that says when requests entered: not at the trace's timestamps."""
     settings = report["settings"]
     unused = "" if settings["trace"] is None else "; the trace's timestamps are not used"
     requests = count(cast("int", settings["concurrency"]), "request")
@@ -89,7 +89,7 @@ def _pace(report: Report) -> str:
 
 
 def table_of(reports: Mapping[str, Report]) -> Table:
-    """Return a table with one column for each report, by its title."""
+    """Return a table with one column per report, by column title."""
     columns = {title: rows_of(report) for title, report in reports.items()}
     table = Table(title=None, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -102,7 +102,7 @@ def table_of(reports: Mapping[str, Report]) -> Table:
 
 
 def rows_of(report: Report) -> list[Row]:
-    """Return the rows of the table that shows a replay."""
+    """Return the rows of a replay's table."""
     prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
     equal = {0: "not compared", 1: "yes"}.get(len(set(report["digests"])), "NO")
 
@@ -148,7 +148,7 @@ def rows_of(report: Report) -> list[Row]:
 
 
 def _pool_rows(report: Report) -> list[Row]:
-    """Return two rows for each pool: its size, and how much of it was compared."""
+    """Return two rows for each pool: its size, and the number of compared pages."""
     pools = report["pools"]
     rows: list[Row] = []
     for name, pool in pools.items():

@@ -1,4 +1,4 @@
-"""The plots of one report, drawn with matplotlib (the extra `reports`)."""
+"""Plots of a report, drawn with matplotlib (the extra `reports`)."""
 
 import base64
 import io
@@ -39,7 +39,7 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Plots:
-    """All plots of a report, in one image."""
+    """All plots of a report as one SVG image."""
 
     titles: Sequence[str]
     svg_base64: str
@@ -54,7 +54,7 @@ def check_that_drawable() -> None:
 def plots_of(report: Report) -> Plots | None:
     """Draw the plots of a report; None if there is nothing to draw.
 
-    Raises `ConfigError` if matplotlib is not installed.
+    Raises `ConfigError` without matplotlib.
     """
     plots: list[tuple[str, Callable[[Axes], None]]] = []
     samples = report["samples"]
@@ -153,7 +153,7 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # A time stands below its bound, so it is counted with what lies just under that.
+    # Each bucket is labelled with its upper bound, so use a time just below the bound.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")
@@ -162,7 +162,7 @@ def _distribution(report: Report, axes: "Axes") -> None:
 
 
 def _in_units(axes: "Axes", *, x: str, y: str | None = None) -> None:
-    """Write the numbers of the axes with these units; an empty one is a count."""
+    """Format the numbers of the axes with these units; an empty unit is a count."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_formatter(EngFormatter(x))
@@ -178,7 +178,7 @@ def _edges(samples: Samples) -> _Floats:
 
 
 def _at(samples: Samples, column: str, edges: _Floats) -> _Floats:
-    """Return what was counted by then, as if it had grown evenly between two moments."""
+    """Return the counter at the given times, interpolated linearly between samples."""
     counted = cast("Mapping[str, list[int]]", samples)[column]
     return np.asarray(np.interp(edges, samples["seconds"], counted), dtype=np.float64)
 

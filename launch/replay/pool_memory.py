@@ -1,4 +1,4 @@
-"""Whether the pools of a replay fit the memory of this machine, and which option to change if not."""
+"""Check that the pools of a replay fit this machine's memory; name the option to change if not."""
 
 from bisect import bisect_left
 from dataclasses import fields, replace
@@ -15,8 +15,8 @@ _DEFAULTS = {each.name: each.default for each in fields(ReplaySettings)}
 def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
     """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine.
 
-    It names the option by which they can be made to fit, one that the user gave before others, and
-    the largest value with which they do.
+    The error names one option that can make the pools fit, and its largest value that fits. Options
+    that the user gave are tried first.
     """
     needed = _needed_bytes(settings) * ranks_here
     available, where = available_host_memory()
@@ -36,7 +36,7 @@ def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
 
 
 def _needed_bytes(settings: ReplaySettings) -> int:
-    """Return how much host memory one rank's pools take."""
+    """Return the bytes of host memory that one rank's pools take."""
     pages = settings.pool_pages()
     on_host = settings.device == "cpu"
     return sum(
@@ -46,7 +46,7 @@ def _needed_bytes(settings: ReplaySettings) -> int:
 
 
 def _sizes(settings: ReplaySettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the settings that make pools larger: those that the user gave, and the others."""
+    """Return the settings that determine pool sizes: those that the user gave, and the others."""
     sizes = {name: getattr(settings, name) for name in _SIZES}
     given = {name: size for name, size in sizes.items() if size != _DEFAULTS[name]}
     return given, {name: size for name, size in sizes.items() if name not in given and size}
@@ -59,7 +59,7 @@ def _largest_that_fits(settings: ReplaySettings, name: str, value: int, room: in
         try:
             return _needed_bytes(replace(settings, store=None).with_sizes({name: size}))
         except ConfigError:
-            # Too small, where a pool must hold a whole window.
+            # The value is too small: a pool must hold a whole window.
             return None
 
     largest = bisect_left(range(1, value), True, key=lambda size: (needed(size) or 0) > room)

@@ -1,4 +1,4 @@
-"""A Ray cluster, somebody's or one that ends with the command, and the place that ranks have on it."""
+"""Connection to a Ray cluster (existing or embedded), and placement of ranks on it."""
 
 import logging
 import shutil
@@ -16,29 +16,29 @@ from ...errors import ConfigError
 from ..cli.environment import LOOPBACK, prepare_for_ray
 
 CONNECT_TIMEOUT_S = 5.0
-"""How long a cluster may take to accept a connection."""
+"""Timeout in seconds of a connection to a cluster."""
 _END_TIMEOUT_S = 1.5
-"""How long processes of an embedded Ray have to be gone, once they were killed."""
+"""Seconds that killed processes of an embedded Ray have to exit."""
 _OBJECT_STORE_BYTES = 80 << 20
-"""Ray's own store, which carries only outcomes; this is about the least that it takes."""
+"""Size of Ray's object store, which carries only outcomes; about Ray's minimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster that this process is connected to."""
+    """A Ray cluster that this process is connected to."""
 
     ray: Any
     host: str
-    """The address at which actors reach this process."""
+    """This process's address for actors."""
 
 
 @contextmanager
 def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
-    """Connect to the cluster at `address`, or embed one for so many ranks; leave nothing of it behind.
+    """Connect to the cluster at `address`, or embed one for `ranks` ranks; clean up at exit.
 
     Raises `ConfigError` if Ray is not installed, or the cluster cannot be reached.
     """
-    # Ray's sockets live below this directory, and their paths may have 107 characters.
+    # Ray's sockets are in this directory, and a socket's path has at most 107 characters.
     temporary = Path(tempfile.mkdtemp(prefix="lk-", dir="/tmp"))
     try:
         prepare_for_ray(temporary, embedded=address is None)
@@ -55,22 +55,22 @@ def ray_cluster(address: str | None, *, ranks: int) -> Generator[RayCluster]:
 
 
 def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> Any:
-    """Return a placement group with a bundle for each `ranks_per_node` ranks, or one for all of them.
+    """Return a placement group with one bundle for each `ranks_per_node` ranks, or one for all ranks.
 
-    Each rank takes one CPU, and one GPU if they want `gpus`. Raises `ConfigError` if the cluster has no
-    room for them; room that others use is waited for by the actors that are placed there.
+    Each rank takes one CPU, and one GPU if `gpus`. Raises `ConfigError` if the cluster is too small. If
+    other jobs use the resources, the actors in the group wait for them.
     """
     most = ranks_per_node or ranks
     sizes = [min(most, ranks - first) for first in range(0, ranks, most)]
     bundles = [{"CPU": each} | ({"GPU": each} if gpus else {}) for each in sizes]
     _check_that_nodes_suffice(ray, bundles)
-    # A bundle never spans nodes, and Ray takes another node for the next one where it can. All of
-    # them are reserved at once or not at all, so that two commands never wait for each other.
+    # A bundle never spans nodes, and SPREAD puts each bundle on another node if possible. Ray reserves
+    # all bundles or none, so two commands never wait for each other.
     return ray.util.placement_group(bundles, strategy="SPREAD")
 
 
 def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
-    """Raise `ConfigError` where Ray would wait for ever, since it hopes for larger nodes."""
+    """Raise `ConfigError` if no node is large enough, because Ray would wait for one forever."""
     nodes = [
         node["Resources"] | {"at": node["NodeManagerAddress"]}
         for node in ray.nodes()
@@ -96,7 +96,7 @@ def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> No
 
 
 def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
-    """Connect this process; return the address at which actors reach it."""
+    """Connect this process to Ray; return the address at which actors reach this process."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         ray.init(
@@ -106,7 +106,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
             _temp_dir=str(temporary),
             **quiet,
         )
-        # It is this machine alone, so that nobody else has to reach this process.
+        # An embedded cluster is on this machine only.
         return LOOPBACK
     _check_that_somebody_listens(address)
     try:
@@ -118,7 +118,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
 
 
 def _check_that_somebody_listens(address: str) -> None:
-    """Raise `ConfigError` at once where Ray itself would try again for minutes."""
+    """Raise `ConfigError` at once if no server listens, because Ray would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -131,7 +131,7 @@ def _check_that_somebody_listens(address: str) -> None:
 
 
 def _shut_down(ray: Any) -> None:
-    """Leave Ray, and end what it has started here even if it was interrupted while starting."""
+    """Disconnect from Ray, and kill the processes it started here, even after an interrupted start."""
     started = psutil.Process().children(recursive=True)
     ray.shutdown()
     for process in started:

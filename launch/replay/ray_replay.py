@@ -1,7 +1,6 @@
-"""A replay by Ray actors, one for each rank, which run the same function as processes do.
+"""Replay on Ray actors, one per rank, which run the same function as processes do.
 
-The command hosts the store in which the ranks meet. What a rank hands over through Ray is what it has
-come to, and nothing else.
+The command hosts the ranks' rendezvous store. Ray carries the ranks' settings, progress and outcomes.
 """
 
 import threading
@@ -26,46 +25,46 @@ from .ray_cluster import RayCluster, ray_cluster, reserve
 from .worker import Watch, run_rank
 
 START_TIMEOUT_S = 180.0
-"""How long Ray may take to place the actors."""
+"""Seconds that Ray may take to place the actors."""
 STOP_TIMEOUT_S = 1.5
-"""How long ranks have for an orderly end, and for what they have counted; then they are killed."""
+"""Seconds for the ranks to stop in order and return their counters; then they are killed."""
 POLL_S = 0.1
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a rank: a report on rank 0, an error, or neither."""
+    """The outcome of a rank: a report on rank 0, an error, or neither."""
 
     replayed: Replayed | None = None
     error: str = ""
     status: int = 0
-    """What a process ends with after that error."""
+    """Exit status of a process with this error."""
     silent: bool = False
-    """Whether it has not said anything in time."""
+    """Whether the rank did not answer in time."""
 
 
 class ReplayRankActor:
-    """One rank. `run` occupies one thread of the actor; the other methods answer beside it."""
+    """One rank. `run` occupies one thread of the actor, and the other methods run on a second one."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._done = Progress(0, 0)
 
     def node(self) -> str:
-        """Return the node that the actor was placed on."""
+        """Return the id of the actor's node."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def stop(self) -> None:
-        """Let the rank end at its next step."""
+        """Stop the rank at its next step."""
         self._stop.set()
 
     def done(self) -> Progress:
-        """Return how far the rank has come."""
+        """Return the rank's progress."""
         return self._done
 
     def run(self, settings: str, variables: dict[str, str]) -> bytes:
-        """Run as a process does that finds these variables; return its outcome as msgpack."""
+        """Run the rank with these environment variables; return its outcome as msgpack."""
 
         def note(done: Progress) -> None:
             self._done = done
@@ -83,10 +82,10 @@ class ReplayRankActor:
 
 
 def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
-    """Replay on `settings.ranks` actors; return the status to exit with.
+    """Replay on `settings.ranks` actors; return the exit status.
 
-    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left and what was counted is told,
-    and `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
+    Raises `Interrupted` after SIGINT or SIGTERM, once no rank is left and the counters are printed.
+    Raises `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
     """
     raise_on_signals()
     try:
@@ -107,10 +106,9 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
 
 
 def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
-    """Return the outcome that says most about what went wrong; None if nothing did.
+    """Return the outcome with the most informative error; None if no rank failed.
 
-    A rank that knows what is wrong with the input says more than one that lost its peers, and each
-    says more than what is said here of one that said nothing.
+    A configuration error comes before the loss of a peer, and both before a rank that did not answer.
     """
     errors = [each for each in outcomes if each.error]
     return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)
@@ -119,7 +117,7 @@ def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
 def _run_actors(
     cluster: RayCluster, settings: ReplaySettings, ranks_per_node: int | None
 ) -> list[RankOutcome]:
-    """Run one actor for each rank and return their outcomes by rank."""
+    """Run one actor for each rank, and return the outcomes by rank."""
     ray = cluster.ray
     # torch's stubs do not export the class that its documentation names.
     store = dist.TCPStore(  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
@@ -129,7 +127,7 @@ def _run_actors(
         wait_for_workers=False,
         timeout=timedelta(seconds=START_TIMEOUT_S),
     )
-    # An exception out of a signal would break Ray's own calls.
+    # An exception from a signal handler would break Ray's calls.
     interrupted = note_signals()
     gpus = settings.device == "cuda"
     reserved = reserve(ray, settings.ranks, ranks_per_node=ranks_per_node, gpus=gpus)
@@ -156,14 +154,14 @@ def _run_actors(
             raise Interrupted
         return outcomes[:1]
     finally:
-        # Ray kills what is left in it.
+        # Ray kills the actors that are still in the group.
         with suppress(ray.exceptions.RayError):
             ray.util.remove_placement_group(reserved)
         del store
 
 
 def _actors(ray: Any, reserved: Any, *, gpus: bool) -> list[Any]:
-    """Return an actor for each rank, which Ray is still to place in the bundles."""
+    """Return an actor for each rank; Ray places them in the bundles later."""
     options = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": 2, "max_restarts": 0}
     kind = ray.remote(**options)(ReplayRankActor)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -177,7 +175,7 @@ def _actors(ray: Any, reserved: Any, *, gpus: bool) -> list[Any]:
 def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) -> list[str]:
     """Wait until Ray has placed all actors; return the node of each.
 
-    Raises `ConfigError` if it cannot, and `Interrupted` once `interrupted` says so.
+    Raises `ConfigError` if Ray cannot place them in time, and `Interrupted` when `interrupted` is true.
     """
     placed = [actor.node.remote() for actor in actors]
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -202,7 +200,7 @@ def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) 
 
 
 def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
-    """Return the variables by which a rank finds its place, as torch's launchers set them."""
+    """Return the environment variables of a rank, as torch's launchers set them."""
     place = {
         "RANK": rank,
         "WORLD_SIZE": len(nodes),
@@ -214,7 +212,7 @@ def _place(nodes: Sequence[str], rank: int) -> dict[str, str]:
 
 
 def _have_ended(ray: Any, runs: Sequence[Any]) -> bool:
-    """Wait for a moment; say whether all ranks have ended, or one of them has died or failed."""
+    """Wait `POLL_S`; return whether all ranks have finished, or one has died or failed."""
     ended, waiting = ray.wait(runs, num_returns=len(runs), timeout=POLL_S)
     return not waiting or any(_outcome(ray, run, 0).error for run in ended)
 

@@ -1,4 +1,4 @@
-"""`lockstep report`: from a report's JSON to one page of HTML, which needs nothing but itself."""
+"""`lockstep report`: convert a report's JSON to one self-contained HTML page."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("path", "l3_l2_gbps", print_path),
     ("tree", "repetitions", print_tree),
 )
-"""The benchmarks, each with a key that no other has in its report, and what prints it."""
+"""Each benchmark's name, a key that only its report has, and its printing function."""
 _WANTED: Final = "a report of `lockstep replay`, `demo` or `bench`, as --report writes it"
 
 
@@ -62,9 +62,9 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make one page of plots and tables of a report.
+    """Show a report as one page of plots and tables.
 
-    It is a single file that needs no network.
+    The page is a single HTML file that needs no network.
     """
     target = output or run.with_suffix(".html")
     if target == run:
@@ -74,15 +74,15 @@ def report(
 
 
 def write_page(run: Path, target: Path) -> None:
-    """Write the page that shows the report in `run`. Raises `ConfigError` for what cannot be."""
+    """Write the page for the report in `run`. Raises `ConfigError` if reading or writing fails."""
     check_that_writable(target)
     write_text(target, page_of(run))
 
 
 def page_of(path: Path) -> str:
-    """Return the page that shows the report in a file.
+    """Return the HTML page of the report in a file.
 
-    Raises `ConfigError` for a file that cannot be read, or that is not such a report.
+    Raises `ConfigError` if the file cannot be read, or is not a report.
     """
     text = read_bounded(path, _BYTES_MAX)
     try:
@@ -101,7 +101,7 @@ def page_of(path: Path) -> str:
 
 
 def _shown(record: dict[str, Any]) -> str | None:
-    """Return the page of a record by its kind; None for one of no kind that is known."""
+    """Return the page for a record of any known kind; None for an unknown kind."""
     if {"cold", "warm"} <= record.keys():
         return _replays({name: cast("Report", record[name]) for name in ("cold", "warm")}, "demo")
     if {"round_us", "hit_tokens", "digests"} <= record.keys():
@@ -148,13 +148,13 @@ def _benchmark(name: str, record: dict[str, Any], show: Callable[[Any], None]) -
 
 
 def _with_samples(report: Report) -> Report:
-    """Return a report of any version: one without samples is shown without their plots."""
+    """Return a report of any version with empty samples if it has none; their plots are left out."""
     empty: dict[str, object] = {"samples": None, "round_us_counts": []}
     return cast("Report", {**empty, **report})
 
 
 def _section(title: str, report: Report) -> list[str]:
-    """Return what matters most of a replay, and its plots."""
+    """Return the main figures and the plots of a replay."""
     faults = faults_of(report)
     if report["interrupted"]:
         faults.append("The run was interrupted: this is what was counted so far.")
@@ -185,12 +185,12 @@ def _figures(report: Report) -> list[tuple[str, str]]:
 
 
 def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """Return a page with these parts, which are HTML already."""
+    """Return an HTML page with these parts, which are already HTML."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; img-src data:\">"
-        # Without an icon of its own a page asks its server for one.
+        # Without an inline icon, a browser requests one from the server.
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_STYLE}</style>'
     )
     body = "\n".join([f"<h1>{escape(title)}</h1>", f"<p>{escape(subtitle)}</p>", *parts])
@@ -198,7 +198,7 @@ def _page(title: str, subtitle: str, parts: Sequence[str]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
-    """Return a table with columns for labels, for values under these titles, and for meanings."""
+    """Return a table with columns for labels, values (with these titles) and explanations."""
     heads = "".join(f"<th>{escape(each)}</th>" for each in titles)
     return f"<table><tr><th></th>{heads}<th></th></tr>{''.join(rows)}</table>"
 

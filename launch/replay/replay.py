@@ -1,7 +1,7 @@
 """A rank of a replay: `torchrun --nproc-per-node N -m lockstep.launch.replay.replay [TRACE] [options]`.
 
-Takes the options of `lockstep replay`, which starts the same module with its settings in a variable of
-the environment in place of options.
+Takes the options of `lockstep replay`. That command starts the same module, but passes the settings in
+an environment variable.
 """
 
 import os
@@ -18,7 +18,7 @@ from ..cli.interruption import (
     raise_on_signals,
 )
 
-# Importing torch takes seconds; a Ctrl-C in the meantime is no error to explain.
+# Importing torch takes seconds; until then a signal ends the process without a message.
 if __name__ == "__main__":
     end_on_signals()
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LAUNCHER_OPTION = "--launched-by"
-"""Names the launcher of a rank that finds its settings in its environment."""
+"""Option with the launcher's process id, for a rank that reads its settings from the environment."""
 PATIENCE_S = 1.0
-"""How long a rank that is interrupted has for the step that it is in."""
+"""Seconds that an interrupted rank has to finish its current step."""
 
 
 def main() -> None:
-    """Run this process as one rank, and end it with the status that the others end with too."""
-    # Our own launcher says who it is, since it may have died while this process was starting.
+    """Run this process as one rank, and exit with the group's exit status."""
+    # Our launcher passes its process id, because it may have died while this process was starting.
     started = sys.argv[1:2] == [LAUNCHER_OPTION]
     launcher = int(sys.argv[2]) if started else os.getppid()
     end_with(launcher)
@@ -61,23 +61,23 @@ def main() -> None:
 
 
 class _Rank:
-    """Serves as one rank of a replay, in this process."""
+    """One rank of a replay in this process."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
         self._interrupted: Callable[[], bool] = lambda: False
 
     def run_with_options(self) -> int:
-        """Take the settings from the command line."""
+        """Run the rank with settings from the command line."""
         arguments = sys.argv[1:]
         if not any(each.partition("=")[0] == "--ranks" for each in arguments):
             arguments = ["--ranks", str(read_rank_environment().world_size), *arguments]
         return run_command(replay_command(lambda settings, _choice: self.run(settings)), arguments)
 
     def run(self, settings: ReplaySettings | None = None) -> int:
-        """Meet the other ranks, replay, and report if this is rank 0.
+        """Join the other ranks, replay, and report if this is rank 0.
 
-        `lockstep replay` has left the settings in the environment.
+        Without `settings`, read those that `lockstep replay` put into the environment.
         """
         from ..cli.progress import progress_bar
         from .outcome import conclude
@@ -103,14 +103,14 @@ class _Rank:
         self._interrupted = note_signals(patience_s=PATIENCE_S)
 
     def _stopped(self) -> bool:
-        # A launcher that was killed cannot stop its ranks any more.
+        # A launcher that was killed cannot stop its ranks.
         return self._interrupted() or os.getppid() != self._launcher
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process without waiting for threads that an error may have left behind."""
+    """End the process without waiting for threads that an error may have left running."""
     for each in (sys.stdout, sys.stderr):
-        if each is not None:  # As of a service that was started without.
+        if each is not None:  # None if a service was started without stdout or stderr.
             each.flush()
     os._exit(code)
 

@@ -1,7 +1,7 @@
 """The report of a replay: one JSON object.
 
-Each rank hands in a `RankResult`; rank 0 makes the report from all of them. What every rank counts
-alike (tokens, steps) is taken from rank 0; bytes, pages and corrupt pages are sums over the ranks.
+Each rank sends a `RankResult`, and rank 0 makes the report from all of them. Counters that are equal on
+all ranks (tokens, steps) come from rank 0. Bytes, pages and corrupt pages are sums over the ranks.
 """
 
 import json
@@ -30,7 +30,7 @@ class HitTokens(TypedDict):
 
 
 class Percentiles(TypedDict):
-    """Says how long something took, over the samples of all ranks."""
+    """Percentiles of a time, over the samples of all ranks."""
 
     p50: float
     p99: float
@@ -46,93 +46,103 @@ class Bytes(TypedDict):
 
 
 class Pool(TypedDict):
-    """One pool of the model's, and what was compared in it, summed over the ranks."""
+    """One pool's size, and its compared pages summed over the ranks."""
 
     device_pages: int
     host_pages: int
     page_bytes: int
-    """How many bytes one rank keeps of a page, or in a slot for a recurrent state."""
+    """Bytes of a page, or of a slot for a recurrent state, on one rank."""
     pages_verified: int
     pages_rechecked: int
     pages_corrupt: int
 
 
 class Report(TypedDict):
-    """Says what a replay has shown. Every key is always present."""
+    """The result of a replay. Every key is always present."""
 
     ranks: int
-    """Ranks that handed in what they counted: all, unless the replay was interrupted."""
+    """Ranks whose results are in the report: all, unless the replay was interrupted."""
     interrupted: bool
-    """Whether the replay was ended before its time. Then this is what was counted so far: operations
-    are left, and ranks were not stopped in the same step, so that there are no digests to compare."""
+    """Whether the replay was interrupted.
+
+    Then the counters are partial, operations may be left, and there are no digests, because the ranks
+    stopped in different steps.
+    """
     requests: int
     """Requests that were served."""
     refused: int
-    """Requests that can never fit the device pool; nothing else counts them."""
+    """Requests that can never fit the device pool; no other counter includes them."""
     refusals: list[str]
-    """The first of them, by name."""
+    """The first refused requests, one line each."""
     retractions: int
-    """How often a request left the device with all that it had, so that an older one could go on."""
+    """Retractions: a request's pages were all copied to the host, to make room for an older request."""
     resumes: int
-    """How often one came back with all that it had; the others began again."""
+    """Number of retracted requests that resumed with all their pages; the others started again."""
     preempted: int
-    """How often a request gave up its pages so that an older one could go on, and began again: there
-    was no room to save it, or nothing to be saved."""
+    """Number of times that a request lost its pages to an older request and started again.
+
+    Its pages could not be saved, because there was no space or nothing to save.
+    """
     recomputed_tokens: int
-    """Tokens that requests had, lost, and computed again; nothing else counts them."""
+    """Tokens that requests lost and computed again; no other counter includes them."""
     prompt_tokens: int
-    """`computed_tokens` and the three of `hit_tokens` together."""
+    """The sum of `computed_tokens` and the three `hit_tokens`."""
     computed_tokens: int
     hit_tokens: HitTokens
     output_tokens: int
     steps: int
     rounds: int
     transport: str
-    """What carried the rounds, and why."""
+    """The transport of the rounds, and why it was chosen."""
     collectives: int
     """Collectives that a rank launched for its rounds."""
     round_us: Percentiles
-    """How long a step of the cache kept the engine, in microseconds: the vote, the wait for the other
-    ranks, and what follows from the verdict; without the waits for progress that an engine asks for."""
+    """Microseconds that `Cache.step` blocked the engine, without the waits that an engine requests.
+
+    Includes the vote, the wait for the other ranks, and the processing of the verdict.
+    """
     operations: dict[str, dict[str, int]]
     operations_left: int
-    """Operations that had not ended when everything was flushed. Must be 0 at the end."""
+    """Operations still in flight after the final flush. Must be 0 at the end."""
     violations: list[str]
-    """Invariants that a replica broke at rest, by which a leaked page shows. Must be empty."""
+    """Invariants that a replica violated at rest, such as a leaked page. Must be empty."""
     bytes: Bytes
     pages_verified: int
-    """Pages that came from the cache and were compared when used, over all pools and ranks."""
+    """Pages from the cache that were compared when used, over all pools and ranks."""
     pages_rechecked: int
     """Pages that were compared when their request had finished, over all pools and ranks."""
     pages_corrupt: int
-    """Pages, verified or rechecked, whose bytes were wrong. Must be 0."""
+    """Verified or rechecked pages with wrong bytes. Must be 0."""
     pools: dict[str, Pool]
-    """The pools by name: `kv` for full attention, `window` and `state` where the profile has them."""
+    """Pools by name: `kv` for full attention; `window` and `state` if the profile has them."""
     storage_corrupt: int
     """Objects that the store found corrupt and did not serve, summed over the ranks."""
     storage_late_calls: int
     """Calls to the store that timed out, summed over the ranks."""
     storage_waited_s: float
-    """How long they took, summed over calls that ran side by side."""
+    """Total time of these calls; parallel calls are summed."""
     loads_failed: int
     saves_failed: int
-    """Retractions of which a copy failed, so that the request began again."""
+    """Retractions with a failed copy, after which the request started again."""
     digests: list[str]
-    """What each rank's replicated state digests to at the end. Must be equal."""
+    """Digest of each rank's replicated state at the end. Must be equal."""
     wall_s: float
-    """How long it took from the first request to the end of the last write."""
+    """Time from the first request to the end of the last write."""
     flush_s: float
-    """The part of `wall_s` that writes took after the last request had left."""
+    """The part of `wall_s` after the last request had finished."""
     samples: Samples | None
-    """What rank 0 saw while it ran; None where it took none."""
+    """Samples of rank 0; None if none were taken."""
     round_us_counts: list[list[float]]
-    """How many steps of all ranks took how long, as `round_us`: a time in microseconds, and how many
-    took less than it and at least 11/12 of it. Sizes that no step had are left out."""
+    """Histogram of `round_us` over all ranks; empty buckets are left out.
+
+    Each entry is an upper bound in microseconds, and the number of steps below it and at least 11/12 of
+    it.
+    """
     settings: dict[str, object]
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what one rank hands in when its replay is over."""
+    """The counters that one rank sends to rank 0 at the end of its replay."""
 
     counts: ReplayCounts
     refusals: list[str]
@@ -144,7 +154,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     operations: dict[str, dict[str, int]]
     operations_left: int
     violation: str
-    """The first invariant that the replica broke at rest, or nothing."""
+    """The first invariant that the replica violated at rest, or ""."""
     bytes_moved: dict[str, int]
     storage_corrupt: int
     storage_late_calls: int
@@ -153,17 +163,17 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     flush_s: float
     samples: Samples | None = None
-    """What was seen meanwhile; of rank 0 alone."""
+    """Samples of rank 0; None on the other ranks."""
     timeline: bytes | None = None
-    """The rank's events (`RankEvents.pack`), if it has kept any."""
+    """The rank's packed events (`RankEvents.pack`), if it kept any."""
 
 
 def make_report(
     settings: ReplaySettings, results: Sequence[RankResult], *, interrupted: bool = False
 ) -> Report:
-    """Return the report of the results of all ranks, by rank.
+    """Return the report, given the results of the ranks in rank order.
 
-    Of an interrupted replay some may be missing, but not that of rank 0.
+    In an interrupted replay results may be missing, but not that of rank 0.
     """
     first = results[0]
     counts = first.counts
@@ -228,7 +238,7 @@ def make_report(
 
 
 def shown_settings(settings: ReplaySettings) -> dict[str, object]:
-    """Return the settings as a report has them: with a store's URI as it may be shown."""
+    """Return the settings as shown in a report, with the secrets of the store's URI removed."""
     shown: dict[str, object] = asdict(settings)
     if settings.store is not None:
         shown["store"] = without_secrets(settings.store)
@@ -252,7 +262,7 @@ def _pools(settings: ReplaySettings, counts: Sequence[ReplayCounts]) -> dict[str
 
 
 def faults_of(report: Report) -> list[str]:
-    """Return what must not be in a report, one sentence each."""
+    """Return the faults in a report, one sentence each."""
     faults: list[str] = []
     if report["pages_corrupt"]:
         pools = {name: each["pages_corrupt"] for name, each in report["pools"].items()}

@@ -1,8 +1,8 @@
-"""Samples: what rank 0 sees while it runs, a bounded series of moments.
+"""Samples of rank 0's counters during a replay, in a list of bounded length.
 
-A step costs one look at the clock. Where the series is full every second moment is dropped, and as
-much time as before passes twice between two of them; what lies between two moments is kept, as counts
-are since the start and times of steps are counted by their size.
+Without a sample a step costs one read of the clock. When the list is full, every second sample is
+dropped and the interval doubles. No count is lost, because counters are cumulative and the step times
+of a dropped sample are added to the next one.
 """
 
 import time
@@ -21,31 +21,30 @@ MOMENTS_MAX: Final = 500
 _FIRST_PAUSE_S: Final = 0.05
 SIZES_PER_DOUBLING: Final = 8
 _SIZES: Final = 27 * SIZES_PER_DOUBLING
-"""From 1 us to two minutes; what is longer counts as that."""
+"""Buckets for 1 us to two minutes; longer times go into the last one."""
 
 
 class Samples(TypedDict):
-    """What rank 0 saw while it ran: one entry of each list for each moment.
+    """Counters of rank 0 over time; each list has one entry per sample.
 
-    Tokens, requests, rounds and bytes are counted since the start, and bytes are those of rank 0 alone.
+    Tokens, requests, rounds and bytes are cumulative; bytes are those of rank 0 alone.
     """
 
     seconds: list[float]
-    """Since the start."""
+    """Seconds since the start."""
     requests: list[int]
-    """Requests that had left: served or refused."""
+    """Finished requests: served or refused."""
     requests_in_system: list[int]
     operations_in_flight: list[int]
     prompt_tokens: list[int]
-    """Prompt tokens of the requests that were served."""
+    """Prompt tokens of the served requests."""
     hit_device_tokens: list[int]
-    """The part of them that was on the device."""
+    """Prompt tokens that were on the device."""
     hit_host_tokens: list[int]
     hit_storage_tokens: list[int]
     rounds: list[int]
     round_us_p50: list[float]
-    """How long a step of the cache kept the engine since the moment before, as `Report.round_us`;
-    within a twelfth."""
+    """Time of `Cache.step` since the previous sample, as in `Report.round_us`; within a twelfth."""
     round_us_p99: list[float]
     l1_to_l2_bytes: list[int]
     l2_to_l1_bytes: list[int]
@@ -54,23 +53,23 @@ class Samples(TypedDict):
 
 
 Counted = npt.NDArray[np.int64]
-"""How many steps took how long, by size."""
+"""Number of steps in each bucket of times."""
 
 
 def counted_by_size(times_us: Sequence[float] | npt.NDArray[np.float64]) -> Counted:
-    """Return how many of these times are of each size."""
+    """Return the number of times in each bucket."""
     times = np.maximum(np.asarray(times_us, dtype=np.float64), 1.0)
     sizes = np.minimum((np.log2(times) * SIZES_PER_DOUBLING).astype(np.int64), _SIZES - 1)
     return np.bincount(sizes, minlength=_SIZES).astype(np.int64)
 
 
 def upper_us(size: int) -> float:
-    """Return the time below which those of a size are."""
+    """Return the upper bound of a bucket in microseconds."""
     return round(float(2 ** ((size + 1) / SIZES_PER_DOUBLING)), 1)
 
 
 def percentile_us(counted: Counted, share: float) -> float:
-    """Return the time that so large a share of all is not above; 0 of none."""
+    """Return a percentile of the times in microseconds; 0 if there are none."""
     total = int(counted.sum())
     if not total:
         return 0.0
@@ -80,7 +79,7 @@ def percentile_us(counted: Counted, share: float) -> float:
 
 @dataclass(slots=True)
 class _Moment:
-    """One moment, and the times of the steps since the one before."""
+    """One sample, and the times of the steps since the previous one."""
 
     seconds: float
     counts: dict[str, int]
@@ -88,7 +87,7 @@ class _Moment:
 
 
 class Sampler:
-    """Takes the samples of one rank; `look` is to be called once in every step."""
+    """Takes the samples of one rank; call `look` once in every step."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Sampler:
         stopped: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stopped` is asked by `look`, which stands in its place."""
+        """`stopped` is called by `look`, which returns its result."""
         self._cache = cache
         self._stopped = stopped
         self._clock = clock
@@ -107,20 +106,20 @@ class Sampler:
         self._steps = 0
 
     def begin(self, scheduler: "Scheduler") -> None:
-        """Take the first moment, before the first request is served."""
+        """Take the first sample, before the first request is served."""
         self._scheduler = scheduler
         self._began = self._clock()
         self._take(self._began)
 
     def look(self) -> bool:
-        """Take a moment if it is time for one; return what `stopped` says."""
+        """Take a sample if one is due; return the result of `stopped`."""
         now = self._clock()
         if self._scheduler is not None and now >= self._due:
             self._take(now)
         return self._stopped()
 
     def samples(self) -> Samples:
-        """Return what was seen so far, the present moment included."""
+        """Return all samples, with a last one taken now."""
         self._take(self._clock())
         record: dict[str, object] = {
             name: [each.counts[name] for each in self._moments] for name in self._moments[0].counts
@@ -158,7 +157,7 @@ class Sampler:
         self._due = now + self._pause_s
 
     def _thin_out(self) -> None:
-        """Drop every second moment but the first, and leave its times to the one after it."""
+        """Drop every second sample but the first, and add its times to the next sample."""
         first, *others = self._moments
         left = others[len(others) // 2 * 2 :]
         for dropped, stays in zip(others[::2], others[1::2], strict=False):

@@ -1,9 +1,9 @@
-"""The one function that every rank runs, whatever launched it.
+"""The function that every rank runs under any launcher.
 
-It joins the ranks, opens the cache on a gloo group of its own, replays the workload, gathers the
-results, and leaves together with the others. After an error or an interruption it leaves at once and
-alone: closing its connections is what tells the others. What it has counted by then is handed in
-(`handing_in`).
+A rank joins the others, opens the cache on a gloo group, replays the workload, gathers the results, and
+leaves together with the others. After an error or an interruption the rank leaves at once, without
+waiting; the others notice its closed connections. Before that, an interrupted rank sends its counters
+to rank 0 (`handing_in`).
 """
 
 from collections.abc import Callable
@@ -41,30 +41,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Lets a rank and its launcher see each other while the rank runs."""
+    """Callbacks between a rank and its launcher while the rank runs."""
 
     on_done: OnDone = nothing
-    """Told of the progress."""
+    """Called with the progress."""
     stopped: Callable[[], bool] = lambda: False
-    """Asked in every step whether the rank shall end."""
+    """Called in every step; true stops the rank."""
     on_joined: Callable[[], None] = lambda: None
-    """Told when the rank has met the others, before it opens anything that needs an orderly end."""
+    """Called when the rank has joined, before it opens anything that needs an orderly shutdown."""
     on_open: Callable[[], None] = lambda: None
-    """Told when the first request is about to be served, from where on `stopped` is asked."""
+    """Called before the first request is served; `stopped` is called from then on."""
     on_interrupted: Callable[[], None] = lambda: None
-    """Told when the rank has begun to leave early."""
+    """Called when the rank begins to leave early."""
 
 
 def run_rank(
     settings: ReplaySettings, environment: RankEnvironment, watch: Watch
 ) -> Replayed | None:
-    """Replay on this rank. Returns what has come of it on rank 0, and None on the others.
+    """Replay on this rank. Returns the result on rank 0, and None on the other ranks.
 
-    Once `watch.stopped` has said so, or a rank was interrupted, the report has what was counted so far,
-    and the other ranks raise `Interrupted`. So does rank 0 where nothing could be counted yet.
-
-    Raises `ConfigError` on every rank alike for settings that differ or cannot work, and `GroupError`
-    if the group cannot go on.
+    If `watch.stopped` returned true or a rank was interrupted, the report has the counters so far, and
+    the other ranks raise `Interrupted`. Rank 0 raises `Interrupted`, too, if nothing was counted yet.
+    Raises `ConfigError` on every rank if settings differ or cannot work, and `GroupError` if the group
+    cannot continue.
     """
     prepare_for_mooncake()
     write_log()
@@ -74,7 +73,7 @@ def run_rank(
         agreed, requests = _agree(settings, environment, meeting.collective)
         replayed = _replay(agreed, requests, environment, meeting, watch)
         if replayed is None or not replayed.report["interrupted"]:
-            # The rounds are over; nobody takes the store away while another rank still leaves.
+            # Wait until all ranks are done, because the first to exit may close the rendezvous store.
             dist.barrier()
     return replayed
 
@@ -84,8 +83,8 @@ def _agree(
 ) -> tuple[ReplaySettings, int]:
     """Return the settings with the smallest pools of all ranks, and the number of requests.
 
-    Raises the same `ConfigError` on every rank if the settings differ or one of the ranks cannot
-    replay them; every line of the trace has been checked before the first request is served.
+    Checks every line of the trace before the first request is served. Raises the same `ConfigError` on
+    every rank if settings differ or a rank cannot replay them.
     """
     pools = agree_on_settings(
         collective,
@@ -144,7 +143,7 @@ def _replay(
             own, results = run.so_far(), None
             hand_in(meeting.store, environment.rank, own)
     finally:
-        # After an error or an interruption nobody waits for a round any more.
+        # After an error or an interruption no rank waits for another round.
         cache.abandon()
     interrupted = results is None
     if environment.rank == 0:
@@ -165,7 +164,7 @@ def _run_of(
     watch: Watch,
     events: KeptEvents | None,
 ) -> Run:
-    """Return the serving of all requests, which has not begun."""
+    """Return the run, which has not started."""
 
     def on_done(done: int) -> None:
         watch.on_done(Progress.of(done, requests, scheduler.counts))
@@ -184,7 +183,7 @@ def _run_of(
 
 
 def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
-    """Return the device of a rank's L1. Raises `ConfigError` where there is none."""
+    """Return the device of a rank's L1. Raises `ConfigError` if torch finds no CUDA device."""
     if settings.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -193,7 +192,7 @@ def _device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.
 
 
 def limits_of(settings: ReplaySettings) -> EngineLimits:
-    """Return the bounds of each rank's scheduler."""
+    """Return the limits of each rank's scheduler."""
     return EngineLimits(
         concurrency=settings.concurrency,
         page_tokens=settings.page_tokens,

@@ -1,1 +1,1 @@
-"""`lockstep store`: what is in a store, whether it is sound, and tidying it."""
+"""`lockstep store`: list, verify and clean up a store."""

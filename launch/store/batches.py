@@ -1,4 +1,4 @@
-"""Objects in batches of bounded size, worked on a few batches at a time, in memory that is reused."""
+"""Work on objects in batches of bounded size, a few batches in parallel, in reused memory."""
 
 import asyncio
 from collections import Counter
@@ -14,28 +14,27 @@ from ...storage_backends.records.catalogue import stored_bytes
 BATCH_BYTES: Final = 16 << 20
 BATCH_OBJECTS: Final = 256
 OBJECT_BYTES_MAX: Final = 1 << 30
-"""A page is some megabytes. What claims to be larger than this is not read, since nobody has said
-that there is memory for it."""
+"""Largest object that is read. A page has a few megabytes; memory for more is not guaranteed."""
 ANY_BYTES: Final = 1 << 62
-"""The bound of a batch whose objects are only named, and not read."""
+"""No byte limit, for batches whose objects are named but not read."""
 
 NAMED_MAX: Final = 10
-"""How many objects are named of each kind that should not be."""
+"""Most objects that are named for each kind of defect."""
 
 Batch = Sequence[StoredObject]
 
 
 @dataclass(slots=True)
 class Defects:
-    """Counts the objects that met one end, and keeps the first of them."""
+    """Number of objects with one kind of defect, and the names of the first ones."""
 
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """How many met it in which way, where there are several: `failed`, `timed out`, and so on."""
+    """Number of objects by outcome (`failed`, `timed out`), if there are several."""
 
     def add(self, name: ObjectName, outcome: str | None = None) -> None:
-        """Count one object more."""
+        """Count one more object."""
         self.objects += 1
         if outcome is not None:
             self.outcomes[outcome] += 1
@@ -44,16 +43,16 @@ class Defects:
 
 
 class Scratch:
-    """Memory that one worker reads into, as large as its largest batch so far."""
+    """Read buffer of one worker; grows to the worker's largest batch."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
 
     def buffers(self, shapes: Sequence[ObjectShape]) -> list[memoryview]:
-        """Return a buffer for each shape. They hold until the next call."""
+        """Return a buffer for each shape, valid until the next call."""
         sizes = [shape.nbytes for shape in shapes]
         if sum(sizes) > len(self._memory):
-            # The old memory goes first, so that there are never two.
+            # Free the old memory first, so that both are never allocated together.
             self._memory = memoryview(bytearray())
             self._memory = memoryview(bytearray(sum(sizes)))
         buffers: list[memoryview] = []
@@ -65,7 +64,7 @@ class Scratch:
 
 
 async def in_batches(objects: AsyncIterator[StoredObject], nbytes_max: int) -> AsyncIterator[Batch]:
-    """Yield the objects in their order, in batches that are as large as one may be."""
+    """Yield the objects in order, in batches as large as the limits allow."""
     batch: list[StoredObject] = []
     nbytes = 0
     async for stored in objects:
@@ -86,11 +85,10 @@ async def for_each_batch(
     *,
     nbytes_max: int = BATCH_BYTES,
 ) -> None:
-    """Call `work` for all objects, batch by batch, for `jobs` batches at a time.
+    """Call `work` for all objects, batch by batch, with `jobs` batches in parallel.
 
-    A batch has at most `BATCH_OBJECTS` objects and `nbytes_max` bytes, or is one larger object.
-
-    Each call has scratch memory that is its own meanwhile. The first error ends all of it.
+    A batch has at most `BATCH_OBJECTS` objects and `nbytes_max` bytes, or is one larger object. No two
+    calls share scratch memory at the same time. The first error stops all workers.
     """
     batches = in_batches(objects, nbytes_max)
     turn = asyncio.Lock()
@@ -110,20 +108,20 @@ async def for_each_batch(
     finally:
         for task in tasks:
             task.cancel()
-        # A worker that was cancelled still waits until the store leaves its memory alone.
+        # A cancelled worker still waits until the store no longer uses its memory.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def only(
     objects: AsyncIterator[StoredObject], wanted: Callable[[StoredObject], bool]
 ) -> AsyncIterator[StoredObject]:
-    """Yield those objects that are wanted."""
+    """Yield the objects for which `wanted` is true."""
     async for stored in objects:
         if wanted(stored):
             yield stored
 
 
 async def these(objects: Sequence[StoredObject]) -> AsyncIterator[StoredObject]:
-    """Yield objects that are known already."""
+    """Yield the objects of a sequence."""
     for stored in objects:
         yield stored

@@ -1,4 +1,4 @@
-"""`lockstep store`: what is in a store, whether it is sound, and tidying it, while engines use it."""
+"""`lockstep store`: list, verify and clean up a store while engines use it."""
 
 from ..cli.options import command_line
 from .removal import gc, rm

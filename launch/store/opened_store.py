@@ -1,7 +1,7 @@
-"""How every subcommand of `lockstep store` begins and ends.
+"""The frame of every `lockstep store` subcommand.
 
-Its store is opened and closed, signals end it in order, its progress is shown, and what was done is
-told even if the rest was not.
+Opens and closes the store, handles signals, shows progress, and prints the partial result after a
+failure.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from .progress import StoreProgress, store_progress
 Result = TypeVar("Result")
 
 _EXIT_CORRUPT: Final = 1
-"""Something in the store was not what its name says."""
+"""Exit status if an object was corrupt."""
 _EXIT_INCOMPLETE: Final = 3
-"""Something could not be read, written or removed."""
+"""Exit status if an object could not be read, written or removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """A store that a subcommand has open, and the progress that the subcommand makes with it."""
+    """A store that a subcommand has open, and the subcommand's progress."""
 
     backend: StorageBackend
     uri: str
@@ -36,11 +36,11 @@ class OpenedStore:
 
     @property
     def shown(self) -> str:
-        """The store's URI as it may be shown on a terminal."""
+        """The store's URI without secrets, escaped for a terminal."""
         return shown_store(self.uri)
 
     async def listed(self) -> AsyncIterator[StoredObject]:
-        """Yield what is in the store. Raises `StorageError` where the store does not answer."""
+        """Yield the store's objects. Raises `StorageError` if the store does not answer."""
         try:
             async for stored in self.backend.objects():
                 yield stored
@@ -52,10 +52,10 @@ class OpenedStore:
 def run_on_store(
     uri: str, work: Callable[[OpenedStore], Awaitable[Result]], *, looking: bool = False
 ) -> Result:
-    """Open a store as `opened_store` does, run `work` with it, and return the result of that.
+    """Open a store with `opened_store`, run `work` on it, and return the result.
 
-    The first SIGINT or SIGTERM cancels the work, so that the store is closed, and raises `Interrupted`
-    then; another one ends the process at once, because a store may hang.
+    The first SIGINT or SIGTERM cancels the work, closes the store, and raises `Interrupted`. The second
+    one ends the process at once, because a store may hang.
     """
 
     async def opened() -> Result:
@@ -68,7 +68,7 @@ def run_on_store(
 
 @contextmanager
 def telling_so_far(tell: Callable[[], object]) -> Generator[None]:
-    """Call `tell`, which says what was done so far, if an interruption or the store ends the rest."""
+    """Call `tell`, which prints the partial result, on `Interrupted` or `StorageError`."""
     try:
         yield
     except (Interrupted, StorageError):
@@ -77,7 +77,7 @@ def telling_so_far(tell: Callable[[], object]) -> Generator[None]:
 
 
 def exit_status(*, corrupt: int = 0, incomplete: int = 0) -> int:
-    """Return the status to exit with, given how much was corrupt and how much could not be done."""
+    """Return the exit status, given the numbers of corrupt and of unprocessed objects."""
     if corrupt:
         return _EXIT_CORRUPT
     return _EXIT_INCOMPLETE if incomplete else 0

@@ -1,4 +1,4 @@
-"""Opening a store to look at it or to tidy it: what is refused by name, and what is never created."""
+"""Open a store for a tool: refuse stores that cannot be listed, and never create one."""
 
 import os
 import time
@@ -16,35 +16,37 @@ from ..cli.amounts import shown_store
 
 _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
-"""How long a call may take, and how much longer for each second's worth of bytes that it moves."""
+"""Bandwidth allowance: a call's timeout grows by one second for each so many bytes."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
-"""Options that let whoever opens a store of files tidy it, and note what is read as used. A command
-that tidies as it is told must do neither, and one that reads everything would make all look used."""
+"""Options that make an opener of a file store sweep it, and record reads as uses.
+
+A tool must not sweep on its own account. One that reads every object must not mark all as used.
+"""
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {
     "mooncake": "a client of Mooncake can ask for an object by its name only, and cannot list",
     "peer": "ranks of another group are asked for pages by their names only",
 }
-"""Why a built-in scheme cannot say what is in the store."""
+"""Reasons why a built-in scheme cannot list its objects."""
 
 
 def call_deadline(nbytes: int = 0) -> float:
-    """Return the deadline of a call that begins now and moves so many bytes."""
+    """Return the deadline of a call that starts now and moves `nbytes` bytes."""
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
 
 
 def can_only_look(uri: StoreUri) -> bool:
-    """Say whether a store can be opened so that reading changes nothing in it."""
+    """Return whether a store can be opened so that reading changes nothing in it."""
     return uri.scheme in ("file", "3fs", "s3")
 
 
 @asynccontextmanager
 async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[StorageBackend]:
-    """Open a store that is there already and can say what is in it.
+    """Open an existing store that can list its objects.
 
-    Raises `ConfigError` for any other, and creates nothing. The store is not swept while it is open,
-    whatever the URI says of quotas. With `looking` nothing in a store that `can_only_look` is changed,
-    not even what is found to be corrupt, and its directory need not be writable.
+    Raises `ConfigError` for any other store, and creates nothing. The store is not swept while it is
+    open, even if its URI has a quota. With `looking`, nothing is changed in a store that
+    `can_only_look`: corrupt objects stay in place, and the directory need not be writable.
     """
     _check_that_shared(uri)
     backend = make_backend(for_a_tool(uri, looking=looking))
@@ -61,7 +63,7 @@ async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[Sto
 
 @contextmanager
 def failures_named(uri: str) -> Generator[None]:
-    """Raise a `StorageError` that names the store in the place of an error of the operating system."""
+    """Convert an error of the operating system to a `StorageError` that names the store."""
     try:
         yield
     except (LockstepError, BrokenPipeError):
@@ -79,7 +81,7 @@ def _check_that_shared(uri: str) -> None:
 
 
 def _check_that_there(uri: str) -> None:
-    """Raise `ConfigError` if opening the store would make it."""
+    """Raise `ConfigError` if the store does not exist, so that opening it would create it."""
     parsed = parse_uri(uri)
     if parsed.scheme not in ("file", "3fs"):
         return
@@ -103,7 +105,7 @@ def _check_that_there(uri: str) -> None:
 
 
 def for_a_tool(uri: str, *, looking: bool = False) -> str:
-    """Return the URI of a store of files as a tool opens it: not to be swept, or not even changed."""
+    """Return the URI with which a tool opens a store: no sweeping, and no changes with `looking`."""
     if not can_only_look(parse_uri(uri)):
         return uri
     head, _, query = uri.partition("?")

@@ -1,4 +1,4 @@
-"""The arguments that the commands of `lockstep store` share."""
+"""Arguments that the `lockstep store` commands share."""
 
 from typing import Annotated
 
@@ -23,9 +23,9 @@ DryRun = Annotated[bool, Parameter(help="Only say what would go.")]
 
 
 def of_rank(uri: str, rank: int | None) -> str:
-    """Return the URI of one rank's store, where each rank has one of its own.
+    """Return the URI of one rank's store, if each rank has a store.
 
-    Raises `ConfigError` where it is not said whose, or where it is and the store is one for all.
+    Raises `ConfigError` if the URI needs a rank and none is given, or the other way round.
     """
     if RANK in uri and rank is not None:
         return uri.replace(RANK, str(rank))

@@ -1,4 +1,4 @@
-"""How far a command on a store is: a bar on a terminal, silence elsewhere."""
+"""Progress of a `lockstep store` command: a bar on a terminal, otherwise nothing."""
 
 import sys
 from collections.abc import Generator
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class StoreProgress:
-    """Shows the progress of one command, in objects and bytes."""
+    """The progress of one command, in objects and bytes."""
 
     def __init__(self, bars: "Progress | None") -> None:
         self._bars = bars
@@ -25,9 +25,9 @@ class StoreProgress:
         *,
         moves: bool = False,
     ) -> None:
-        """Begin another piece of work; its size is None where it is not known yet.
+        """Start another part of the work; its size is None if it is unknown.
 
-        `moves` says that it moves the objects' bytes, which have a speed then.
+        `moves` means that the work moves the objects' bytes, so a speed is shown.
         """
         if self._bars is None:
             return
@@ -37,7 +37,7 @@ class StoreProgress:
         self._bars.add_task(what, total=nbytes, objects="", moves=moves)
 
     def advance(self, objects: int, nbytes: int) -> None:
-        """Note that so many objects more, with so many bytes, are done."""
+        """Add finished objects and their bytes."""
         if self._bars is None:
             return
         self._objects += objects
@@ -48,7 +48,7 @@ class StoreProgress:
 
 @contextmanager
 def store_progress() -> Generator[StoreProgress]:
-    """Yield what to tell of the progress. Draws on the standard error output if it is a terminal."""
+    """Yield the progress display, on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield StoreProgress(None)
         return
@@ -64,7 +64,7 @@ def store_progress() -> Generator[StoreProgress]:
     from rich.text import Text
 
     class SpeedColumn(TransferSpeedColumn):
-        """The speed of what moves bytes."""
+        """The speed of work that moves bytes."""
 
         def render(self, task: Task) -> Text:
             return super().render(task) if task.fields["moves"] else Text("")

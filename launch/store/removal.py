@@ -1,4 +1,4 @@
-"""`lockstep store gc` and `lockstep store rm`: what goes, its removal, and what is told of it."""
+"""`lockstep store gc` and `lockstep store rm`: select objects, remove them, and report the result."""
 
 import heapq
 import sys
@@ -38,7 +38,7 @@ Wanted = Callable[[StoredObject], bool]
 
 @dataclass(slots=True)
 class Removal:
-    """Counts what a removal has done so far, or would do."""
+    """Number of objects and bytes that a removal has removed, or would remove."""
 
     objects: int = 0
     nbytes: int = 0
@@ -56,22 +56,22 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The objects that `rm` is to remove."""
+    """The objects that `rm` removes."""
 
     namespaces: frozenset[str] | None
-    """The namespaces whose objects go; None for all."""
+    """Namespaces whose objects are removed; None for all."""
     manifests: frozenset[ObjectName] = frozenset()
-    """The manifests that go, after everything else: until then they say what the other objects are."""
+    """Manifests that are removed last, because they describe the other objects."""
 
     def wants(self, stored: StoredObject) -> bool:
-        """Say whether an object other than a manifest is to be removed."""
+        """Return whether an object other than a manifest is removed."""
         if is_manifest(stored):
             return False
         return self.namespaces is None or stored.name.namespace in self.namespaces
 
 
 class _Oldest:
-    """Keeps the oldest objects that have so many bytes together, and no others."""
+    """Keeps the oldest objects that add up to `nbytes`."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -79,17 +79,17 @@ class _Oldest:
         self._heap: list[tuple[float, int, StoredObject]] = []
 
     def add(self, stored: StoredObject) -> None:
-        """Keep the object if it may be one of the oldest."""
+        """Keep the object if it may be among the oldest."""
         if stored.age_s is None:
             return
         heapq.heappush(self._heap, (stored.age_s, next(self._numbers), stored))
         self._left -= stored_bytes(stored)
-        # The youngest goes as soon as the others are enough.
+        # Drop the youngest object when the others are enough.
         while self._heap and self._left + stored_bytes(self._heap[0][2]) <= 0:
             self._left += stored_bytes(heapq.heappop(self._heap)[2])
 
     def oldest_first(self) -> list[StoredObject]:
-        """Return what is kept; the oldest are the ends of prefixes."""
+        """Return the kept objects, oldest first; those are the ends of prefixes."""
         return [stored for _, _, stored in sorted(self._heap, reverse=True)]
 
 
@@ -122,9 +122,9 @@ def gc(
     rank: Rank = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Remove the pages that nobody has used for long.
+    """Remove pages that have not been used for a long time.
 
-    An engine that wants one of them has a miss. Manifests and marks stay.
+    An engine that needs a removed page has a miss. Manifests and marks are kept.
     """
     uri = of_rank(uri, rank)
     if older_than is not None and to_bytes is not None:
@@ -162,7 +162,7 @@ async def _collect(
     removed: Removal,
     dry_run: bool,
 ) -> str:
-    """Remove what is too old or too much; return what stays, in words."""
+    """Remove the pages that are too old or exceed the size; return text about the rest."""
     namespaces = None
     if model is not None:
         catalogue = (await survey(store)).catalogue
@@ -222,7 +222,7 @@ def rm(
 ) -> int:
     """Remove a model, a namespace or everything.
 
-    It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
+    Asks for confirmation, and removes only objects of Lockstep. Manifests are removed last.
     """
     uri = of_rank(uri, rank)
     selection, catalogue = _selected(uri, model, weights_version, namespace, everything=everything)
@@ -258,7 +258,7 @@ def _selected(
     *,
     everything: bool,
 ) -> tuple[Selection, Catalogue]:
-    """Return what the options of `rm` select, and what is in the store."""
+    """Return the objects that the options of `rm` select, and the store's catalogue."""
     given = (model is not None) + (namespace is not None) + everything
     if given > 1:
         raise ConfigError("give only one of --model, --namespace and --all")
@@ -297,9 +297,9 @@ def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
 
 
 def pages_of(namespaces: Collection[str] | None) -> Wanted:
-    """Return what wants the pages of these namespaces, or of all: not manifests and marks.
+    """Return a filter for the pages of these namespaces (None: all), without manifests and marks.
 
-    Those are small, and say what the pages that stay are.
+    Manifests and marks are small, and describe the pages that stay.
     """
     return lambda stored: (
         not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)
@@ -313,7 +313,7 @@ async def remove_objects(
     *,
     dry_run: bool = False,
 ) -> None:
-    """Remove the objects and count them in `removed`, or only count them."""
+    """Remove the objects and count them in `removed`; with `dry_run` only count them."""
 
     async def remove(batch: Batch, _: Scratch) -> None:
         names = [stored.name for stored in batch]
@@ -328,7 +328,7 @@ async def remove_objects(
 
 
 async def remove_selected(store: OpenedStore, selection: Selection, removed: Removal) -> None:
-    """Remove what is selected. Manifests stay where anything of theirs could not be removed."""
+    """Remove the selected objects. Keep the manifests if an object could not be removed."""
     await remove_objects(store, only(store.listed(), selection.wants), removed)
     if selection.manifests and not removed.stayed.objects:
         names = sorted(selection.manifests, key=lambda name: name.namespace)
@@ -338,7 +338,7 @@ async def remove_selected(store: OpenedStore, selection: Selection, removed: Rem
 
 
 def selected_extent(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
-    """Return how many objects are selected, manifests too, and their bytes."""
+    """Return the number of selected objects, with manifests, and their bytes."""
     if selection.namespaces is None:
         return catalogue.total.objects, catalogue.total.nbytes
     objects, nbytes = extent_of(catalogue, selection.namespaces.__contains__)

@@ -1,4 +1,4 @@
-"""`lockstep store ls` and `stat`: what is in a store, and what it can do."""
+"""`lockstep store ls` and `stat`: a store's contents and capabilities."""
 
 import os
 from dataclasses import asdict
@@ -40,9 +40,9 @@ def ls(
     rank: Rank = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a store, by model and shard.
+    """Show the objects of a store, by model and shard.
 
-    Models come with their weights version; below them namespaces, pools and shards.
+    Models are listed with their weights version; below each are its namespaces, pools and shards.
     """
     uri = of_rank(uri, rank)
     if objects:
@@ -66,12 +66,12 @@ async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # It must not be taken for one of the store's.
+            # Without this, the error would be reported as one of the store.
             raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 
 def stat(uri: Uri, /, *, rank: Rank = None, as_json: Json = False) -> None:
-    """Show how much is in a store, and what it can do."""
+    """Show a store's size and capabilities."""
     uri = of_rank(uri, rank)
 
     async def look(store: OpenedStore) -> Catalogue:
@@ -137,7 +137,7 @@ def _stat_facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _quarantine_record(directory: Path) -> Record:
-    """Return how many files the quarantine of a directory has, and their bytes."""
+    """Return the number of files in a directory's quarantine, and their bytes."""
     files = nbytes = 0
     try:
         with os.scandir(directory / QUARANTINE) as entries:

@@ -1,4 +1,4 @@
-"""The first look at a store: what there is, by model, and a few of its objects drawn at random."""
+"""Survey of a store: its objects by model, and optionally a random sample of them."""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ SAMPLE_MAX: Final = 1_000_000
 
 @dataclass(slots=True)
 class StoreSample:
-    """A fixed number of those objects that are wanted, each of them as likely as the others."""
+    """A uniform random sample of fixed size of the wanted objects."""
 
     size: int
     wanted: Callable[[StoredObject], bool]
@@ -30,7 +30,7 @@ class StoreSample:
     met: int = 0
 
     def add(self, stored: StoredObject) -> None:
-        """Let one object more take its chance."""
+        """Consider one more object for the sample."""
         if not self.wanted(stored):
             return
         self.met += 1
@@ -43,15 +43,15 @@ class StoreSample:
 
 
 class Surveyed(NamedTuple):
-    """Holds what a first look has found."""
+    """Result of a survey."""
 
     catalogue: Catalogue
     corrupt: list[ObjectName]
-    """Manifests that were found to be bad when they were read, and are out of the way now."""
+    """Manifests that were corrupt when read; a store opened for writing has moved them away."""
 
 
 async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surveyed:
-    """Return what is in the store, with its manifests read. Each object is put before `sample`."""
+    """Return the store's catalogue, with its manifests read. Every object is offered to `sample`."""
     store.progress.begin("looking")
     catalogue = Catalogue()
     async for stored in told(store.listed(), store.progress):
@@ -68,7 +68,7 @@ async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surve
 
 
 async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[ReadOutcome, bytes]:
-    """Return the content of the manifest of this name, and what became of reading it."""
+    """Read a manifest; return the outcome and the content."""
     content = bytearray(MANIFEST_BYTES)
     read = Read(name, (memoryview(content),), ObjectShape.whole(MANIFEST_BYTES))
     (outcome,) = await backend.read([read], deadline=call_deadline())
@@ -78,7 +78,7 @@ async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[Read
 async def told(
     objects: AsyncIterator[StoredObject], progress: StoreProgress
 ) -> AsyncIterator[StoredObject]:
-    """Yield the objects, and tell of their number now and then."""
+    """Yield the objects, and update the progress now and then."""
     number = nbytes = 0
     async for stored in objects:
         yield stored
@@ -90,7 +90,7 @@ async def told(
 
 
 def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int, int]:
-    """Return how many objects the namespaces that are wanted have, and their bytes."""
+    """Return the number of objects in the wanted namespaces, and their bytes."""
     extents = [
         each.extent
         for model in catalogue.models()
@@ -101,7 +101,7 @@ def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int,
 
 
 def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
-    """Return the namespace that begins with `prefix`. Raises `ConfigError` if it is not just one."""
+    """Return the namespace that begins with `prefix`; raise `ConfigError` if not exactly one does."""
     known = catalogue.namespaces()
     if prefix in known:
         return prefix
@@ -126,7 +126,7 @@ def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
 def find_models(
     catalogue: Catalogue, model: str, weights_version: str | None, uri: str
 ) -> dict[ObjectName, str]:
-    """Return the manifests of a model with any weights, or some, and the namespaces that they mean.
+    """Return the manifests of a model with the given weights (None: any), and their namespaces.
 
     Raises `ConfigError` if there is none.
     """

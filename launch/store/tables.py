@@ -1,4 +1,4 @@
-"""What the commands on a store print: for people as text and tables, for machines as JSON."""
+"""Output of the store commands: text and tables for people, JSON for programs."""
 
 import json
 import re
@@ -25,16 +25,16 @@ from ..cli.amounts import age_in_words, bytes_in_words, count, printable, well_f
 from .batches import Defects
 
 _DIGITS: Final = 16
-"""So many digits of a namespace's digest are shown; any command takes them."""
+"""Digits of a namespace's digest that are shown; any command accepts them."""
 _WRITER: Final = re.compile(r"stage[0-9]+of([0-9]+)\.tp([0-9]+|\.all)")
 _WIDE: Final = 160
-"""Columns where nobody says how many there are: lines in a file need not be folded."""
+"""Width of the output if it is not a terminal, so that lines in a file are not folded."""
 
 Record = dict[str, Any]
 
 
 def say(line: str = "", *, style: str | None = None) -> None:
-    """Print one line of a result, which is not folded however long it is."""
+    """Print one line of a result, without folding it."""
     _console().print(line, style=style, soft_wrap=True)
 
 
@@ -44,13 +44,13 @@ def print_json(record: Mapping[str, object], *, lines: bool = False) -> None:
 
 
 def object_line(stored: StoredObject) -> str:
-    """Return one object as a line: size, age and name."""
+    """Return an object as a line: size, age and name."""
     size, age = bytes_in_words(stored_bytes(stored)), age_in_words(stored.age_s)
     return f"{size:>10}  {age:>7}  {full_name(stored.name)}"
 
 
 def object_record(stored: StoredObject) -> Record:
-    """Return one object for machines."""
+    """Return an object as a JSON record."""
     name = stored.name
     return {
         "namespace": name.namespace,
@@ -63,12 +63,12 @@ def object_record(stored: StoredObject) -> Record:
 
 
 def full_name(name: ObjectName) -> str:
-    """Return the name of an object as it is shown."""
+    """Return an object's name as it is shown."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
 
 
 def contents_record(uri: str, catalogue: Catalogue) -> Record:
-    """Return what `ls --json` prints; its keys are a promise."""
+    """Return the record that `ls --json` prints; its keys are a stable interface."""
     unreadable = [name for name, said in catalogue.manifests.items() if said is None]
     return {
         "store": uri,
@@ -80,7 +80,7 @@ def contents_record(uri: str, catalogue: Catalogue) -> Record:
 
 
 def print_contents(uri: str, catalogue: Catalogue) -> None:
-    """Print what `ls` found."""
+    """Print the contents of a store, as `ls` shows them."""
     total, models = catalogue.total, catalogue.models()
     if not total.objects:
         say(f"{uri}: empty")
@@ -101,14 +101,14 @@ def print_contents(uri: str, catalogue: Catalogue) -> None:
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Print names with their values, below each other."""
+    """Print names with their values, one per line."""
     width = 3 + max(len(name) for name, _ in facts)
     for name, value in facts:
         say(f"{name:<{width}}{value}")
 
 
 def print_found(what: str, found: Defects) -> None:
-    """Print the names of the first objects with which something is wrong."""
+    """Print the number of objects with a defect, and the names of the first ones."""
     if not found.objects:
         return
     by = ", ".join(f"{number:,} {each}" for each, number in sorted(found.outcomes.items()))
@@ -119,7 +119,7 @@ def print_found(what: str, found: Defects) -> None:
 
 
 def found_record(found: Defects) -> Record:
-    """Return the same for machines."""
+    """Return the objects with a defect as a JSON record."""
     return {
         "objects": found.objects,
         "outcomes": dict(found.outcomes),
@@ -128,7 +128,7 @@ def found_record(found: Defects) -> Record:
 
 
 def model_title(manifest: Manifest | None) -> str:
-    """Return how a model with its weights is called."""
+    """Return the title of a model with its weights version."""
     if manifest is None:
         return "no known model: no manifest in the store speaks of these"
     version = printable(manifest.weights_version)
@@ -157,7 +157,7 @@ def _print_model(model: ModelContents) -> None:
 def _print_namespace(namespace: NamespaceContents) -> None:
     digest = namespace.namespace
     shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
-    # The stages of one group leave a mark each.
+    # Each pipeline stage of a group leaves a mark.
     by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
     written = f", written by groups of {by}" if by else ""
     say(f"  namespace {shown}{written}")
@@ -193,7 +193,7 @@ def _writer(mark: str) -> str:
     if match is None:
         return mark
     stages = f" in {match[1]} stages" if match[1] != "1" else ""
-    # Sizes that divide nothing share a mark.
+    # Groups of all TP sizes share a mark if TP does not divide the pages.
     size = "any TP size" if match[2] == ".all" else f"TP {match[2]}"
     return f"{size}{stages}"
 

@@ -1,4 +1,4 @@
-"""`lockstep store verify`: every object read whole, in bounded memory, and what became of it."""
+"""`lockstep store verify`: read every object whole, in bounded memory, and report defects."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -32,23 +32,23 @@ from .tables import Record, found_record, print_found, print_json, say
 
 @dataclass(slots=True)
 class Verification:
-    """Counts what a verification has found so far."""
+    """Counts of a verification so far."""
 
     sound: int = 0
     sound_bytes: int = 0
     corrupt: Defects = field(default_factory=Defects)
     changed: int = 0
-    """Objects that somebody removed or wrote anew between listing and reading them."""
+    """Objects that were removed or replaced between listing and reading."""
     unread: Defects = field(default_factory=Defects)
     """Objects that the store could not read in time, or that are too large to be pages."""
 
     @property
     def objects(self) -> int:
-        """The number of objects that were looked at."""
+        """The number of objects that were processed."""
         return self.sound + self.corrupt.objects + self.changed + self.unread.objects
 
     def add(self, stored: StoredObject, outcome: ReadOutcome | None) -> None:
-        """Count what became of an object; None for one that is too large to be read."""
+        """Count an object by its outcome; None if the object is too large to be read."""
         match outcome:
             case ReadOutcome.OK:
                 self.sound += 1
@@ -96,9 +96,8 @@ def verify(
 ) -> int:
     """Read every object whole and check it.
 
-    Exits with 1 if something is corrupt, with 3 if something could not be read. In file://, 3fs://
-    and s3:// nothing is changed without --fix; other stores take what is corrupt out of the way when
-    anybody reads it.
+    Exits with 1 if an object is corrupt, with 3 if an object could not be read. In file://, 3fs:// and
+    s3:// nothing is changed without --fix; other stores move a corrupt object away whenever it is read.
     """
     uri = of_rank(uri, rank)
     verified = Verification()
@@ -131,7 +130,7 @@ async def _verify(
     sample_size: int | None,
     jobs: int,
 ) -> None:
-    """Read the objects that are asked for."""
+    """Read the selected objects."""
     read_before: set[ObjectName] = set()
 
     def wanted(stored: StoredObject) -> bool:
@@ -142,10 +141,10 @@ async def _verify(
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # They may have been left where they are.
+    # The corrupt manifests may still be in place.
     read_before.update(surveyed.corrupt)
     if namespace is not None:
-        # Given in full or not: it must be there, and be the only one that is meant.
+        # The prefix must match exactly one namespace.
         namespace = find_namespace(surveyed.catalogue, namespace, store.shown)
     objects, nbytes = _size_of(surveyed.catalogue, namespace, sample)
     store.progress.begin("reading", objects, nbytes, moves=True)
@@ -170,7 +169,7 @@ async def _verify_objects(
     verified: Verification,
     jobs: int,
 ) -> None:
-    """Read the objects whole, `jobs` batches at a time, and count in `verified` what comes out."""
+    """Read the objects whole, `jobs` batches in parallel, and count the outcomes in `verified`."""
     shapes = FullShapes(catalogue)
 
     async def look_at(batch: Batch, scratch: Scratch) -> None:
@@ -188,7 +187,7 @@ async def _read_whole(
     asked: Sequence[tuple[StoredObject, ObjectShape]],
     scratch: Scratch,
 ) -> list[ReadOutcome | None]:
-    """Read objects in these shapes; the outcome is None for one that is too large to be read."""
+    """Read objects in these shapes; the outcome is None for an object that is too large to be read."""
     fits = [shape.nbytes <= OBJECT_BYTES_MAX for _, shape in asked]
     chosen = [each for each, fit in zip(asked, fits, strict=True) if fit]
     buffers = scratch.buffers([shape for _, shape in chosen])

@@ -1,1 +1,1 @@
-"""`lockstep top`: what a running group does, and why it hits no more than it does."""
+"""`lockstep top`: the activity of a running group, and the causes of its cache misses."""

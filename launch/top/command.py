@@ -22,7 +22,7 @@ LONGER_S = 300.0
 
 
 class Sightings:
-    """Looks at a group, and keeps what was seen in the last minutes."""
+    """Reads a group's metrics, and keeps the readings of the last five minutes."""
 
     def __init__(self, address: Sequence[str]) -> None:
         self._address = address
@@ -30,14 +30,15 @@ class Sightings:
         self._seen: deque[Sighting] = deque()
 
     def look(self) -> None:
-        """Look once more; raises `ConfigError` if no rank has ever answered."""
+        """Read the metrics again; raise `ConfigError` if no rank has ever answered."""
         now = self._look()
         if not now.heard_s:
             raise ConfigError(
                 f"{silence_of(now)}; the group has ended, as its log says, or has another port:"
                 " name that of --metrics-port, or of metrics_port under an engine"
             )
-        # Growth counts between looks at which a rank answered, and not over a restart of the group.
+        # Drop a reading that no rank answered, and all readings from before a restart of the group, so
+        # that counters are compared only between answered readings of one run.
         if self._seen and not self._seen[-1].ranks:
             self._seen.pop()
         if self._seen and not now.goes_on_from(self._seen[-1]):
@@ -57,7 +58,7 @@ class Sightings:
                 return now
 
     def windows(self) -> list[Window]:
-        """Return what there is of the last seconds, of the last minutes, and since the opening."""
+        """Return windows of the last 30 s and 5 min, and one since the cache was opened."""
         now, whole = self._seen[-1], Window(self._seen[-1])
         starts: list[Sighting] = []
         for span in (RECENT_S, LONGER_S):
@@ -84,7 +85,7 @@ def top(
         bool, Parameter(help="Look twice, --every seconds apart, print, and end.")
     ] = False,
 ) -> None:
-    """Watch a running group: what it hits, and why no more."""
+    """Watch a running group: its hits, and the causes of its misses."""
     console = Console(highlight=False, emoji=False)
     screens = _screens(address, every)
     if once or not console.is_terminal:
@@ -97,7 +98,7 @@ def top(
 
 
 def _screens(address: Sequence[str], every: float) -> Iterator[RenderableType]:
-    """Look again and again, and yield what there is to show."""
+    """Read the metrics periodically, and yield the screen for each reading."""
     sightings = Sightings(address)
     while True:
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""Why a group hits no more than it does: what its numbers say, and what to do about it.
+"""Findings of `lockstep top`: problems that a group's metrics show, with a remedy for each.
 
-Pure, from the numbers of a window alone. What weighs most comes first.
+Pure functions of one window of metrics. Findings are sorted by weight, most severe first.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,26 +20,26 @@ MISSES: Final = {
 }
 """The causes of misses, and their names on the screen."""
 ADMISSIONS_MIN: Final = 8
-"""Fewer say nothing about how requests are."""
+"""With fewer admissions, the share of new namespaces says nothing."""
 SALTED_SHARE: Final = 0.5
-"""With so many new namespaces for each admission, salts do not come back."""
+"""New namespaces per admission above which salts are taken to be unique per request."""
 SLOW_READ_S: Final = 0.25
-"""Computing a page takes less."""
+"""A slower read takes longer than computing the page again."""
 TURNOVER_S: Final = 600.0
-"""Pages that leave host memory sooner are not there for a conversation's next turn."""
+"""If host pages are evicted sooner, they are gone before a conversation's next turn."""
 SKEW: Final = 4.0
-"""How many times as long the others wait as the rank that they wait for."""
+"""A rank is slow if the others wait this many times as long as it does."""
 SKEW_S: Final = 0.001
 PEER: Final = "peer"
 SILENT_NAMED: Final = 4
-"""How many addresses are named at which no rank answers."""
+"""Most addresses without an answer that a finding names."""
 
 
 class Weight(IntEnum):
-    """How much a finding matters."""
+    """How severe a finding is; lower is more severe."""
 
     BROKEN = 0
-    """Nothing is cached, or it will end."""
+    """Nothing is cached, or the group is about to end."""
     COSTS_HITS = 1
     SLOWS = 2
     NORMAL = 3
@@ -47,7 +47,7 @@ class Weight(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is the matter, and what to do."""
+    """One problem and its remedy."""
 
     weight: Weight
     what: str
@@ -55,7 +55,7 @@ class Finding:
 
 
 def findings(window: Window) -> list[Finding]:
-    """Return what the numbers of a window say, what weighs most first; never nothing."""
+    """Return a window's findings, most severe first; there is always at least one."""
     found = [finding for look_for in _ALL for finding in look_for(window)]
     if not any(each.weight <= Weight.COSTS_HITS for each in found):
         found += _nothing_wrong(window)
@@ -76,7 +76,7 @@ def _ended(window: Window) -> Iterator[Finding]:
 
 
 def silence_of(seen: Sighting) -> str:
-    """Say at which addresses no rank answered, and when one last did."""
+    """Return text that names the addresses where no rank answered, and when each last answered."""
     told: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
         heard_s = seen.heard_s.get(address)
@@ -117,7 +117,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
     ended = window.by("operations_total", "outcome", kind="persist")
     failed, done = (ended.get(each, 0.0) for each in ("failed", "complete"))
     pages = window.is_at("unwritten_pages", cause="store_failed")
-    # Tries are up to 30 s apart, so a window may have none.
+    # Retries are up to 30 s apart, so a window may have none.
     if failed or (pages and not done):
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
@@ -129,7 +129,7 @@ def _unwritten(window: Window) -> Iterator[Finding]:
 
 
 def _source(window: Window) -> str:
-    """Return where the prefetches of the group read."""
+    """Return what the group's prefetches read from: the store, peers, or either."""
     if PEER not in window.values_of("storage_calls_in_flight", "store"):
         return "the store"
     return "peers" if window.is_at("store_state", state="none") else "the store or peers"
@@ -177,7 +177,7 @@ def _late(window: Window) -> Iterator[Finding]:
     late = window.grew_everywhere("storage_late_calls_total")
     pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     if late:
-        # What a call that ran out of its time was to bring could not be read.
+        # Pages of a timed-out call are counted as unreadable.
         pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
@@ -294,7 +294,7 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _silent,
     _no_store,
     _unwritten,
-    # A slow store and damaged pages make one rank lack pages that the others have, so these causes
+    # A slow store and corrupt pages cause one rank to lack pages that the others have, so these causes
     # come before their consequence.
     _late,
     _unreadable,

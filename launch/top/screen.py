@@ -1,4 +1,4 @@
-"""What `lockstep top` shows: the findings first, then the numbers that they come from."""
+"""The screen of `lockstep top`: findings first, then the metrics behind them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ _WEIGHTS = {
 
 
 def screen(windows: Sequence[Window]) -> RenderableType:
-    """Return the whole picture; `windows` are from the shortest to that since the opening."""
+    """Return the whole screen; `windows` go from the shortest to the one since the cache was opened."""
     recent = windows[0]
     return Group(
         _head(recent),
@@ -34,7 +34,7 @@ def screen(windows: Sequence[Window]) -> RenderableType:
 
 
 def _told(windows: Sequence[Window]) -> list[Finding]:
-    """Return what is wrong in the shortest window, or if nothing is, in the next longer one."""
+    """Return the shortest window's findings, after the severe findings of the next longer window."""
     found = findings(windows[0])
     if found[0].weight <= Weight.COSTS_HITS or len(windows) == 1:
         return found
@@ -44,7 +44,7 @@ def _told(windows: Sequence[Window]) -> list[Finding]:
         for each in findings(longer)
         if each.weight <= Weight.COSTS_HITS
     ]
-    # "Nothing is wrong" would contradict them.
+    # "Nothing is wrong" would contradict the earlier findings.
     return earlier + [each for each in found if not earlier or each.weight < Weight.NORMAL]
 
 
@@ -120,7 +120,7 @@ def _pools(window: Window) -> Table:
                 window.grew("removed_pages_total", tier=tier, cause="room"),
                 window.grew("removed_pages_total", tier=tier, cause="limit"),
             ]
-            # What came and left is counted over all pools of a tier, and told with the first.
+            # Pages stored and removed are counted per tier, over all pools; show them in the first row.
             told = [f"{each:,.0f}" for each in flows] if pool == "kv" else []
             table.add_row(Text(f"  {pool}, {tier}"), *(f"{each:,.0f}" for each in used), *told)
     return table

@@ -1,4 +1,4 @@
-"""One look at a group: the numbers that each of its ranks exposes, at one moment."""
+"""One reading of a group's metrics: the samples of each rank at one moment."""
 
 import re
 import socket
@@ -18,45 +18,45 @@ from ...telemetry.port import LOOPBACK, MISSING, PORT_MAX
 from ..cli.amounts import printable
 
 _TIMEOUT_S: Final = 2.0
-"""For a whole answer, however its bytes come."""
+"""Deadline in seconds for a whole answer, even if its bytes arrive slowly."""
 _BYTES_MAX: Final = 16 << 20
-"""More than any rank exposes; whatever else listens at the port fills no memory."""
+"""More than any rank's metrics; a bound on memory if another program listens at the port."""
 _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
 _NUMBER_MAX: Final = 1e30
-"""More than is ever counted, and few enough that sums stay finite."""
+"""Above any real count, and small enough that sums stay finite."""
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
-"""The name of a sample, and its labels."""
+"""A sample's name and labels."""
 Numbers = Mapping[Key, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What was seen of the ranks at a moment."""
+    """The metrics of a group's ranks at one moment."""
 
     at_s: float
     ranks: Mapping[int, Numbers]
-    """The numbers of each rank that answered, or for which another answered."""
+    """The samples of each rank that answered, or that another rank answered for."""
     silent: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The addresses at which no rank answered, with what else did, if anything."""
+    """Addresses at which no rank answered, with the error in another program's answer, or ""."""
     heard_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    """When a rank last answered at an address, where one ever has."""
+    """Time of the last answer of a rank, by address."""
 
     @property
     def any_rank(self) -> Numbers:
-        """The numbers of the first rank that answered; what is replicated is equal on all."""
+        """The samples of the lowest rank that answered; replicated values are equal on all ranks."""
         return self.ranks[min(self.ranks)] if self.ranks else {}
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group says it has; 0 where nobody answered."""
+        """The group's world size; 0 if no rank answered."""
         return int(self._info("world_size") or 0)
 
     def goes_on_from(self, before: "Sighting") -> bool:
-        """Return whether no counter has gone back: where one has, the group was opened anew."""
+        """Return whether no counter has decreased; a decrease means that the group was restarted."""
         return not any(
             self.ranks[rank].get(key, 0.0) < value
             for rank in self.ranks.keys() & before.ranks.keys()
@@ -66,7 +66,7 @@ class Sighting:
 
     @property
     def has_one_scheduler(self) -> bool:
-        """Whether an engine's one scheduler answers for all ranks: the others have no port."""
+        """Whether an engine's one scheduler answers for all ranks, which then have no ports."""
         return self._info("transport") == EngineChannel.transport
 
     def _info(self, label: str) -> str:
@@ -74,9 +74,9 @@ class Sighting:
 
 
 def numbers_in(text: str) -> dict[Key, float]:
-    """Return the samples of a text in the format of Prometheus.
+    """Return the samples of a text in Prometheus format.
 
-    Raises `ValueError` for another text, and `ConfigError` where nothing is installed that reads it.
+    Raises `ValueError` for any other text, and `ConfigError` if `prometheus_client` is not installed.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families
@@ -92,12 +92,12 @@ def numbers_in(text: str) -> dict[Key, float]:
 
 
 def label_of(key: Key, name: str) -> str:
-    """Return the value of a label, or nothing."""
+    """Return the value of a label, or "" if the label is missing."""
     return dict(key[1]).get(name, "")
 
 
 def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
-    """Return where the ranks are: as given, or, where one is given, at the ports from it on."""
+    """Return the ranks' addresses: those given, or if one is given, the consecutive ports from it."""
     given = [f"{LOOPBACK}:{each}" if each.isdigit() else each for each in first]
     (host, port), *others = map(split_address, given)
     if others:
@@ -107,11 +107,11 @@ def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
 
 
 def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) -> Sighting:
-    """Ask the ranks at these addresses for their numbers, side by side, as `before`."""
+    """Read the metrics at these addresses in parallel; `before` is the previous reading."""
     answers: dict[str, bytes] = {}
     until_s = time.monotonic() + _TIMEOUT_S
     waiting = deque(addresses)
-    # Daemons: a thread that still resolves a name must not delay the end of the process.
+    # Daemon threads, because one that is still resolving a name must not delay the process's exit.
     threads = [
         Thread(target=_ask_waiting, args=(waiting, until_s, answers), daemon=True)
         for _ in addresses[:_THREADS]
@@ -123,7 +123,7 @@ def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) 
     ranks: dict[int, Numbers] = {}
     silent: dict[str, str] = {}
     heard_s = {} if before is None else dict(before.heard_s)
-    in_time = answers.copy()  # Others may still come.
+    in_time = answers.copy()  # Threads may still add answers.
     for address in addresses:
         try:
             ranks |= _ranks_in(in_time.get(address, b""))
@@ -134,7 +134,7 @@ def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) 
 
 
 def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes]) -> None:
-    """Ask one address after the other, each within its part of the time that is left."""
+    """Query the waiting addresses one after another, each within its share of the remaining time."""
     with suppress(IndexError):
         while (now_s := time.monotonic()) < until_s:
             address = waiting.popleft()
@@ -143,13 +143,13 @@ def _ask_waiting(waiting: deque[str], until_s: float, answers: dict[str, bytes])
 
 
 def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
-    """Add the answer of who listens at an address, unless it is not whole in time."""
+    """Store the answer from an address, unless it is incomplete at the deadline."""
     answer = bytearray()
     try:
         # A timeout below 0 raises `ValueError`.
         left_s = until_s - time.monotonic()
         with socket.create_connection(split_address(address), left_s) as connection:
-            # HTTP/1.0: the answer comes in one piece, and ends with the connection.
+            # HTTP/1.0, so that the answer is not chunked and ends when the connection closes.
             connection.sendall(f"GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
             while len(answer) < _BYTES_MAX:
                 connection.settimeout(until_s - time.monotonic())
@@ -163,9 +163,10 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
 
 
 def _ranks_in(answer: bytes) -> dict[int, Numbers]:
-    """Return the numbers of each rank in an answer.
+    """Return the samples of each rank in an HTTP answer.
 
-    Raises `ValueError` if there is none, or with what is wrong if no rank answers so.
+    Raises `ValueError`: without a text if the answer is empty, otherwise with the reason why no rank
+    sent it.
     """
     if not answer:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What has changed between two looks at a group."""
+"""Differences between two readings of a group's metrics."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from .sighting import Key, Numbers, Sighting, label_of
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time between two looks; from the opening of the cache on where there is no first one.
+    """The time between two readings, or from the opening of the cache if `before` is None.
 
-    Names are without their prefix. Counts that are equal on all ranks are one rank's; others are added
-    up over the ranks. Only ranks that were seen in both looks count.
+    Metric names are without their prefix. A counter that is equal on all ranks is read from one rank;
+    other counters are summed over the ranks. Only ranks in both readings count.
     """
 
     now: Sighting
@@ -21,28 +21,28 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is; 0.0 where nobody knows."""
+        """The window's length in seconds; 0.0 if it is unknown."""
         return 0.0 if self.before is None else self.now.at_s - self.before.at_s
 
     def grew(self, name: str, **labels: str) -> float:
-        """Return by how much a counter that is equal on all ranks has grown."""
+        """Return the growth of a counter that is equal on all ranks."""
         return next((grown for _, grown in self._by_rank(name, labels)), 0.0)
 
     def grew_by_rank(self, name: str, **labels: str) -> dict[int, float]:
-        """Return by how much a counter has grown on each rank."""
+        """Return the growth of a counter, by rank."""
         return dict(self._by_rank(name, labels))
 
     def grew_everywhere(self, name: str, **labels: str) -> float:
-        """Return by how much a counter has grown on all ranks together."""
+        """Return the growth of a counter, summed over all ranks."""
         return sum(grown for _, grown in self._by_rank(name, labels))
 
     def waits(self) -> dict[int, float]:
-        """Return how long each rank that counts it has waited for the others in rounds."""
+        """Return the seconds that each rank waited for the others in rounds, if it counts them."""
         name, now = "round_wait_seconds_total", self.now.ranks
         return {rank: s for rank, s in self._by_rank(name, {}) if any(_keys(now[rank], name))}
 
     def _by_rank(self, name: str, labels: dict[str, str]) -> Iterator[tuple[int, float]]:
-        """Yield by how much a counter has grown on each rank that was seen in both looks."""
+        """Yield the growth of a counter on each rank that is in both readings."""
         before = None if self.before is None else self.before.ranks
         for rank, numbers in sorted(self.now.ranks.items(), key=itemgetter(0)):
             if before is None:
@@ -51,29 +51,30 @@ class Window:
                 yield rank, _sum(numbers, name, labels) - _sum(before[rank], name, labels)
 
     def is_at(self, name: str, **labels: str) -> float:
-        """Return what a gauge that is equal on all ranks is at now."""
+        """Return the present value of a gauge that is equal on all ranks."""
         return _sum(self.now.any_rank, name, labels)
 
     def is_at_everywhere(self, name: str, **labels: str) -> float:
-        """Return what a gauge is at now on all ranks together."""
+        """Return the present value of a gauge, summed over all ranks."""
         return sum(_sum(numbers, name, labels) for numbers in self.now.ranks.values())
 
     def values_of(self, name: str, label: str) -> list[str]:
-        """Return the values that a label of a metric has, sorted."""
+        """Return the sorted values of a metric's label."""
         return sorted(
             {label_of(key, label) for key in self.now.any_rank if key[0] == PREFIX + name}
         )
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Return by how much a counter that is equal on all ranks has grown, by one of its labels."""
+        """Return the growth of a counter that is equal on all ranks, by the values of `label`."""
         values = self.values_of(name, label)
         grown = {each: self.grew(name, **{**labels, label: each}) for each in values}
         return {each: count for each, count in grown.items() if count}
 
     def percentile(self, name: str, share: float, **labels: str) -> float | None:
-        """Return a bound in seconds that `share` of a histogram's new entries did not exceed.
+        """Return an upper bound in seconds of the lowest `share` of a histogram's new entries.
 
-        None where there are none; infinite for what took longer than all bounds. Over all ranks.
+        Sums over all ranks. None if there are no new entries; infinite if the entries exceed all
+        bounds.
         """
         bounds: dict[float, float] = {}
         for text in {label_of(key, "le") for key in _keys(self.now.any_rank, f"{name}_bucket")}:

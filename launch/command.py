@@ -32,7 +32,7 @@ _STDERR: Final = 2
 app = command_line(
     "lockstep",
     help="A KV cache for tensor-parallel inference that stays the same on every rank."
-    " Begin with `lockstep demo`; `lockstep COMMAND --help` tells the rest.",
+    " Begin with `lockstep demo`; `lockstep COMMAND --help` shows the options.",
 )
 # Each subcommand is a dotted path, so that its module is imported only when the subcommand runs.
 for _command, _help in {
@@ -41,14 +41,14 @@ for _command, _help in {
         "Serve a workload on real ranks, and check every page."
     ),
     "lockstep.launch.simulate:simulate": "Explore schedules with faults, in virtual time.",
-    "lockstep.launch.bench:bench": "Measure what things cost, each beside its limit.",
-    "lockstep.launch.top.command:top": "Watch a running group: what it hits, and why no more.",
-    "lockstep.launch.ctl:ctl": "Ask a running group for something: pin, drop, limit.",
-    "lockstep.launch.planning.plan:plan": "Say what caches of any size would hit on a trace.",
-    "lockstep.launch.planning.size:size": "Say what a model keeps for a token, and what fits.",
-    "lockstep.launch.store.command:store": "Look into a store, verify it, tidy it.",
-    "lockstep.launch.replay.reading:report": "Show the report of a run as one page.",
-    "lockstep.launch.doctor.command:doctor": "Say whether this machine has what ranks need.",
+    "lockstep.launch.bench:bench": "Measure costs, each next to its limit.",
+    "lockstep.launch.top.command:top": "Watch a running group: its hits and why it misses.",
+    "lockstep.launch.ctl:ctl": "Send requests to a running group: pin, drop, limit.",
+    "lockstep.launch.planning.plan:plan": "Predict the hits of caches of any size on a trace.",
+    "lockstep.launch.planning.size:size": "Show a model's KV bytes per token and what fits.",
+    "lockstep.launch.store.command:store": "List, verify and clean up a store.",
+    "lockstep.launch.replay.reading:report": "Show the report of a run as one HTML page.",
+    "lockstep.launch.doctor.command:doctor": "Check whether this machine can run ranks.",
 }.items():
     app.command(_command, name=_command.rpartition(":")[2], help=_help)
 

@@ -21,26 +21,26 @@ from .cli.exits import EXIT_GROUP
 from .cli.options import Json, check_store, command_line
 
 EXIT_STATUSES: Final = (
-    "Exit status: 0, done on every rank; 2, nobody listens, or the request is refused, and nothing was"
-    " changed; 3, it is not done, and the line says why."
+    "Exit status: 0, done on every rank; 2, no group listens or the request is refused, and nothing was"
+    " changed; 3, not done, with the reason in the output."
 )
 
 _BOUNDS: Final = {
     "device_pages": "device pages",
     "host_pages": "host pages",
-    "ttl_s": "s unused",
+    "ttl_s": "s after the last use",
 }
 
 ctl = command_line(
     "ctl",
-    help="Ask a group that serves for something, which every rank does in the same step.",
+    help="Send a request to a running group; every rank applies it in the same step.",
     help_epilogue=EXIT_STATUSES,
 )
 
 Socket = Annotated[
     Path,
     Parameter(
-        help="The group's socket, as `lockstep replay --control` and an engine's `control` have it.",
+        help="The group's socket, as given to `lockstep replay --control` or an engine's `control`.",
     ),
 ]
 Pages = Annotated[
@@ -71,28 +71,30 @@ def stats(socket: Socket, /, *, as_json: Json = False) -> None:
 @ctl.command
 def pin(
     socket: Socket,
-    name: Annotated[str, Parameter(help="A name for the pin, to unpin it by.")],
+    name: Annotated[str, Parameter(help="A name for the pin, which `unpin` takes.")],
     /,
     *,
     tokens: Annotated[
         str,
         Parameter(
-            help="Token ids with commas between them, or `-` to read them from the standard input.",
+            help="Comma-separated token ids, or `-` to read them from stdin.",
             metavar="IDS",
             allow_leading_hyphen=True,
         ),
     ],
     namespace: Annotated[str, Parameter(help="The namespace of the prompt.")] = "",
-    ttl: Annotated[float, _SECONDS, Parameter(help="Seconds until it ends.")] = 3600.0,
+    ttl: Annotated[float, _SECONDS, Parameter(help="Seconds until the pin expires.")] = 3600.0,
     as_json: Json = False,
 ) -> int:
     """Keep the cached part of a prompt for a given time."""
     ids = _ids(sys.stdin.read() if tokens == "-" else tokens)
     answer = _asked(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
     kept = answer["tokens"]
-    told = f"{count(kept, 'token')} of {len(ids):,} are kept for {ttl:g} s"
+    told = f"pinned {kept:,} of {count(len(ids), 'token')} for {ttl:g} s"
     _tell(
-        answer, as_json, told if kept else "nothing is kept: none of it is cached, or pins are full"
+        answer,
+        as_json,
+        told if kept else "nothing is pinned: no token is cached, or the limit of pins is reached",
     )
     return 0 if kept else EXIT_GROUP
 
@@ -107,7 +109,9 @@ def unpin(
 ) -> None:
     """Remove a pin."""
     answer = _asked(socket, "unpin", name=name)
-    _tell(answer, as_json, "unpinned" if answer["was_pinned"] else "there is no such pin any more")
+    _tell(
+        answer, as_json, "unpinned" if answer["was_pinned"] else "no such pin; it may have expired"
+    )
 
 
 @ctl.command
@@ -126,17 +130,17 @@ def drop(
     Evicts from device and host, and removes the namespace's pins. Storage keeps its objects.
     """
     if everything is (namespace is not None):
-        raise ConfigError("name the namespace to drop, or say --all")
+        raise ConfigError("name the namespace to drop, or give --all")
     answer = _asked(socket, "drop", namespace=namespace)
     held = answer["held"]
-    still = f"; requests hold {held:,}: drop again once they have ended" if held else ""
-    _tell(answer, as_json, f"{count(answer['pages'], 'page')} left{still}")
+    still = f"; {held:,} in use by requests: drop again when they have finished" if held else ""
+    _tell(answer, as_json, f"evicted {count(answer['pages'], 'page')}{still}")
 
 
 @ctl.command
 def limit(
     socket: Socket,
-    namespace: Annotated[str, Parameter(help="The namespace; * for all that have no other.")],
+    namespace: Annotated[str, Parameter(help="The namespace; * for all without a limit.")],
     /,
     *,
     device_pages: Pages = None,
@@ -156,7 +160,11 @@ def limit(
         host_pages=host_pages,
         ttl_s=ttl,
     )
-    unknown = "" if answer["is_known"] else f"; nothing is cached of {printable(namespace)!r} yet"
+    unknown = (
+        ""
+        if answer["is_known"]
+        else f"; namespace {printable(namespace)!r} has no cached pages yet"
+    )
     bounds = (device_pages, host_pages, ttl)
     _tell(answer, as_json, f"{'removed' if bounds == (None,) * 3 else 'set'}{unknown}")
 
@@ -169,8 +177,8 @@ def flush(socket: Socket, /, *, as_json: Json = False) -> None:
     """
     answer = _asked(socket, "flush")
     causes = ", ".join(f"{cause} {pages}" for cause, pages in answer["unwritten"].items())
-    left = f"; pages that are not written: {causes}" if causes else ""
-    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended{left}")
+    left = f"; unwritten pages: {causes}" if causes else ""
+    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} finished{left}")
 
 
 @ctl.command
@@ -179,8 +187,8 @@ def attach(
     store: Annotated[
         str,
         Parameter(
-            help="The store, for example file:///var/kv, with {rank} where each rank has its own; `-`"
-            " reads it from the standard input, since others see the arguments of a command.",
+            help="The store, for example file:///var/kv, with {rank} if each rank has one. `-` reads it"
+            " from stdin, because other users can see the arguments of a command.",
             allow_leading_hyphen=True,
         ),
     ],
@@ -219,14 +227,15 @@ def weights(
 def log_level(
     socket: Socket,
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], Parameter(help="The lowest that is logged.")
+        Literal["debug", "info", "warning", "error"],
+        Parameter(help="The lowest level that is logged."),
     ],
     /,
     *,
     as_json: Json = False,
 ) -> None:
     """Set the log level of every process of the group."""
-    _tell(_asked(socket, "log-level", level=level), as_json, f"logs from {level} on")
+    _tell(_asked(socket, "log-level", level=level), as_json, f"log level set to {level}")
 
 
 class _Answer(dict[str, Any]):
@@ -234,8 +243,8 @@ class _Answer(dict[str, Any]):
 
     def __missing__(self, name: str) -> object:
         raise ConfigError(
-            f"the answer has no {name!r}: the group is of another version; use the `lockstep` that it"
-            " was started with"
+            f"the answer has no {name!r}: the group runs another version; use the `lockstep` of"
+            " its version"
         )
 
 
@@ -257,9 +266,7 @@ def _ids(text: str) -> list[int]:
     try:
         return [int(each) for each in text.replace("[", "").replace("]", "").split(",")]
     except ValueError as error:
-        raise ConfigError(
-            f"--tokens must be token ids with commas between them: {error}"
-        ) from error
+        raise ConfigError(f"--tokens must be comma-separated token ids: {error}") from error
 
 
 def list_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -311,10 +318,10 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
         "tokens missed": _counts(replica["missed_tokens"]),
         "pages missed": _counts(replica["missed_pages"]),
         "pages corrupt": stats["pages_corrupt"] or "",
-        "pages not written yet": _counts(stats["unwritten_pages"]),
-        "pages lost unwritten": _counts(stats["left_unwritten_pages"]),
+        "unwritten pages": _counts(stats["unwritten_pages"]),
+        "pages lost before they were written": _counts(stats["left_unwritten_pages"]),
         "bytes moved": _counts(stats["bytes_moved"]),
-        "calls to the store that were late": stats["storage_late"]["calls"] or "",
+        "store calls that timed out": stats["storage_late"]["calls"] or "",
     }
     steps = count(stats["steps"], "step")
     who = f"rank {stats['rank']} of {stats['world_size']}"

@@ -34,8 +34,8 @@ class Sightings:
         now = self._look()
         if not now.heard_s:
             raise ConfigError(
-                f"{silence_of(now)}; the group has ended, as its log says, or has another port:"
-                " name that of --metrics-port, or of metrics_port under an engine"
+                f"{silence_of(now)}; the group has ended (see its log) or uses another port: give"
+                " the one of --metrics-port, or of metrics_port under an engine"
             )
         # Drop a reading that no rank answered, and all readings from before a restart of the group, so
         # that counters are compared only between answered readings of one run.
@@ -72,17 +72,17 @@ def top(
     *address: Annotated[
         str,
         Parameter(
-            help="Where rank 0 serves its metrics, as --metrics-port had it: PORT or HOST:PORT. The"
-            " other ranks are looked for at the next ports, unless each is named or one scheduler"
-            " answers for all.",
+            help="Address of rank 0's metrics, as in --metrics-port: PORT or HOST:PORT. The other ranks"
+            " are expected at the next ports, unless all addresses are given or one scheduler"
+            " answers for all ranks.",
             required=True,
         ),
     ],
     every: Annotated[
-        float, Parameter(help="Seconds between two looks.", validator=Number(gte=0.2, lte=3600))
+        float, Parameter(help="Seconds between two readings.", validator=Number(gte=0.2, lte=3600))
     ] = 2.0,
     once: Annotated[
-        bool, Parameter(help="Look twice, --every seconds apart, print, and end.")
+        bool, Parameter(help="Read twice, --every seconds apart, print, and exit.")
     ] = False,
 ) -> None:
     """Watch a running group: its hits, and the causes of its misses."""

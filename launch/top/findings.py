@@ -69,8 +69,8 @@ def _ended(window: Window) -> Iterator[Finding]:
                 error = label_of(key, "ended_by")
                 yield Finding(
                     Weight.BROKEN,
-                    f"the group has ended, as rank {rank} says: {error}",
-                    "its log has the whole message; the engine has to open the cache again",
+                    f"the group has ended; rank {rank} reports: {error}",
+                    "see its log for the whole message; the engine must open the cache again",
                 )
                 return
 
@@ -80,7 +80,7 @@ def silence_of(seen: Sighting) -> str:
     told: list[str] = []
     for address, other in islice(seen.silent.items(), SILENT_NAMED):
         heard_s = seen.heard_s.get(address)
-        heard = "" if heard_s is None else f"last heard {_time(seen.at_s - heard_s)} ago"
+        heard = "" if heard_s is None else f"last answer {_time(seen.at_s - heard_s)} ago"
         why = ", ".join(filter(None, (other, heard)))
         told.append(f"{address} ({why})" if why else address)
     others = len(seen.silent) - len(told)
@@ -92,8 +92,8 @@ def _silent(window: Window) -> Iterator[Finding]:
         yield Finding(
             Weight.BROKEN if not window.now.ranks else Weight.SLOWS,
             silence_of(window.now),
-            "the rank has ended or hangs, and the ranks' logs say why; or its port is another one: name"
-            " each rank's as HOST:PORT",
+            "the rank has ended or hangs (see the ranks' logs), or it uses another port: give each"
+            " rank's address as HOST:PORT",
         )
 
 
@@ -102,14 +102,14 @@ def _no_store(window: Window) -> Iterator[Finding]:
     if hanging:
         yield Finding(
             Weight.BROKEN,
-            f"{hanging:.0f} operations hang, and their pages are out of use",
-            "look at the store, or at the device: calls do not come back",
+            f"{hanging:.0f} operations hang; their pages are quarantined",
+            "check the store and the device: their calls do not return",
         )
     if window.is_at("store_state", state="lost"):
         yield Finding(
             Weight.COSTS_HITS,
-            "the group has let go of its store, whose calls did not come back",
-            "attach it again once it answers, or detach it to go on without (`lockstep ctl`)",
+            "the group has lost its store: calls to it did not return",
+            "attach it again once it answers, or detach it to continue without it (`lockstep ctl`)",
         )
 
 
@@ -122,9 +122,9 @@ def _unwritten(window: Window) -> Iterator[Finding]:
         writes = f"{failed:,.0f} of {failed + done:,.0f} writes" if failed else "writes"
         yield Finding(
             Weight.COSTS_HITS,
-            f"{writes} to the store failed, and {pages:,.0f} pages wait for the next try",
-            "the ranks' logs say why: a full disk, or no right to write; `lockstep doctor --store URI`"
-            " tries the store",
+            f"{writes} to the store failed; {pages:,.0f} pages wait for a retry",
+            "see the ranks' logs for the reason, such as a full disk or missing permission; test the"
+            " store with `lockstep doctor --store URI`",
         )
 
 
@@ -145,10 +145,10 @@ def _lacking(window: Window) -> Iterator[Finding]:
     who = f"rank {worst}" if worst else "one rank"
     yield Finding(
         Weight.COSTS_HITS,
-        f"{who} lacks pages that the others have in {_source(window)}: {pages:,.0f} pages were computed"
-        " again for it",
-        f"look at the store of {who}: objects are gone from it, or it looks in another place; what is"
-        " computed again is written again",
+        f"{who} lacks pages in {_source(window)} that the other ranks have: {pages:,.0f} pages were"
+        " computed again",
+        f"check the store of {who}: objects were removed, or its path is wrong; pages that are computed"
+        " again are written again",
     )
 
 
@@ -158,14 +158,14 @@ def _unreadable(window: Window) -> Iterator[Finding]:
         by_rank = ", ".join(f"rank {rank} {pages:,.0f}" for rank, pages in corrupt.items() if pages)
         yield Finding(
             Weight.COSTS_HITS,
-            f"pages in {_source(window)} were damaged: {by_rank}",
-            "none was used; `lockstep store verify URI` names the objects",
+            f"pages in {_source(window)} were corrupt: {by_rank}",
+            "none of them was used; `lockstep store verify URI` names the objects",
         )
     elif (pages := _unread(window)) and not window.grew_everywhere("storage_late_calls_total"):
         yield Finding(
             Weight.COSTS_HITS,
             f"{pages:,.0f} pages could not be read from {_source(window)}",
-            "the ranks' logs say why; `lockstep doctor --store URI` tries the store",
+            "see the ranks' logs for the reason; test the store with `lockstep doctor --store URI`",
         )
 
 
@@ -186,14 +186,14 @@ def _late(window: Window) -> Iterator[Finding]:
         return
     how = f"half of the reads or lookups take {_time(slow)} or more"
     if slow < SLOW_READ_S:
-        how = f"{late:,.0f} calls ran out of their time" if late else "pages came too late"
+        how = f"{late:,.0f} calls timed out" if late else "pages arrived too late"
     source = _source(window)
-    lost = f"; {pages:,.0f} pages were computed for it" if pages else ""
+    lost = f"; {pages:,.0f} pages were computed instead" if pages else ""
     yield Finding(
         Weight.COSTS_HITS,
         f"{source} {'is' if source == 'the store' else 'are'} slow: {how}{lost}",
-        "look there and at the way to it (`lockstep doctor --store URI` measures a store), or let"
-        " requests wait longer or less long for it by the stop policy",
+        "check it and the network (`lockstep doctor --store URI` measures a store), or change how long"
+        " requests wait for it (stop policy)",
     )
 
 
@@ -202,10 +202,9 @@ def _quota(window: Window) -> Iterator[Finding]:
     if left:
         yield Finding(
             Weight.COSTS_HITS,
-            f"{left:,.0f} pages left because their namespace may keep no more: a tenant's quota or its"
-            " time to live",
-            "`lockstep ctl list SOCKET` names namespaces and limits; raise that tenant's if it is to"
-            " hit more (`lockstep ctl limit`, or `CacheConfig.limits`)",
+            f"{left:,.0f} pages were evicted by their namespace's limit: a tenant's quota or TTL",
+            "`lockstep ctl list SOCKET` shows namespaces and limits; raise the limit for more hits"
+            " (`lockstep ctl limit`, or `CacheConfig.limits`)",
         )
 
 
@@ -214,9 +213,9 @@ def _salts(window: Window) -> Iterator[Finding]:
     if admissions >= ADMISSIONS_MIN and begun >= SALTED_SHARE * admissions:
         yield Finding(
             Weight.COSTS_HITS,
-            f"{begun:,.0f} namespaces were new for {admissions:,.0f} requests: salts that do not come"
-            " back, so that no request finds what another has left",
-            "salt by tenant and not by request; a salt is part of every page's key",
+            f"{begun:,.0f} namespaces were new for {admissions:,.0f} requests: salts are not reused, so"
+            " no request hits the pages of another",
+            "use one salt per tenant, not per request; a salt is part of every page's key",
         )
 
 
@@ -230,13 +229,13 @@ def _host_full(window: Window) -> Iterator[Finding]:
     if not (no_room or is_short):
         return
     has_store = window.is_at("store_state", state="attached")
-    where = "has to be read from the store again" if has_store else "is computed again"
-    waits = f"; prefetches found no room for {no_room:,.0f} pages" if no_room else ""
+    where = "are read from the store again" if has_store else "are computed again"
+    waits = f"; prefetches had no room for {no_room:,.0f} pages" if no_room else ""
     yield Finding(
         Weight.COSTS_HITS,
-        f"host memory is too small: all of its {pages:,.0f} pages are replaced{times}, and what has"
-        f" left {where}{waits}",
-        "give it more (host_pages, --host-pages); `lockstep plan` says how much more would hit",
+        f"host memory is too small: all of its {pages:,.0f} pages are replaced{times}, and evicted"
+        f" pages {where}{waits}",
+        "give it more (host_pages, --host-pages); `lockstep plan` predicts the hits",
     )
 
 
@@ -250,35 +249,35 @@ def _slow_rank(window: Window) -> Iterator[Finding]:
     if others > SKEW * waits[slowest] and others > SKEW_S * rounds:
         yield Finding(
             Weight.SLOWS,
-            f"rank {slowest} is slow: another waits {_time(others / rounds)} for it in each round",
-            "look at that rank's processor, its device and what else runs beside it",
+            f"rank {slowest} is slow: another rank waits {_time(others / rounds)} for it in each round",
+            "check that rank's CPU, its device, and other programs on its host",
         )
 
 
 def _nothing_wrong(window: Window) -> Iterator[Finding]:
     asked = window.grew("asked_tokens_total")
     if not asked:
-        yield Finding(Weight.NORMAL, "no request was admitted", "nothing is to be done")
+        yield Finding(Weight.NORMAL, "no request was admitted", "no action needed")
         return
     missed = {each: window.grew("missed_tokens_total", cause=each) for each in MISSES}
     if not any(missed.values()):
-        what = "nothing is wrong that numbers show: everything that was asked for was cached"
-        yield Finding(Weight.NORMAL, what, "nothing is to be done")
+        what = "no problem in the metrics: all tokens requested were cached"
+        yield Finding(Weight.NORMAL, what, "no action needed")
         return
     if missed["evicted"]:
-        remedy = "`lockstep plan TRACE` says what a larger cache would hit"
+        remedy = "`lockstep plan TRACE` predicts the hits of a larger cache"
     elif window.is_at("store_state", state="attached"):
         remedy = (
-            "if the store should have had it, the ranks' logs say at the start whether its pages have"
-            " another page size; `lockstep store ls URI` shows its models and weights, too"
+            "if the store should have these pages, check the start of the ranks' logs for a different"
+            " page size, and `lockstep store ls URI` for its models and weights"
         )
     else:
-        remedy = "only a store keeps what was computed before this start, or by other engines"
+        remedy = "attach a store to keep pages from earlier runs and other engines"
     causes = ", ".join(f"{MISSES[each]} {n / asked:.0%}" for each, n in missed.items() if n)
     yield Finding(
         Weight.NORMAL,
-        "nothing is wrong that numbers show: of the tokens asked for"
-        f" {sum(missed.values()) / asked:.0%} were in no tier ({causes})",
+        f"no problem in the metrics: {sum(missed.values()) / asked:.0%} of the tokens requested were in"
+        f" no tier ({causes})",
         remedy,
     )
 

@@ -80,7 +80,7 @@ def _why(found: Sequence[Finding]) -> Table:
 
 def _hits(windows: Sequence[Window]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
-    table.add_column("tokens asked for")
+    table.add_column("tokens requested")
     for window in windows:
         table.add_column(_span(window), justify="right", min_width=14)
     for tier in _TIERS:
@@ -107,9 +107,9 @@ def _pools(window: Window) -> Table:
     states = ("free", "evictable", "held", "own")
     for each in states:
         table.add_column(each, justify="right")
-    table.add_column("came", justify="right")
-    table.add_column("left for room", justify="right")
-    table.add_column("by quota", justify="right")
+    table.add_column("stored", justify="right")
+    table.add_column("evicted", justify="right")
+    table.add_column("over limit", justify="right")
     for pool in window.values_of("pool_pages", "pool"):
         for tier in _TIERS[:2]:
             used = [window.is_at("pool_pages", pool=pool, tier=tier, state=each) for each in states]
@@ -152,7 +152,7 @@ def _rounds(window: Window) -> str:
         return "none"
     waits = {rank: waited / rounds for rank, waited in window.waits().items()}
     half, last = (window.percentile("step_seconds", share) for share in (0.5, 0.99))
-    told = [f"{rounds:,.0f}, a step keeps the engine {_took(half)} (p99 {_took(last)})"]
+    told = [f"{rounds:,.0f}, a step blocks the engine {_took(half)} (p99 {_took(last)})"]
     if len(waits) > 1:
         slowest = min(waits, key=lambda rank: waits[rank])
         told.append(

@@ -172,17 +172,17 @@ def _ranks_in(answer: bytes) -> dict[int, Numbers]:
         raise ValueError
     head, _, body = answer.partition(b"\r\n\r\n")
     if not _OK.match(head):
-        raise ValueError(f"it answered {head[:40]!r}")
+        raise ValueError(f"answered {head[:40]!r}")
     ranks: defaultdict[int, dict[Key, float]] = defaultdict(dict)
     numbers = numbers_in(body.decode())
     for key, number in numbers.items():
         if key[0].startswith(PREFIX):
             if not all(value.isprintable() for _, value in key[1]):
-                raise ValueError(f"{key[0]} has a label that no rank has")
+                raise ValueError(f"{key[0]} has an unprintable label")
             ranks[int(label_of(key, "rank"))][key] = number
     sizes = [int(label_of(key, "world_size")) for key in numbers if _is_info(key)]
     if not sizes or not 0 < max(sizes) <= _RANKS_MAX:
-        raise ValueError(f"it names world sizes {sizes}")
+        raise ValueError(f"answered with world sizes {sizes}")
     return dict(ranks)
 
 

@@ -53,32 +53,32 @@ SAID: list[Said] = [
         ["pin", "p", "--tokens", "1,2,3"],
         {"ask": "pin", "name": "p", "tokens": [1, 2, 3], "namespace": "", "ttl_s": 3600.0},
         {"tokens": 2},
-        "2 tokens of 3 are kept for 3600 s",
+        "pinned 2 of 3 tokens for 3600 s",
     ),
     (["unpin", "p"], {"ask": "unpin", "name": "p"}, {"was_pinned": True}, "unpinned"),
     (
         ["unpin", "p"],
         {"ask": "unpin", "name": "p"},
         {"was_pinned": False},
-        "there is no such pin any more",
+        "no such pin; it may have expired",
     ),
     (
         ["drop", "t"],
         {"ask": "drop", "namespace": "t"},
         {"pages": 8, "held": 0},
-        "8 pages left",
+        "evicted 8 pages",
     ),
     (
         ["drop", "--all"],
         {"ask": "drop", "namespace": None},
         {"pages": 1, "held": 2},
-        "1 page left; requests hold 2: drop again once they have ended",
+        "evicted 1 page; 2 in use by requests: drop again when they have finished",
     ),
     (
         ["limit", "t", "--host-pages", "9", "--ttl", "60"],
         {"ask": "limit", "namespace": "t", "device_pages": None, "host_pages": 9, "ttl_s": 60.0},
         {"is_known": False},
-        "set; nothing is cached of 't' yet",
+        "set; namespace 't' has no cached pages yet",
     ),
     (
         ["limit", "t"],
@@ -86,12 +86,12 @@ SAID: list[Said] = [
         {"is_known": True},
         "removed",
     ),
-    (["flush"], {"ask": "flush"}, {"operations": 7, "unwritten": {}}, "7 operations ended"),
+    (["flush"], {"ask": "flush"}, {"operations": 7, "unwritten": {}}, "7 operations finished"),
     (
         ["flush"],
         {"ask": "flush"},
         {"operations": 7, "unwritten": {"store_failed": 3}},
-        "7 operations ended; pages that are not written: store_failed 3",
+        "7 operations finished; unwritten pages: store_failed 3",
     ),
     (["attach", "memory://"], {"ask": "attach", "store": "memory://"}, {}, "attached"),
     (["detach"], {"ask": "detach"}, {}, "detached"),
@@ -100,7 +100,7 @@ SAID: list[Said] = [
         ["log-level", "debug"],
         {"ask": "log-level", "level": "debug"},
         {},
-        "logs from debug on",
+        "log level set to debug",
     ),
 ]
 
@@ -145,9 +145,9 @@ def test_statistics_are_told_in_lines_and_what_is_not_there_is_left_out() -> Non
         "operations: backup complete 3, backup failed 1",
         "tokens missed: evicted 1,150, never_seen 100",
         "pages missed: missing 4",
-        "pages lost unwritten: store_failed 2",
+        "pages lost before they were written: store_failed 2",
         "bytes moved: l1_to_l2 4,096",
-        "calls to the store that were late: 7",
+        "store calls that timed out: 7",
     ]
 
 
@@ -172,7 +172,11 @@ def test_a_pin_that_keeps_nothing_is_not_done(lockstep: Run, group: Group) -> No
 
     ended = lockstep("ctl", "pin", group.socket, "p", "--tokens", "[1, 2]", "--namespace", "t")
 
-    assert ended == (3, "nothing is kept: none of it is cached, or pins are full\n", "")
+    assert ended == (
+        3,
+        "nothing is pinned: no token is cached, or the limit of pins is reached\n",
+        "",
+    )
     assert group.asked[0]["namespace"] == "t"
 
 
@@ -194,7 +198,7 @@ def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, gro
         "namespace     device pages  host pages",
         r"'tenant\x1b'         2,000           0",
         "''                       1           2",
-        "limit of '*': 5 host pages, 0.5 s unused",
+        "limit of '*': 5 host pages, 0.5 s after the last use",
         "pin 'p': 64 tokens of ''",
         "store: attached",
     ]
@@ -220,19 +224,19 @@ def test_a_group_of_another_version_is_named_as_such(lockstep: Run, group: Group
 
     said = refusal(lockstep, "ctl", "flush", group.socket)
 
-    assert "the answer has no 'unwritten': the group is of another version" in said
+    assert "the answer has no 'unwritten': the group runs another version" in said
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["list", "{socket}.no"], "there is no socket at"),
-        (["drop", "{socket}"], "name the namespace to drop, or say --all"),
-        (["drop", "{socket}", "t", "--all"], "name the namespace to drop, or say --all"),
+        (["drop", "{socket}"], "name the namespace to drop, or give --all"),
+        (["drop", "{socket}", "t", "--all"], "name the namespace to drop, or give --all"),
         (["log-level", "{socket}", "loud"], 'Choose from: "debug", "info", "warning", "error"'),
         (["unpin", "{socket}", "p", "b"], "unknown argument b (see `lockstep ctl unpin --help`)"),
         (["attach", "{socket}", "nowhere"], "store is 'nowhere', which is not a URI"),
-        (["pin", "{socket}", "p", "--tokens", "a,b"], "--tokens must be token ids with commas"),
+        (["pin", "{socket}", "p", "--tokens", "a,b"], "--tokens must be comma-separated token ids"),
     ],
 )
 def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(

@@ -185,17 +185,17 @@ def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -
 
 
 CASES: dict[str, tuple[Watch, str, set[str]]] = {
-    "room for all": (with_settings(), "nothing is wrong that numbers show", set()),
+    "room for all": (with_settings(), "no problem in the metrics", set()),
     "nobody asks": (idle, "no request was admitted", set()),
-    "a store that has all": (with_settings(store="memory://all"), "nothing is wrong that", set()),
+    "a store that has all": (with_settings(store="memory://all"), "no problem in the", set()),
     "one rank's store has lost half": (
         half_lost,
-        "rank 1 lacks pages that the others have in the store",
+        "rank 1 lacks pages in the store that the other ranks have",
         {"LockstepRankLacksPages"},
     ),
     "a damaged store": (
         damaged,
-        "pages in the store were damaged",
+        "pages in the store were corrupt",
         {"LockstepStoreCorrupt"},
     ),
     "a store that fails to read": (
@@ -205,7 +205,7 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     ),
     "a store that takes no write": (
         unwritable,
-        "writes to the store failed, and",
+        "writes to the store failed; ",
         {"LockstepStoreNotWritten"},
     ),
     "a store that answers too late": (
@@ -216,7 +216,7 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     "a store that was detached": (detached, "no request was admitted", set()),
     "a store that was lost": (
         hanging(heals=True, is_too_much=True),
-        "the group has let go of its store",
+        "the group has lost its store",
         {"LockstepStoreGone"},
     ),
     "a store that was lost and then detached": (
@@ -226,7 +226,7 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     ),
     "an operation that hangs": (
         hanging(heals=False),
-        "1 operations hang, and their pages are out of use",
+        "1 operations hang; their pages are quarantined",
         {"LockstepOperationsQuarantined"},
     ),
     "an operation that hung": (hanging(heals=True), "no request was admitted", set()),
@@ -238,12 +238,12 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     "a tenant's quota": (with_settings(namespaces=2, quota_pages=20), "a tenant's quota", set()),
     "salts that never repeat": (
         with_settings(namespaces=0),
-        "24 namespaces were new for 24 requests: salts that do not come back",
+        "24 namespaces were new for 24 requests: salts are not reused",
         set(),
     ),
     "a group that has ended": (
         ended,
-        "the group has ended, as rank 0 says: PeerLost",
+        "the group has ended; rank 0 reports: PeerLost",
         {"LockstepGroupEnded"},
     ),
     "an engine that was killed": (
@@ -253,7 +253,7 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
     ),
     "replicas that differ": (
         diverged,
-        "the group has ended, as rank 0 says: DivergenceError",
+        "the group has ended; rank 0 reports: DivergenceError",
         {"LockstepGroupEnded", "LockstepReplicasDiverged"},
     ),
 }
@@ -312,17 +312,15 @@ def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage(tmp_pat
     window = Window(said(told), Sighting(0.0, {0: {}}))
     found = [each.what for each in findings(window)]
 
-    assert found[0] == (
-        "the store is slow: 5 calls ran out of their time; 10 pages were computed for it"
-    )
-    assert [each for each in found if "damaged" in each or "could not be read" in each] == []
+    assert found[0] == ("the store is slow: 5 calls timed out; 10 pages were computed instead")
+    assert [each for each in found if "corrupt" in each or "could not be read" in each] == []
     require_alerts(ALERTS, window, {"LockstepStoreSlow"}, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("state", "missed", "what", "remedy"),
     [
-        ("attached", {}, "everything that was asked for was cached", "nothing is to be done"),
+        ("attached", {}, "all tokens requested were cached", "no action needed"),
         (
             "attached",
             {"never_seen": 5, "lost": 1},
@@ -348,14 +346,12 @@ def test_where_nothing_is_wrong_the_remedy_is_for_what_was_missed(
 
 
 def test_ranks_that_do_not_answer_are_named_with_what_was_last_heard_of_them() -> None:
-    silent = {"a:1": "", "a:2": "", "a:3": "it answered b'no'"}
+    silent = {"a:1": "", "a:2": "", "a:3": "answered b'no'"}
 
     (first, *_) = findings(Window(Sighting(40.0, {}, silent, {"a:2": 10.0})))
 
     assert first.weight is Weight.BROKEN
-    assert (
-        first.what == "no rank answers at a:1, a:2 (last heard 30 s ago), a:3 (it answered b'no')"
-    )
+    assert first.what == "no rank answers at a:1, a:2 (last answer 30 s ago), a:3 (answered b'no')"
 
 
 def test_of_many_ranks_that_do_not_answer_the_first_are_named() -> None:
@@ -402,8 +398,8 @@ def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
         Window(Sighting(WINDOW_S + 2, ranks)),
     )
 
-    assert "why since opened: pages in the store were damaged: rank 0 3, rank 1 4" in lines
-    assert not any("nothing is to be done" in line for line in lines)
+    assert "why since opened: pages in the store were corrupt: rank 0 3, rank 1 4" in lines
+    assert not any("no action needed" in line for line in lines)
 
 
 def test_evictions_of_unknown_pace_do_not_make_host_memory_small(stack: ExitStack) -> None:
@@ -436,4 +432,4 @@ def test_what_peers_may_be_to_blame_for_is_not_said_of_a_store(state: str, where
     lockstep_storage_calls_in_flight{{rank="0",store="peer",call="read"}} 0
     lockstep_corrupt_pages_total{{rank="0"}} 5
     """
-    assert findings(Window(said(told)))[0].what == f"pages in {where} were damaged: rank 0 5"
+    assert findings(Window(said(told)))[0].what == f"pages in {where} were corrupt: rank 0 5"

@@ -75,10 +75,10 @@ def test_whoever_drips_bytes_has_not_answered(
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (raw(b"\xff\0" * 100), r"it answered b'\xff\x00"),
+        (raw(b"\xff\0" * 100), r"answered b'\xff\x00"),
         (
             http("up 1\n"),
-            "(it names world sizes []); the group has ended, as its log says, or has another port: ",
+            "(answered with world sizes []); the group has ended (see its log) or uses another port: ",
         ),
         (
             http('lockstep_info{world_size="1"} 1\n'),
@@ -90,7 +90,7 @@ def test_whoever_drips_bytes_has_not_answered(
         ),
         (
             http('lockstep_info{rank="0",world_size="99999999"} 1\n'),
-            "it names world sizes [99999999]",
+            "answered with world sizes [99999999]",
         ),
         (
             http('lockstep_x_bucket{rank="0",le="x"} 1\n'),
@@ -98,7 +98,7 @@ def test_whoever_drips_bytes_has_not_answered(
         ),
         (
             http('lockstep_x{rank="0",store="\x1b[2J"} 1\n'),
-            "lockstep_x has a label that no rank has",
+            "lockstep_x has an unprintable label",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_one_scheduler_answers_for_all_ranks_until_it_is_gone(lockstep: Run) -> 
     assert "one scheduler for 2 ranks" in output
     assert "no rank answers" not in output
     assert [each.what for each in findings(answered[0])] == ["no request was admitted"]
-    assert gone.what.startswith(f"no rank answers at 127.0.0.1:{port} (last heard ")
+    assert gone.what.startswith(f"no rank answers at 127.0.0.1:{port} (last answer ")
 
 
 def test_a_port_tells_of_each_rank_that_it_has_numbers_of(serve: Serve) -> None:
@@ -187,7 +187,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
     (recent, whole) = sightings.windows()
 
     assert silent.what.startswith("no rank answers at 127.0.0.1:")
-    assert "(it answered b'HTTP/1.0 500 ', last heard " in silent.what
+    assert "(answered b'HTTP/1.0 500 ', last answer " in silent.what
     assert [window.before for window in back] == [None]
     assert [each.grew("hit_tokens_total") for each in (recent, whole)] == [50, 550]
     assert [each.grew("asked_tokens_total") for each in (recent, whole)] == [100, 1100]

@@ -20,8 +20,7 @@ _STATUS: Final = 8
 _NAME: Final = 16
 
 EXIT_STATUSES: Final = (
-    "Exit status: 0, all is well, or there is advice; 1, there is a problem; 2, the options are"
-    " wrong."
+    "Exit status: 0, no problem, possibly advice; 1, a problem; 2, wrong options."
 )
 
 
@@ -34,12 +33,14 @@ def _doctor(
     store: Annotated[
         str | None,
         Parameter(
-            help="A store to try, for example file:///var/kv; what is written there is removed again.",
+            help="A store to test, for example file:///var/kv; test objects are removed again.",
             show_default="none",
             metavar="URI",
         ),
     ] = None,
-    ranks: Annotated[int, OF_A_GROUP, Parameter(help="Ranks that are to run on this machine.")] = 2,
+    ranks: Annotated[
+        int, OF_A_GROUP, Parameter(help="Number of ranks that this machine will run.")
+    ] = 2,
     as_json: Json = False,
 ) -> int:
     """Check whether this machine has what a group of ranks needs.
@@ -48,7 +49,7 @@ def _doctor(
     """
     if store is not None:
         check_store(store, only_read=True)
-    with Console(stderr=True).status("looking") as status:
+    with Console(stderr=True).status("checking") as status:
         findings = list(examine(ranks, store, status.update))
     if as_json:
         record = {
@@ -82,10 +83,10 @@ def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterat
     yield network.judge_host_name(network.probe_host_name())
     interface = network.probe_interface()
     yield network.judge_interface(interface)
-    say("two processes vote over gloo")
+    say("all_reduce of two processes over gloo")
     yield network.judge_gloo(network.probe_gloo(interface), interface)
     if store is None:
-        yield well("store", "not tried; --store URI tries one")
+        yield well("store", "not tested; use --store URI to test one")
     else:
         yield from _examine_store(store, say)
 

@@ -69,7 +69,7 @@ def judge_calls(failures: Mapping[str, str]) -> Finding:
     if failed:
         seen = f"ranks of one host cannot share memory without {' and '.join(failed)}"
         return problem(
-            name, seen, "allow them in the container's seccomp profile, or take the transport torch"
+            name, seen, "allow them in the container's seccomp profile, or use the transport torch"
         )
     return well(name, f"{' and '.join(failures)} work")
 
@@ -82,13 +82,11 @@ def probe_open_files() -> tuple[int, int]:
 def judge_open_files(limits: tuple[int, int]) -> Finding:
     """Judge the limit by the connections that ranks, groups and stores need."""
     name = "open files"
-    soft, hard = (
-        "any number" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits
-    )
-    seen = f"{soft} at a time, {hard} if a process asks"
+    soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits)
+    seen = f"soft limit {soft}, hard limit {hard}"
     if limits[0] == resource.RLIM_INFINITY or limits[0] >= FILES_WANTED:
         return well(name, seen)
-    remedy = "ulimit -n 65536 before ranks are started, or docker run --ulimit nofile=65536"
+    remedy = "run ulimit -n 65536 before starting ranks, or use docker run --ulimit nofile=65536"
     return (problem if limits[0] < FILES_NEEDED else advice)(name, seen, remedy)
 
 
@@ -113,21 +111,23 @@ def judge_clocks(clocks: Clocks) -> Finding:
     """Judge the monotonic clock for deadlines, and the wall clock for comparison between hosts."""
     name = "clocks"
     wall = datetime.fromtimestamp(clocks.wall_s, UTC)
-    ticks = f"the monotonic clock goes by {clocks.resolution_s * 1e9:,.0f} ns"
+    ticks = f"resolution of the monotonic clock {clocks.resolution_s * 1e9:,.0f} ns"
     seen = f"{wall:%Y-%m-%d %H:%M:%S} UTC; {ticks}"
     if wall < _EARLIEST:
         return problem(
-            name, f"{seen}; nothing has set the date", "set the date: leases and ages go by it"
+            name, f"{seen}; the date was never set", "set the date: leases and ages depend on it"
         )
     if clocks.resolution_s > 0.001:
-        remedy = "deadlines and measured times are no finer; see `timedatectl` and the clock source"
+        remedy = (
+            "deadlines and measured times are no finer; check `timedatectl` and the clock source"
+        )
         return advice(name, seen, remedy)
     if clocks.kept is None:
-        return well(name, f"{seen}; the kernel does not say whether NTP keeps the date right")
+        return well(name, f"{seen}; the kernel does not say whether NTP synchronises the clock")
     if not clocks.kept:
-        remedy = "run chrony or ntpd: times of several hosts are compared as they are"
-        return advice(name, f"{seen}; nothing keeps the date right", remedy)
-    return well(name, f"{seen}; NTP keeps the date right")
+        remedy = "run chrony or ntpd, because times of several hosts are compared"
+        return advice(name, f"{seen}; not synchronised", remedy)
+    return well(name, f"{seen}; synchronised by NTP")
 
 
 def probe_processors(ranks: int) -> Processors:
@@ -144,15 +144,15 @@ def probe_processors(ranks: int) -> Processors:
 def judge_processors(processors: Processors) -> Finding:
     """Judge the processors by the number of ranks: each rank has a thread that needs a processor."""
     name = "processors"
-    seen = f"{processors.usable} of {processors.there} can be used"
+    seen = f"{processors.usable} of {processors.there} usable"
     given = float(processors.usable)
     if processors.quota is not None:
         given = min(given, processors.quota)
-        seen += f", and {processors.quota:g} at a time by this process's control group"
+        seen += f"; cgroup quota {processors.quota:g}"
     if given < processors.ranks:
         seen += f", for {count(processors.ranks, 'rank')}"
         remedy = (
-            "a round waits for a rank that has no processor: run fewer ranks here, or allow more"
+            "every round waits for the slowest rank: run fewer ranks here, or allow more processors"
         )
         return advice(name, seen, remedy)
     return well(name, seen)

@@ -52,13 +52,13 @@ def probe_shared() -> tuple[int, int] | None:
 def judge_shared(shared: tuple[int, int] | None) -> Finding:
     """Judge /dev/shm for engines and NCCL; our rounds use anonymous memory instead."""
     name = "shared memory"
-    remedy = "give the container more, for example docker run --shm-size 1g, or --ipc host"
+    remedy = "give the container more: docker run --shm-size 1g, or --ipc host"
     if shared is None:
         return advice(name, "there is no /dev/shm, which NCCL and engines' queues need", remedy)
     total, free = shared
-    seen = f"{_SHARED} has {bytes_in_words(total)}, {bytes_in_words(free)} of it free"
+    seen = f"{_SHARED} has {bytes_in_words(total)}, {bytes_in_words(free)} free"
     if free < SHARED_BYTES:
-        seen += f"; NCCL and engines' queues want {bytes_in_words(SHARED_BYTES)}"
+        seen += f"; NCCL and engines' queues need {bytes_in_words(SHARED_BYTES)}"
         return advice(name, seen, remedy)
     return well(name, seen)
 
@@ -74,15 +74,15 @@ def judge_locked(locked: LockedMemory) -> Finding:
     """Judge the limit by the devices that need locked memory: a GPU or an RDMA card."""
     name = "locked memory"
     if locked.limit is None:
-        return well(name, "any amount may be locked")
-    seen = f"at most {bytes_in_words(locked.limit)} may be locked"
+        return well(name, "unlimited")
+    seen = f"limit {bytes_in_words(locked.limit)}"
     wanting = [
         what for what, is_there in (("a GPU", locked.cuda), ("RDMA", locked.rdma)) if is_there
     ]
     if wanting:
-        seen += f", and pages for {' and '.join(wanting)} are locked in host memory"
-        return advice(name, seen, "ulimit -l unlimited, or docker run --ulimit memlock=-1")
-    return well(name, f"{seen}; there is neither a GPU nor RDMA that needs more")
+        seen += f", perhaps too low to lock host pages for {' and '.join(wanting)}"
+        return advice(name, seen, "run ulimit -l unlimited, or use docker run --ulimit memlock=-1")
+    return well(name, f"{seen}; neither a GPU nor RDMA needs more")
 
 
 def probe_huge_pages() -> str:
@@ -97,12 +97,12 @@ def judge_huge_pages(enabled: str) -> Finding:
     """Judge the setting for host pools, which request huge pages."""
     name = "huge pages"
     if "[never]" in enabled:
-        seen = "the kernel gives none, and host pools ask for them: their copies take longer"
-        return advice(name, seen, f"echo madvise > {_HUGE}, as root")
+        seen = "disabled in the kernel, so copies of host pools are slower"
+        return advice(name, seen, f"run as root: echo madvise > {_HUGE}")
     if not enabled:
-        return well(name, "the kernel does not say; host pools do without")
+        return well(name, "not reported by the kernel; host pools do not use them")
     chosen = enabled.partition("[")[2].partition("]")[0]
-    return well(name, f"host pools get them where the kernel has any ({chosen})")
+    return well(name, f"enabled for host pools if the kernel has free ones ({chosen})")
 
 
 def probe_host_memory(ranks: int) -> HostMemory:
@@ -115,9 +115,9 @@ def judge_host_memory(memory: HostMemory) -> Finding:
     """Judge the memory by the needs of ranks without pages."""
     name = "host memory"
     available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)
-    seen = f"{available} of {total} can be used"
+    seen = f"{available} of {total} available"
     if memory.group is not None and memory.group <= memory.available:
-        seen += ": the limit is this process's control group"
+        seen += ", limited by this process's cgroup"
     needed = memory.ranks * RANK_BYTES
     if memory.available < memory.ranks * (RANK_BYTES >> 2):
         return problem(
@@ -125,6 +125,6 @@ def judge_host_memory(memory: HostMemory) -> Finding:
         )
     if memory.available < needed:
         ranks = count(memory.ranks, "rank")
-        remedy = f"{ranks} take {bytes_in_words(needed)} before they have a page: allow more"
+        remedy = f"{ranks} take {bytes_in_words(needed)} without any pages: allow more memory"
         return advice(name, seen, remedy)
     return well(name, seen)

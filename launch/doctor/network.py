@@ -68,8 +68,8 @@ def judge_host_name(host: HostName) -> Finding:
         f"add {host.name} with an address of this machine to /etc/hosts, or set GLOO_SOCKET_IFNAME"
     )
     if not host.stands_for:
-        return advice(name, f"{host.name} stands for no address, and gloo asks for one", remedy)
-    seen = f"{host.name} stands for {', '.join(host.stands_for)}"
+        return advice(name, f"{host.name} resolves to no address, and gloo needs one", remedy)
+    seen = f"{host.name} resolves to {', '.join(host.stands_for)}"
     # All of 127.0.0.0/8 is this machine, even if the interface has only one of its addresses.
     if not any(each in host.own or each.startswith("127.") for each in host.stands_for):
         return advice(name, f"{seen}, which is not this machine", remedy)
@@ -92,13 +92,13 @@ def judge_interface(interface: Interface) -> Finding:
     name = "interface"
     if not interface.address:
         seen = f"GLOO_SOCKET_IFNAME is {interface.chosen}, which has no address here"
-        return problem(name, seen, "name an interface that `ip address` shows, or leave it unset")
+        return problem(name, seen, "set it to an interface that `ip address` lists, or unset it")
     seen = f"{interface.name}, {interface.address}"
     if interface.chosen:
-        return well(name, f"{seen}, as GLOO_SOCKET_IFNAME says")
+        return well(name, f"{seen}, set by GLOO_SOCKET_IFNAME")
     if interface.address.startswith("127."):
-        return well(name, f"{seen}: no way leads to other hosts, and none is needed on one")
-    return well(name, f"{seen}: the way to other hosts")
+        return well(name, f"{seen}: no route to other hosts; none is needed on a single host")
+    return well(name, f"{seen}: the route to other hosts")
 
 
 def probe_gloo(interface: Interface) -> Gloo:
@@ -106,7 +106,7 @@ def probe_gloo(interface: Interface) -> Gloo:
     from ..cli.rank_processes import run_ranks
 
     if not interface.address:
-        return Gloo(failure="there is no interface to try it on")
+        return Gloo(failure="no interface to test")
     try:
         # Fail early if the address does not exist.
         socket.create_server((interface.address, 0)).close()
@@ -131,16 +131,16 @@ def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
     """Judge the lower bound of a round between hosts."""
     name = "gloo"
     if gloo.failure:
-        remedy = (
-            "let processes of this machine connect to each other there, or set GLOO_SOCKET_IFNAME"
-        )
-        return problem(name, f"two processes could not vote: {gloo.failure}", remedy)
+        remedy = "allow connections inside this machine at that address, or set GLOO_SOCKET_IFNAME"
+        return problem(name, f"all_reduce between two processes failed: {gloo.failure}", remedy)
     seen = (
-        f"two processes at {interface.address}: p50 {gloo.p50_us:,.0f} us, p99 {gloo.p99_us:,.0f} us"
-        " for an all_reduce"
+        f"all_reduce between two processes at {interface.address}: p50 {gloo.p50_us:,.0f} us, p99"
+        f" {gloo.p99_us:,.0f} us"
     )
     if gloo.p50_us > GLOO_SLOW_US:
-        remedy = "another program has the processors; rounds of one host go by shared memory"
+        remedy = (
+            "check for other programs that use the CPUs; rounds inside one host use shared memory"
+        )
         return advice(name, seen, remedy)
     return well(name, seen)
 

@@ -74,22 +74,20 @@ def probe_cuda() -> Cuda:
 def judge_cuda(cuda: Cuda) -> Finding:
     """Judge whether torch finds the GPUs that the driver offers."""
     name = "CUDA"
-    driver = f"driver {cuda.driver}" if cuda.driver else "no driver of NVIDIA's"
+    driver = f"driver {cuda.driver}" if cuda.driver else "no NVIDIA driver"
     if cuda.devices:
         kinds = ", ".join(
             f"{cuda.devices.count(each)} x {each}" for each in dict.fromkeys(cuda.devices)
         )
         return well(name, f"{kinds}; {driver}, torch for CUDA {cuda.built_with}")
     if not cuda.driver:
-        return well(name, f"{driver}: device pages are in host memory")
+        return well(name, f"{driver}, so device pages are in host memory")
     if not cuda.built_with:
-        remedy = "install a torch that was built for CUDA"
-        return advice(name, f"{driver}, and a torch that was built without CUDA", remedy)
-    remedy = (
-        "see nvidia-smi; in a container, docker run --gpus all, and a driver that is new enough"
-    )
+        remedy = "install a torch built for CUDA"
+        return advice(name, f"{driver}, but torch was built without CUDA", remedy)
+    remedy = "check nvidia-smi and the driver's version; in a container use docker run --gpus all"
     return problem(
-        name, f"{driver}, torch for CUDA {cuda.built_with}, and torch finds no device", remedy
+        name, f"{driver}, torch for CUDA {cuda.built_with}, but torch finds no device", remedy
     )
 
 
@@ -135,7 +133,7 @@ def judge_packages(packages: list[Package]) -> list[Finding]:
     missing = [each for each in packages if not each.installed]
     if missing:
         extras = ", ".join(dict.fromkeys(each.extra or each.name for each in missing))
-        findings.append(well("extras", f"not installed, and needed only where used: {extras}"))
+        findings.append(well("extras", f"not installed, needed only if used: {extras}"))
     return findings
 
 
@@ -144,13 +142,13 @@ def _judged(package: Package) -> Finding:
     seen = package.installed if label == package.name else f"{package.name} {package.installed}"
     if not _within(package.installed, package.bounds):
         wanted = f"{DISTRIBUTION}[{package.extra}]" if package.extra else DISTRIBUTION
-        seen += f", and Lockstep takes {package.bounds}"
+        seen += f", but Lockstep needs {package.bounds}"
         return problem(label, seen, f"pip install '{wanted}'")
     if not package.tried:
         return well(label, seen)
     if _release(package.installed) == _release(package.tried):
-        return well(label, f"{seen}, the release that the tests run with")
-    return well(label, f"{seen}; the tests run with {package.tried}")
+        return well(label, f"{seen}, the tested release")
+    return well(label, f"{seen}; tested with {package.tried}")
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -127,11 +127,11 @@ def judge_direct(direct: Direct) -> Finding:
     """Judge the O_DIRECT test by the options of the URI."""
     name = "O_DIRECT"
     if not direct.failure:
-        return well(name, f"files in {direct.directory} can go past the page cache (direct=1)")
-    seen = f"not in {direct.directory}: {direct.failure}"
+        return well(name, f"files in {direct.directory} can bypass the page cache (direct=1)")
+    seen = f"not available in {direct.directory}: {direct.failure}"
     if direct.wanted:
         return problem(name, seen, "leave direct=1 out, or put the store on another filesystem")
-    return well(name, f"{seen}; pages go through the page cache")
+    return well(name, f"{seen}; I/O uses the page cache")
 
 
 def judge_room(uri: str, directory: str) -> list[Finding]:
@@ -142,7 +142,7 @@ def judge_room(uri: str, directory: str) -> list[Finding]:
     limits, place = parse_uri(uri).read(FileOptions).limits, Path(directory)
     seen = f"the store may hold {limits.in_words(place)}"
     if limits.quota(place, 0) is None:
-        return [advice("store room", seen, "give it a quota (quota_gib=N)")]
+        return [advice("store room", seen, "set a quota (quota_gib=N)")]
     return [well("store room", seen)]
 
 
@@ -178,13 +178,13 @@ async def _answers_us(backend: StorageBackend, namespace: str) -> float:
         writes = [Write(name, (source,), shape) for name in names]
         written = await backend.write(writes, deadline=call_deadline())
         if set(written) != {WriteOutcome.OK}:
-            raise StorageError(f"it did not take what was written: {_outcomes(written)}")
+            raise StorageError(f"the write failed: {_outcomes(written)}")
         for name in names:
             began = time.perf_counter()
             read = await backend.read([Read(name, (target,), shape)], deadline=call_deadline())
             took.append((time.perf_counter() - began) * 1e6)
             if read != [ReadOutcome.OK] or source != target:
-                raise StorageError(f"it did not give back what was written: {_outcomes(read)}")
+                raise StorageError(f"the read did not return what was written: {_outcomes(read)}")
     finally:
         with suppress(LockstepError, OSError):
             await backend.remove(names, deadline=call_deadline())
@@ -220,13 +220,15 @@ def judge_answers(answers: Answers) -> Finding:
     limit = "" if answers.limit_us is None else f"{answers.limit} takes {answers.limit_us:,.0f} us"
     if not answers.read_us:
         return well(
-            name, f"{answers.store} is only read, so nothing was tried; {limit}".rstrip("; ")
+            name, f"{answers.store} is read-only, so nothing was tested; {limit}".rstrip("; ")
         )
-    seen = f"{answers.store} gives back 4 KiB in {answers.read_us:,.0f} us"
+    seen = f"{answers.store} reads 4 KiB in {answers.read_us:,.0f} us"
     if answers.limit_us:
-        seen += f"; {limit}: {answers.read_us / answers.limit_us:,.1f} times"
+        seen += f"; {limit}: ratio {answers.read_us / answers.limit_us:,.1f}"
     if answers.read_us > SLOW_US:
-        remedy = "prefetches hide it while requests queue; a nearer store would wait less"
+        remedy = (
+            "prefetches hide this latency while requests queue; use a nearer store to reduce it"
+        )
         return advice(name, seen, remedy)
     return well(name, seen)
 
@@ -268,7 +270,9 @@ def judge_speed(speed: Speed) -> Finding:
         f" {read:.2f} of {speed.limit}; written {speed.write_gbps:.2f} GB/s, {write:.2f} of that"
     )
     if min(read, write) < LOW_RATIO:
-        remedy = "more threads in the URI, and `lockstep bench storage` on a machine at rest"
+        remedy = (
+            "add threads to the URI, or measure with `lockstep bench storage` on an idle machine"
+        )
         return advice(name, seen, remedy)
     return well(name, seen)
 

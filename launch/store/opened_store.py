@@ -45,7 +45,7 @@ class OpenedStore:
             async for stored in self.backend.objects():
                 yield stored
         except (OSError, TimeoutError) as error:
-            reason = str(error) or "it did not answer in time"
+            reason = str(error) or "no answer in time"
             raise StorageError(f"store {self.shown!r} could not be listed: {reason}") from error
 
 

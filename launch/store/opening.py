@@ -24,8 +24,8 @@ A tool must not sweep on its own account. One that reads every object must not m
 """
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {
-    "mooncake": "a client of Mooncake can ask for an object by its name only, and cannot list",
-    "peer": "ranks of another group are asked for pages by their names only",
+    "mooncake": "Mooncake clients can look up an object by name but cannot list",
+    "peer": "pages of another group can only be looked up by name",
 }
 """Reasons why a built-in scheme cannot list its objects."""
 
@@ -51,10 +51,10 @@ async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[Sto
     _check_that_shared(uri)
     backend = make_backend(for_a_tool(uri, looking=looking))
     if not backend.capabilities.lists:
-        why = _WHY_UNLISTED.get(parse_uri(uri).scheme, "its backend does not list")
+        why = _WHY_UNLISTED.get(parse_uri(uri).scheme, "its backend cannot list")
         raise ConfigError(
-            f"store {shown_store(uri)!r} cannot say what is in it, so this command cannot work"
-            f" on it: {why}; stores that can are, for example, file:// and s3://"
+            f"store {shown_store(uri)!r} cannot list its objects, which this command needs: {why}; use"
+            " for example file:// or s3://"
         )
     _check_that_there(uri)
     async with _open(backend, uri):
@@ -75,8 +75,8 @@ def failures_named(uri: str) -> Generator[None]:
 def _check_that_shared(uri: str) -> None:
     if not make_backend(uri).capabilities.shared:
         raise ConfigError(
-            f"store {shown_store(uri)!r} lives in the process that uses it, and other commands"
-            " cannot see it; give a store that is shared, for example file:///var/kv"
+            f"store {shown_store(uri)!r} is private to the process that uses it; give a shared store,"
+            " for example file:///var/kv"
         )
 
 
@@ -89,18 +89,18 @@ def _check_that_there(uri: str) -> None:
     if not directory.exists():
         raise ConfigError(
             f"there is no store at {directory}: the directory does not exist; an engine or a "
-            "replay makes it"
+            "replay creates it"
         )
     if parsed.scheme == "file" and not (directory / "objects").is_dir():
         raise ConfigError(
-            f"there is no store at {directory}: it is no directory with a folder 'objects' in it; "
-            "give the directory that engines have in their store's URI"
+            f"there is no store at {directory}: it has no folder 'objects'; give the directory in the "
+            "engines' store URI"
         )
     kind, _, path = parsed.options.get("index", "").partition("://")
     if parsed.scheme == "3fs" and kind == "sqlite" and not Path(path).is_file():
         raise ConfigError(
-            f"there is no store at {directory}: its index {path} does not exist; give the index that"
-            " engines have in their store's URI"
+            f"there is no store at {directory}: its index {path} does not exist; give the index in the"
+            " engines' store URI"
         )
 
 

@@ -11,15 +11,15 @@ from ..cli.options import AT_LEAST_0
 
 Uri = Annotated[
     str,
-    Parameter(help="Store, for example file:///var/kv; with {rank} in it, give --rank too."),
+    Parameter(help="Store, for example file:///var/kv; if it contains {rank}, give --rank, too."),
 ]
 Rank = Annotated[
     int | None,
     AT_LEAST_0,
-    Parameter(help="The rank whose store is meant by {rank} in a URI.", show_default="none"),
+    Parameter(help="The rank that replaces {rank} in the URI.", show_default="none"),
 ]
 Digest = Annotated[str | None, Parameter(metavar="DIGEST")]
-DryRun = Annotated[bool, Parameter(help="Only say what would go.")]
+DryRun = Annotated[bool, Parameter(help="Only show what would be removed.")]
 
 
 def of_rank(uri: str, rank: int | None) -> str:
@@ -31,11 +31,11 @@ def of_rank(uri: str, rank: int | None) -> str:
         return uri.replace(RANK, str(rank))
     if RANK in uri:
         raise ConfigError(
-            f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
-            f"add --rank N, which stands in the place of {RANK}"
+            f"store {shown_store(uri)!r} has {RANK}, so each rank has its own; add --rank N to choose"
+            " one"
         )
     if rank is not None:
         raise ConfigError(
-            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
+            f"--rank is {rank}, but store {shown_store(uri)!r} has no {RANK}; leave out --rank"
         )
     return uri

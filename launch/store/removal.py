@@ -100,7 +100,7 @@ def gc(
     older_than: Annotated[
         float | None,
         Parameter(
-            help="Remove pages not written or used for so long: 90s, 15m, 12h, 7d, 2w.",
+            help="Remove pages not written or used for this long: 90s, 15m, 12h, 7d, 2w.",
             converter=parse_age,
             metavar="AGE",
             show_default="none",
@@ -111,7 +111,7 @@ def gc(
         BYTES,
         AT_LEAST_0,
         Parameter(
-            help="Remove the least recently used pages until the rest is no larger: 100GiB.",
+            help="Remove the least recently used pages until this size remains: 100GiB.",
             show_default="none",
         ),
     ] = None,
@@ -175,8 +175,8 @@ async def _collect(
         unknown_age += stored.age_s is None
     if unknown_age and unknown_age == pages.objects:
         raise ConfigError(
-            f"store {store.shown!r} does not say how old its objects are; remove some with `lockstep "
-            "store rm --model` or `--namespace`"
+            f"store {store.shown!r} does not know the ages of its objects; use `lockstep store rm` with"
+            " --model or --namespace instead"
         )
     store.progress.begin("removing")
     if age_s is not None:
@@ -191,7 +191,7 @@ async def _collect(
     left = count(max(0, pages.objects - removed.objects), "page")
     left_bytes = bytes_in_words(max(0, pages.nbytes - removed.nbytes))
     unknown = f", {unknown_age:,} of them of unknown age" if unknown_age else ""
-    return f"{left}, {left_bytes} {'would stay' if dry_run else 'stay'}{unknown}"
+    return f"{left}, {left_bytes} {'would remain' if dry_run else 'remain'}{unknown}"
 
 
 def _is_older(age_s: float, stored: StoredObject) -> bool:
@@ -210,15 +210,15 @@ def rm(
     namespace: Annotated[
         Digest,
         Parameter(
-            help="Remove this namespace: its digest, or the beginning of it.", show_default="none"
+            help="Remove this namespace: its digest, or a prefix of it.", show_default="none"
         ),
     ] = None,
     everything: Annotated[
-        bool, Parameter("--all", help="Remove every object of Lockstep in the store.")
+        bool, Parameter("--all", help="Remove all of Lockstep's objects in the store.")
     ] = False,
     rank: Rank = None,
     dry_run: DryRun = False,
-    yes: Annotated[bool, Parameter(help="Do not ask.")] = False,
+    yes: Annotated[bool, Parameter(help="Remove without asking.")] = False,
 ) -> int:
     """Remove a model, a namespace or everything.
 
@@ -229,7 +229,7 @@ def rm(
     shown = shown_store(uri)
     objects, nbytes = selected_extent(catalogue, selection)
     if not objects:
-        print(f"{shown}: there is nothing to remove")
+        print(f"{shown}: nothing to remove")
         return 0
     what = f"remove {count(objects, 'object')}, {bytes_in_words(nbytes)}"
     if dry_run:
@@ -263,11 +263,9 @@ def _selected(
     if given > 1:
         raise ConfigError("give only one of --model, --namespace and --all")
     if not given:
-        raise ConfigError(
-            "give one of --model NAME, --namespace DIGEST and --all, to say what goes"
-        )
+        raise ConfigError("give one of --model NAME, --namespace DIGEST and --all")
     if weights_version is not None and model is None:
-        raise ConfigError("--weights-version needs --model, since it is one of a model's")
+        raise ConfigError("--weights-version needs --model")
     catalogue = run_on_store(uri, survey, looking=True).catalogue
     shown = shown_store(uri)
     if model is not None:
@@ -283,7 +281,7 @@ def _selected(
 def _agreed(what: str, shown: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"store {shown!r}: there is nobody to ask whether to {what}; say --yes to do it"
+            f"store {shown!r}: stdin is no terminal, so there is no confirmation to {what}; use --yes"
         )
     print(f"{shown}: {what}? [y/N]: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

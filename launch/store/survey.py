@@ -113,12 +113,12 @@ def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
         )
     if len(found) > 1:
         raise ConfigError(
-            f"--namespace {prefix!r} is the beginning of {len(found)} namespaces; give more digits"
+            f"--namespace {prefix!r} matches {len(found)} namespaces; give more digits"
         )
     if not found:
         raise ConfigError(
             f"--namespace {prefix!r}: the store has no such namespace; `lockstep store ls {uri}` "
-            "shows those that it has"
+            "lists its namespaces"
         )
     return found[0]
 

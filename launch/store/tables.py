@@ -130,7 +130,7 @@ def found_record(found: Defects) -> Record:
 def model_title(manifest: Manifest | None) -> str:
     """Return the title of a model with its weights version."""
     if manifest is None:
-        return "no known model: no manifest in the store speaks of these"
+        return "unknown model: no manifest in the store describes these objects"
     version = printable(manifest.weights_version)
     weights = f", weights version {version}" if version else ""
     return f"{printable(manifest.model)}{weights}"

@@ -69,14 +69,12 @@ def verify(
     *,
     namespace: Annotated[
         Digest,
-        Parameter(
-            help="Only this namespace: its digest, or the beginning of it.", show_default="all"
-        ),
+        Parameter(help="Only this namespace: its digest, or a prefix of it.", show_default="all"),
     ] = None,
     sample: Annotated[
         int | None,
         Parameter(
-            help="Only so many objects, drawn at random.",
+            help="Only this many objects, drawn at random.",
             show_default="all",
             validator=Number(gte=1, lte=SAMPLE_MAX),
         ),
@@ -84,12 +82,12 @@ def verify(
     jobs: Annotated[
         int,
         Parameter(
-            help="Batches at a time; each takes 16 MiB of memory, or one larger object.",
+            help="Batches read in parallel; each takes 16 MiB of memory, or one larger object.",
             validator=Number(gte=1, lte=64),
         ),
     ] = 4,
     fix: Annotated[
-        bool, Parameter(help="Let the store take what is corrupt out of the way.")
+        bool, Parameter(help="Let the store move corrupt objects out of the way.")
     ] = False,
     rank: Rank = None,
     as_json: Json = False,
@@ -218,10 +216,10 @@ def _print(shown: str, verified: Verification, *, so_far: bool, taken: bool) -> 
     size = bytes_in_words(verified.sound_bytes)
     say(f"{shown}: {read}, {verified.sound:,} of them sound ({size})")
     if verified.changed:
-        say(f"{count(verified.changed, 'object')} removed or written anew meanwhile: no fault")
+        say(f"{count(verified.changed, 'object')} removed or replaced meanwhile: no fault")
     if verified.corrupt.objects:
-        done = "taken out of the way" if taken else "--fix takes such out of the way"
-        say(f"{count(verified.corrupt.objects, 'object')} corrupt, each of them a miss; {done}")
+        done = "moved out of the way" if taken else "--fix moves corrupt objects out of the way"
+        say(f"{count(verified.corrupt.objects, 'object')} corrupt, each one a miss; {done}")
         print_found("corrupt", verified.corrupt)
     if verified.unread.objects:
         say(f"{count(verified.unread.objects, 'object')} could not be read")

@@ -69,7 +69,7 @@ def test_gc_removes_what_is_older_than_an_age(lockstep: Run, kept: Kept) -> None
     status, printed, said = lockstep("gc", "--older-than", "210m", kept.uri)
 
     assert (status, said) == (0, "")
-    assert "freed 6 objects, 27.0 KiB; 14 pages, 63.0 KiB stay" in printed
+    assert "freed 6 objects, 27.0 KiB; 14 pages, 63.0 KiB remain" in printed
     assert pages_left(kept, 10) == [0, 1, 2, 3]
     assert kept.has(manifest_of())
 
@@ -109,7 +109,7 @@ def test_a_dry_run_says_what_would_go_and_removes_nothing(
     _, did, _ = lockstep("gc", *bound, kept.uri)
 
     assert after == before
-    assert would.replace("would free", "freed").replace("would stay", "stay") == did
+    assert would.replace("would free", "freed").replace("would remain", "remain") == did
     assert len(kept.contents()) < len(before)
 
 
@@ -215,7 +215,7 @@ def test_rm_of_everything_touches_nothing_that_is_not_lockstep_s(lockstep: Run, 
         ("rm --model gpt --yes", "has no such model; it has 'llama'"),
         ("rm --model llama --weights-version 3 --yes", "has model 'llama' with '1'"),
         ("rm --namespace abcdef --yes", "the store has no such namespace"),
-        ("rm --all", "there is nobody to ask whether to remove 8 objects"),
+        ("rm --all", "there is no confirmation to remove 8 objects"),
     ],
 )
 def test_a_removal_that_does_not_say_rightly_what_goes_is_refused(

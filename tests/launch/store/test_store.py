@@ -57,7 +57,7 @@ def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
 ) -> None:
     said = refusal(lockstep, *arguments, of_ranks(tmp_path))
 
-    assert "is another one for each rank, and this command works on one; add --rank N" in said
+    assert "has {rank}, so each rank has its own; add --rank N" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk0", "disk1"]
 
 
@@ -65,7 +65,7 @@ def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_pa
     """A loop over ranks would do the same to one store again and again."""
     said = refusal(lockstep, "ls", tmp_path.as_uri(), "--rank", "1")
 
-    assert "has no {rank} in it: it is one for all" in said
+    assert "has no {rank}; leave out --rank" in said
 
 
 def test_the_store_of_one_rank_is_found_by_its_rank(lockstep: Run, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_no_store_is_created_by_looking_for_one(
     of_empty = refusal(lockstep, *arguments, empty.as_uri())
 
     assert f"there is no store at {nowhere}: the directory does not exist" in of_nowhere
-    assert "no directory with a folder 'objects'" in of_empty
+    assert "it has no folder 'objects'" in of_empty
     assert [each.name for each in tmp_path.iterdir()] == ["empty"]
     assert not list(empty.iterdir())
 
@@ -96,10 +96,10 @@ def test_no_store_is_created_by_looking_for_one(
 @pytest.mark.parametrize(
     ("uri", "complaint"),
     [
-        ("memory://", "lives in the process that uses it"),
+        ("memory://", "is private to the process that uses it"),
         ("ftp://host/kv", "unknown scheme 'ftp'"),
         ("file:///var/kv?colour=red", "there is no option 'colour'"),
-        ("mooncake://127.0.0.1:1", "can ask for an object by its name only, and cannot list"),
+        ("mooncake://127.0.0.1:1", "can look up an object by name but cannot list"),
     ],
 )
 def test_a_store_that_makes_no_sense_is_refused_in_one_line(
@@ -118,8 +118,8 @@ def test_a_store_that_cannot_say_what_is_in_it_is_refused_by_name(
 
     said = refusal(lockstep, *arguments, kept.uri)
 
-    assert f"store '{kept.uri}' cannot say what is in it" in said
-    assert "stores that can are, for example, file://" in said
+    assert f"store '{kept.uri}' cannot list its objects" in said
+    assert "use for example file://" in said
     assert kept.contents() == before
 
 
@@ -234,7 +234,7 @@ def test_pages_without_a_manifest_are_told_by_their_namespace(lockstep: Run, kep
     _, printed, _ = lockstep("ls", kept.uri)
     _, record, _ = lockstep("ls", "--json", kept.uri)
 
-    assert "no known model" in printed
+    assert "unknown model" in printed
     assert namespace_of()[:16] in printed
     (model,) = json.loads(record)["models"]
     assert (model["model"], model["layouts"]) == (None, None)
@@ -292,7 +292,7 @@ def test_what_is_corrupt_is_named_and_out_of_the_way(lockstep: Run, kept: Kept) 
 
     assert status == 1
     assert "42 objects read, 40 of them sound" in printed
-    assert "2 objects corrupt, each of them a miss; taken out of the way" in printed
+    assert "2 objects corrupt, each one a miss; moved out of the way" in printed
     assert [name for name in spoilt if name.key not in printed or kept.has(name)] == []
     assert lockstep("verify", kept.uri)[0] == 0
 
@@ -309,7 +309,9 @@ def test_without_fix_what_is_corrupt_is_told_and_stays(lockstep: Run, kept: Kept
 
     assert status == 1
     assert "42 objects read, 40 of them sound" in printed
-    assert "2 objects corrupt, each of them a miss; --fix takes such out of the way" in printed
+    assert (
+        "2 objects corrupt, each one a miss; --fix moves corrupt objects out of the way" in printed
+    )
     assert {f"  {full_name(name)}" for name in spoilt} <= set(printed.splitlines())
     assert sorted(again.splitlines()) == sorted(printed.splitlines())
     assert kept.contents() == before

@@ -30,8 +30,8 @@ def _demo(
     store: Annotated[
         str | None,
         Parameter(
-            help="Store for both runs, for example file:///var/demo; kept. A directory that holds"
-            " anything is refused.",
+            help="Store for both runs, for example file:///var/demo; it is kept. The directory must be"
+            " empty.",
             show_default="a temporary one, removed at the end",
             metavar="URI",
         ),
@@ -123,9 +123,7 @@ def _check_that_unused(store: StoreUri) -> None:
         return
     if not directory.is_dir():
         raise ConfigError(
-            f"--store: {directory} is not a directory; the demo makes its store in one"
+            f"--store: {directory} is not a directory; the demo creates its store in a directory"
         )
     if any(directory.iterdir()):
-        raise ConfigError(
-            f"--store: {directory} is not empty; the demo starts with a store of its own"
-        )
+        raise ConfigError(f"--store: {directory} is not empty; the demo needs an empty store")

@@ -36,7 +36,7 @@ def simulate(*, exploration: Exploration = _USUAL, report: ReportFile = None) ->
         raise
     except Exception as error:  # noqa: BLE001 - status 1 says that a schedule has shown a fault.
         traceback.print_exc()
-        say(f"the simulation broke down: {type(error).__name__}: {error}")
+        say(f"the simulator failed: {type(error).__name__}: {error}")
         return EXIT_BROKE_DOWN
     write_report(report, found)
     print_report(found)

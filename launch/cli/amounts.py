@@ -18,7 +18,7 @@ def parse_age(_kind: object, tokens: Sequence[Any]) -> float:
     text = str(tokens[0].value)
     match = _AGE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no number with s, m, h, d or w, for example 7d")
+        raise ValueError(f"{text!r} is not a number with s, m, h, d or w, for example 7d")
     return float(match[1]) * _SECONDS[match[2]]
 
 

@@ -43,7 +43,7 @@ ReportFile = Annotated[
         validator=_check_report,
     ),
 ]
-Json = Annotated[bool, Parameter("--json", help="Print JSON, for machines.")]
+Json = Annotated[bool, Parameter("--json", help="Print JSON.")]
 
 
 def _absolute(_kind: object, tokens: Sequence[Any]) -> str:
@@ -159,6 +159,6 @@ def check_store(uri: str, *, only_read: bool = False) -> Capabilities:
         raise ConfigError(f"--store: {error}") from error
     if not (capabilities.writes or only_read):
         raise ConfigError(
-            f"--store is {without_secrets(uri)!r}, which is only read; give one that takes pages"
+            f"--store is {without_secrets(uri)!r}, which is read-only; give a writable store"
         )
     return capabilities

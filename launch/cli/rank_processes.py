@@ -140,13 +140,15 @@ def obstacle_to_ranks(address: str) -> str:
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < _FILES_MIN:
-        return f"open files: {most} at most, and ranks need {_FILES_MIN} or more; `ulimit -n 4096`"
+        return f"the open-file limit is {most}, must be at least {_FILES_MIN}; run `ulimit -n 4096`"
     try:
         with socket.create_server((address, 0)) as listening:
             socket.create_connection(listening.getsockname(), _CONNECT_S).close()
     except OSError as error:
-        remedy = "bring up the interface that has this address, loopback by `ip link set lo up`"
-        return f"ranks cannot meet at {address}: {error.strerror or error}; {remedy}"
+        remedy = "bring up the interface with this address (loopback: `ip link set lo up`)"
+        return (
+            f"ranks cannot connect to each other at {address}: {error.strerror or error}; {remedy}"
+        )
     return ""
 
 

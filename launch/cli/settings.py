@@ -62,7 +62,7 @@ Trace = Annotated[
     str | None,
     ABSOLUTE,
     Parameter(
-        help="Trace to replay, JSONL or that in gzip; without it the built-in workload.",
+        help="Trace to replay, JSONL or gzipped JSONL; default: the built-in workload.",
         metavar="TRACE",
     ),
 ]
@@ -77,7 +77,7 @@ class ReplaySettings:
 
     trace: Annotated[str | None, Parameter(parse=False)] = None
     """The trace's path, or None for the built-in workload."""
-    ranks: Annotated[Ranks, Parameter(show_default="2; under torchrun as many as it started")] = 2
+    ranks: Annotated[Ranks, Parameter(show_default="2; under torchrun the number of its ranks")] = 2
     """Number of ranks."""
     requests: Annotated[
         Requests,
@@ -238,7 +238,7 @@ class ReplaySettings:
         for name, pages in self._given_pools().items():
             if name not in least:
                 raise ConfigError(
-                    f"{option(name)} is {pages}, and profile {self.profile!r} has no"
+                    f"{option(name)} is {pages}, but profile {self.profile!r} has no"
                     f" {name.partition('_')[0]} pool; leave it out"
                 )
             if not least[name] <= pages <= _POOL_PAGES_MAX:
@@ -256,7 +256,7 @@ class ReplaySettings:
         try:
             return cls(**json.loads(text))
         except (json.JSONDecodeError, TypeError) as error:
-            raise ConfigError(f"these are no settings of a replay: {error}") from error
+            raise ConfigError(f"not the settings of a replay: {error}") from error
 
 
 def with_replay_durability(uri: str) -> str:

@@ -53,8 +53,8 @@ class Evaluation:
             if not pages and (gib or tier == "device"):
                 least = pools.nbytes(1, tier) / GIB
                 raise ConfigError(
-                    f"--{tier}-gib {gib:g} has no room for a page of {size.page_tokens} tokens, which"
-                    f" takes {least:.4f} GiB of each rank with what stands beside it; give more"
+                    f"--{tier}-gib {gib:g} does not fit one page of {size.page_tokens} tokens, which"
+                    f" takes {least:.4f} GiB on each rank with its window and state pages; give more"
                 )
         if size.storage_gib and not host:
             raise ConfigError("--storage-gib needs host memory: set --host-gib")

@@ -26,13 +26,13 @@ def layer_kinds(fields: ConfigFields) -> LayerKinds:
     unknown = kinds.keys() - {FULL, WINDOW, STATE}
     if unknown:
         raise ConfigError(
-            f"{fields.where}: layers of the kind {min(unknown)!r} are not understood, only"
-            f" {FULL}, {WINDOW} and {STATE}; plan with the profile that is nearest to the model"
+            f"{fields.where}: layers of the kind {min(unknown)!r} are not supported, only"
+            f" {FULL}, {WINDOW} and {STATE}; use the profile nearest to the model"
         )
     if not kinds[FULL]:
         raise ConfigError(
-            f"{fields.where}: no layer has full attention, which every page of Lockstep's has; plan"
-            " with the profile that is nearest to the model"
+            f"{fields.where}: no layer has full attention, which Lockstep's pages require; use the"
+            " profile nearest to the model"
         )
     window_tokens = fields.number("sliding_window", most=WINDOW_MAX) if kinds[WINDOW] else 0
     return LayerKinds(kinds[FULL], kinds[WINDOW], kinds[STATE], window_tokens)

@@ -57,10 +57,10 @@ def model_of(config: ConfigFields, dtype: str = "bfloat16", name: str = "") -> M
     fields = config.text()
     kind = fields.word("model_type") or config.word("model_type")
     if kind not in _FAMILIES:
-        what = f"model_type {kind!r} is not understood" if kind else "model_type is missing"
+        what = f"model_type {kind!r} is not supported" if kind else "model_type is missing"
         raise ConfigError(
-            f"{fields.where}: {what}; known are {', '.join(sorted(_FAMILIES))}; or plan with a profile"
-            " that keeps the same"
+            f"{fields.where}: {what}; supported are {', '.join(sorted(_FAMILIES))}; or use a profile"
+            " with the same KV"
         )
     fields = fields.with_defaults(_FAMILIES[kind])
     kinds = layer_kinds(fields)

@@ -23,14 +23,13 @@ EXIT_NOT_TO_BE_HAD: Final = 1
 _BAR: Final = 40
 _POLICY: Final = 8
 _LEGEND: Final = (
-    f"{'':{_POLICY}} # hit, + the best that so much memory could hit, . a cache without bounds"
+    f"{'':{_POLICY}} # hit, + hit by the best cache of this size, . hit by an unbounded cache"
 )
 
 
 plan = command_line(
     "plan",
-    help_epilogue="Exit status: 0, also where little is hit; 1: the --goal is not to be had; 2: wrong"
-    " input.",
+    help_epilogue="Exit status: 0, evaluated; 1, no size reaches the --goal; 2, wrong input.",
 )
 _USUAL: Final = PlanSettings()
 _USUAL_SWEEP: Final = Sweep()
@@ -60,7 +59,7 @@ def _plan(
             points = _sweep(workers, sizes)
             print_points(points, console)
         else:
-            with Console(stderr=True).status("looking") as told:
+            with Console(stderr=True).status("searching") as told:
                 answer = reach(goal, sizes[0], evaluation, workers, told.update)
             points = [] if answer["point"] is None else [answer["point"]]
             print_goal(answer, console)
@@ -85,8 +84,8 @@ def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: Console)
     console.print(
         f"{count(len(evaluation.requests), 'request')}, {evaluation.tokens:,} tokens of prompts;"
         f" {evaluation.model.profile.model} in {settings.dtype} on {ranks}.\n"
-        "GiB of device and host are those of each rank, of the store those of all together, as what is"
-        " moved down to it and up again.",
+        "GiB of device and host are per rank; GiB of the store, and moved down and up, are totals of"
+        " all ranks.",
         soft_wrap=True,
     )
 
@@ -119,8 +118,8 @@ def print_points(points: Sequence[Point], console: Console) -> None:
     too_long = max((each["too_long"] for each in points), default=0)
     if too_long:
         console.print(
-            f"With the smallest device {count(too_long, 'request')} did not fit, and counted as"
-            " computed; nothing of them was kept.",
+            f"With the smallest device {count(too_long, 'request')} did not fit; they count as"
+            " computed, and none of their pages were kept.",
             soft_wrap=True,
         )
 
@@ -148,18 +147,18 @@ def print_goal(goal: Goal, console: Console) -> None:
         why = (
             "no cache hits more"
             if goal["ideal_ratio"] < goal["wanted"]
-            else "this device and policy do not come to it with host memory for the whole trace"
+            else "this device and policy do not reach it even with host memory for the whole trace"
         )
         console.print(
-            f"{goal['wanted']:.1%} is not to be had: a cache without bounds hits"
+            f"{goal['wanted']:.1%} cannot be reached: an unbounded cache hits"
             f" {goal['ideal_ratio']:.1%}, and {why}.",
             soft_wrap=True,
         )
         return
     print_points([point], console)
     console.print(
-        f"{goal['wanted']:.1%} of all prompt tokens takes {point['host_gib']:,.4g} GiB of host memory"
-        f" on each rank beside {point['device_gib']:g} GiB of its device (found to within"
+        f"To hit {goal['wanted']:.1%} of all prompt tokens, each rank needs {point['host_gib']:,.4g}"
+        f" GiB of host memory next to {point['device_gib']:g} GiB on its device (to within"
         f" {goal['within_gib']:.2g} GiB).",
         soft_wrap=True,
     )

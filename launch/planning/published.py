@@ -96,7 +96,7 @@ def find_model(given: str, dtype: str) -> Model:
     path = Path(given)
     if not path.exists():
         raise ConfigError(
-            f"--model is {given!r}, which is no file or directory, and none of the models known by"
-            f" name: {', '.join(PUBLISHED)}"
+            f"--model is {given!r}, which is neither a file or directory nor a known name:"
+            f" {', '.join(PUBLISHED)}"
         )
     return model_of(ConfigFields.read(path), dtype)

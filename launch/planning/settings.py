@@ -34,7 +34,7 @@ class ModelChoice:
             metavar="CONFIG",
         ),
     ] = "llama"
-    tp: Annotated[int, AT_LEAST_1, Parameter(help="Ranks that divide the model (TP size).")] = 1
+    tp: Annotated[int, AT_LEAST_1, Parameter(help="TP size of the model.")] = 1
     dtype: Annotated[str, Parameter(help="Element type of the KV.")] = "bfloat16"
 
 
@@ -85,7 +85,7 @@ def _share(_hint: object, tokens: Sequence[Any]) -> float:
     except ValueError:
         share = -1.0
     if rest or not 0 < share <= 1:
-        raise ValueError(f"{text!r} is no share such as 0.3 or 30%")
+        raise ValueError(f"{text!r} is not a share such as 0.3 or 30%")
     return share
 
 
@@ -141,17 +141,17 @@ class Sweep:
         Raises `ConfigError` if there are too many, or if a goal is given together with lists.
         """
         if self.goal is not None and self.host_gib is not None:
-            raise ConfigError("--goal looks for the host memory; leave out --host-gib")
+            raise ConfigError("--goal searches for the host memory; leave out --host-gib")
         host = (0.0,) if self.goal is not None else self.host_gib or _USUAL_HOST_GIB
         lists = (self.policy, self.page_tokens, self.device_gib, host, self.storage_gib)
         count = prod(map(len, lists))
         if count > _POINTS_MAX:
             raise ConfigError(
-                f"these are {count:,} points, and a sweep has {_POINTS_MAX:,} at most"
+                f"the sweep has {count:,} points, must be {_POINTS_MAX:,} at most; give fewer values"
             )
         if self.goal is not None and count > 1:
             raise ConfigError(
-                "--goal looks for the host memory beside one of each of the other sizes; give no lists"
+                "--goal searches for the host memory only; give one value for each other size"
             )
         return [
             Size(device_gib=a, host_gib=b, storage_gib=c, page_tokens=tokens, policy=policy)
@@ -168,7 +168,7 @@ class SizeSettings(ModelChoice):
     """Tokens to cache, for example 2e6."""
     page_tokens: Annotated[
         int | None,
-        Parameter(validator=Number(gte=1, lte=1 << 20), show_default="what is advised"),
+        Parameter(validator=Number(gte=1, lte=1 << 20), show_default="the advised size"),
     ] = None
     """Tokens per page."""
     device_gib: Annotated[float, Parameter(validator=Number(gte=0, lte=_GIB_MAX))] = 40.0

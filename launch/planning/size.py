@@ -187,7 +187,7 @@ def _print_tiers(tiers: list[TierSize], settings: SizeSettings, console: Console
         )
     console.print(table)
     console.print(
-        "GiB of L1 and L2 are those of each rank, of L3 those of all together.", soft_wrap=True
+        "GiB of L1 and L2 are per rank; GiB of L3 are the total of all ranks.", soft_wrap=True
     )
 
 
@@ -203,11 +203,11 @@ def _print_page_sizes(sizes: list[PageSize], best: PageSize, console: Console) -
         )
     console.print(table)
     if best.object_bytes >= OBJECT_BYTES_GOOD:
-        why = "its objects have 1 MiB or more, below which a store's fixed cost for each of them shows"
+        why = "its objects have 1 MiB or more; smaller ones suffer from a store's fixed cost per object"
     else:
-        why = "no object comes to 1 MiB, below which a store's fixed cost for each of them shows"
+        why = "no object reaches 1 MiB; smaller ones suffer from a store's fixed cost per object"
     console.print(
-        f"Pages of {best.page_tokens} tokens: {why}. Larger ones waste more: of each prompt half a page"
-        " is computed again on the mean.",
+        f"Pages of {best.page_tokens} tokens: {why}. Larger pages waste more: on average half a page of"
+        " each prompt is computed again.",
         soft_wrap=True,
     )

@@ -51,7 +51,7 @@ class Workers:
         try:
             yield from self._processes.map(_evaluate, sizes)
         except BrokenProcessPool as error:
-            raise LockstepError("a process that tries sizes has ended before its time") from error
+            raise LockstepError("a process that evaluates sizes was killed") from error
 
 
 def _begin(settings: PlanSettings, launcher: int) -> None:

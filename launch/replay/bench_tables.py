@@ -46,7 +46,7 @@ def print_agreement(report: "AgreementReport") -> None:
             f"pipelined behind {report['work_us']:,} us of work: stall",
             report["pipelined_stall_us"],
         ),
-        ("  and reading what all ranks said", report["pipelined_wait_us"]),
+        ("  and reading the result", report["pipelined_wait_us"]),
         ("  the whole step", report["pipelined_step_us"]),
     ):
         table.add_row(what, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}")
@@ -68,8 +68,8 @@ def print_agreement(report: "AgreementReport") -> None:
     )
     if report["ranks"] > report["cores"]:
         _print(
-            "There are more ranks than cores, so every wait, the stall too, is also one for other"
-            " ranks' work."
+            "There are more ranks than cores, so every wait, including the stall, includes other ranks'"
+            " work."
         )
 
 
@@ -92,7 +92,7 @@ def print_storage(report: "StorageReport") -> None:
         table,
         f"pages of {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')}; "
         f"limit: {report['limit_file']}",
-        f"existence: {report['exists_us_per_key']:.3f} us for each key that was seen; "
+        f"existence: {report['exists_us_per_key']:.3f} us per existing key; "
         f"CPU: {report['cpu_s_per_gb']:.2f} s for each GB, {report['limit_cpu_s_per_gb']:.2f} s at "
         "the limit",
     )
@@ -149,9 +149,7 @@ def print_path(report: "PathReport") -> None:
     if report["limit_device_gbps"] is not None:
         _print(f"the device alone, past the page cache: {report['limit_device_gbps']:.2f} GB/s")
     if report["left_behind"]:
-        _print(
-            "Pages that were written are still there: this store cannot list them, or lets none go."
-        )
+        _print("The pages written are still in the store, because it cannot list or remove them.")
 
 
 def print_tree(report: "TreeReport") -> None:

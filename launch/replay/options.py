@@ -12,10 +12,10 @@ from ..cli.settings import ReplaySettings, Trace
 from .meanings import print_meanings
 
 EXIT_STATUSES: Final = (
-    "Exit status: 0, every request was served, and every page that was compared was right; 1, something"
-    " was wrong, and the last lines say what; 2, the options or the trace are wrong; 3, the ranks could"
-    " not go on; 5, requests were refused, which the pools are too small for; 130, interrupted. 128 +"
-    " the signal: a rank was killed. torchrun ends with 1 for all of them but 0."
+    "Exit status: 0, all requests were served, and all compared pages were right; 1, a fault, named in"
+    " the last lines; 2, wrong options or trace; 3, the ranks could not continue; 5, requests were"
+    " refused because the pools are too small; 130, interrupted; 128 + signal, a rank was killed."
+    " torchrun exits with 1 for all of them but 0."
 )
 
 
@@ -54,9 +54,7 @@ def replay_command(run: Callable[[ReplaySettings, LaunchChoice], int]) -> App:
         *,
         settings: ReplaySettings = _DEFAULT,
         choice: LaunchChoice = _HERE,
-        explain: Annotated[
-            bool, Parameter(help="Only say what each row of the table means.")
-        ] = False,
+        explain: Annotated[bool, Parameter(help="Only explain the rows of the table.")] = False,
     ) -> int:
         """Serve a workload on real ranks, and check every page."""
         if explain:

@@ -50,7 +50,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
                 title = count(report["ranks"], "rank")
                 title = f"{title}, interrupted" if report["interrupted"] else title
                 console.print(table_of({title: report}))
-                console.print("lockstep replay --explain says what each row means")
+                console.print("lockstep replay --explain explains each row")
     finally:
         # Write the report even if the table cannot be printed.
         if settings.report is not None:
@@ -63,7 +63,7 @@ def conclude(replayed: Replayed, settings: ReplaySettings) -> int:
     for kind, outcomes in report["operations"].items():
         if outcomes.get("failed"):
             failed = f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed"
-            say(f"{failed}; see the warnings before this")
+            say(f"{failed}; see the warnings above")
     faults = faults_of(report)
     for fault in faults:
         say(fault)

@@ -97,8 +97,8 @@ def _hit_rate(samples: Samples, axes: "Axes") -> None:
     prompt = _at(samples, "prompt_tokens", edges)
     hits = sum((_at(samples, each, edges) for _, each in _TIERS), np.zeros_like(edges))
     for name, at, tokens, cached in (
-        ("at the time", edges[1:], np.diff(prompt), np.diff(hits)),
-        ("so far", edges, prompt, hits),
+        ("current", edges[1:], np.diff(prompt), np.diff(hits)),
+        ("cumulative", edges, prompt, hits),
     ):
         some = tokens > 0
         axes.plot(at[some], cached[some] / tokens[some], label=name)
@@ -135,7 +135,7 @@ def _bytes(samples: Samples, axes: "Axes") -> None:
 
 def _rounds(samples: Samples, axes: "Axes") -> None:
     edges = _edges(samples)
-    axes.plot(edges[1:], _rate(samples, "rounds", edges), label="rounds a second")
+    axes.plot(edges[1:], _rate(samples, "rounds", edges), label="rounds per second")
     _in_units(axes, x="s", y="/s")
 
 

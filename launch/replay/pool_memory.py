@@ -32,7 +32,7 @@ def check_pool_memory(settings: ReplaySettings, *, ranks_here: int) -> None:
         if fits:
             raise ConfigError(f"{option(name)} is {value}: {found}; at most {fits} fits")
     sizes = " and ".join(f"{option(name)} is {value}" for name, value in (given or others).items())
-    raise ConfigError(f"{sizes}: {found}; no one of them alone can be lowered enough")
+    raise ConfigError(f"{sizes}: {found}; lowering one of them is not enough")
 
 
 def _needed_bytes(settings: ReplaySettings) -> int:

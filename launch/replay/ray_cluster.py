@@ -82,16 +82,14 @@ def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> No
         wanted = max(each[resource] for each in bundles)
         if wanted > has:
             raise ConfigError(
-                f"{wanted} ranks are to be on one node, each with a {resource} of its own, and the"
-                f" largest node of the cluster, {largest['at']}, has {has}; lower --ranks, or say with"
-                " --ranks-per-node how many share a node"
+                f"{wanted} ranks on one node need {wanted} {resource}s, but the largest node of the"
+                f" cluster, {largest['at']}, has {has}; lower --ranks, or set --ranks-per-node"
             )
         needed = sum(each[resource] for each in bundles)
         in_all = sum(int(node.get(resource, 0)) for node in nodes)
         if needed > in_all:
             raise ConfigError(
-                f"there are {needed} ranks, each with a {resource} of its own, and the whole cluster"
-                f" has {in_all}"
+                f"{needed} ranks need {needed} {resource}s, but the cluster has {in_all}; lower --ranks"
             )
 
 

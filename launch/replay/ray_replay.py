@@ -188,14 +188,14 @@ def _nodes_of(ray: Any, actors: Sequence[Any], interrupted: Callable[[], bool]) 
             free = int(ray.available_resources().get("CPU", 0))
             raise ConfigError(
                 f"Ray placed {len(placed) - len(waiting)} of {len(placed)} ranks within"
-                f" {START_TIMEOUT_S:.0f} s; each needs a CPU of its own, and {free} are free"
+                f" {START_TIMEOUT_S:.0f} s; each rank needs a CPU, and {free} are free"
             )
     try:
         return [str(node) for node in ray.get(placed)]
     except ray.exceptions.RayError as error:
-        why = (str(error).strip().splitlines() or ["it says nothing"])[-1]
+        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(
-            f"the cluster cannot run ranks, is Lockstep on every node? {why}"
+            f"the cluster cannot run ranks; check that Lockstep is installed on every node: {why}"
         ) from error
 
 
@@ -221,7 +221,7 @@ def _outcome(ray: Any, run: Any, rank: int) -> RankOutcome:
     try:
         return msgspec.msgpack.decode(ray.get(run, timeout=POLL_S), type=RankOutcome)
     except ray.exceptions.GetTimeoutError:
-        said = f"rank {rank} did not end with the others"
+        said = f"rank {rank} did not finish with the others"
         return RankOutcome(error=said, status=EXIT_GROUP, silent=True)
     except ray.exceptions.RayError as error:
         why = (str(error).splitlines() or ["no reason given"])[0]

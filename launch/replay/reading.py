@@ -35,7 +35,7 @@ _BENCHMARKS: Final[Sequence[tuple[str, str, Callable[[Any], None]]]] = (
     ("tree", "repetitions", print_tree),
 )
 """Each benchmark's name, a key that only its report has, and its printing function."""
-_WANTED: Final = "a report of `lockstep replay`, `demo` or `bench`, as --report writes it"
+_WANTED: Final = "a report that --report of `lockstep replay`, `demo` or `bench` wrote"
 
 
 _STYLE: Final = """
@@ -47,9 +47,7 @@ tr.end td { border-bottom:1px solid } .fault { color:#b00 }
 
 
 def report(
-    run: Annotated[
-        Path, Parameter(help="A report, as --report of replay, demo or bench writes it.")
-    ],
+    run: Annotated[Path, Parameter(help="A report that --report of replay, demo or bench wrote.")],
     /,
     *,
     output: Annotated[
@@ -57,7 +55,7 @@ def report(
         Parameter(
             alias="-o",
             help="Write the page here.",
-            show_default="RUN.html beside the report",
+            show_default="RUN.html next to the report",
             metavar="FILE.html",
         ),
     ] = None,
@@ -93,7 +91,7 @@ def page_of(path: Path) -> str:
         shown = _shown(record)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ConfigError(
-            f"{path} is not whole, or of another version of Lockstep: {type(error).__name__} {error}"
+            f"{path} is incomplete or from another version of Lockstep: {type(error).__name__} {error}"
         ) from error
     if shown is None:
         raise ConfigError(f"{path} is not {_WANTED}")
@@ -157,9 +155,9 @@ def _section(title: str, report: Report) -> list[str]:
     """Return the main figures and the plots of a replay."""
     faults = faults_of(report)
     if report["interrupted"]:
-        faults.append("The run was interrupted: this is what was counted so far.")
+        faults.append("The run was interrupted; the counters are partial.")
     if report["samples"] is None:
-        faults.append("There are no samples in this report, so nothing is drawn over time.")
+        faults.append("The report has no samples, so there are no plots over time.")
     parts = [f"<h2>{escape(title)}</h2>"] if title else []
     parts += [f'<p class="fault">{escape(each)}</p>' for each in faults]
     parts.append(_table([""], [_row(label, [value]) for label, value in _figures(report)]))

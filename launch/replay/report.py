@@ -267,9 +267,9 @@ def faults_of(report: Report) -> list[str]:
     if report["pages_corrupt"]:
         pools = {name: each["pages_corrupt"] for name, each in report["pools"].items()}
         where = ", ".join(f"{pages} in pool {name}" for name, pages in pools.items() if pages)
-        faults.append(f"{report['pages_corrupt']} pages held wrong bytes: {where}")
+        faults.append(f"{report['pages_corrupt']} pages had wrong bytes: {where}")
     if report["operations_left"] and not report["interrupted"]:
-        faults.append(f"{report['operations_left']} operations had not ended at the end")
+        faults.append(f"{report['operations_left']} operations were still in flight at the end")
     faults += report["violations"]
     if len(set(report["digests"])) > 1:
         faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")

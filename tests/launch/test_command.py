@@ -44,7 +44,7 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--round-timeout-s", "nan"], "--round-timeout-s"),
         (["--seed", str(10**23)], "--seed"),
         (["--profile", "gpt"], '"gpt" for --profile. Choose from: "llama", "gemma", '),
-        (["--window-host-pages", "9"], "is 9, and profile 'llama' has no window pool"),
+        (["--window-host-pages", "9"], "is 9, but profile 'llama' has no window pool"),
         (["--profile", "gemma", "--state-device-pages", "9"], "'gemma' has no state pool"),
         (["--profile", "gemma", "--window-device-pages", "17"], "is 17, must be from 18 to"),
         (["--profile", "qwen-next", "--state-device-pages", "1"], "is 1, must be from 2 to"),
@@ -132,9 +132,7 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 
     said = refusal(lockstep, "demo", "--store", tmp_path.as_uri())
 
-    assert said == (
-        f"lockstep: --store: {tmp_path} is not empty; the demo starts with a store of its own\n"
-    )
+    assert said == (f"lockstep: --store: {tmp_path} is not empty; the demo needs an empty store\n")
 
 
 @pytest.mark.parametrize(

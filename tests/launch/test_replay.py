@@ -199,7 +199,7 @@ def test_ranks_that_cannot_meet_at_an_address_are_not_started() -> None:
     status, why = run_ranks(("-c", "0"), 1, address="192.0.2.1", shutdown_timeout_s=0)
 
     assert status == EXIT_GROUP
-    assert why.startswith("ranks cannot meet at 192.0.2.1: ")
+    assert why.startswith("ranks cannot connect to each other at 192.0.2.1: ")
 
 
 def test_a_launcher_that_may_open_too_few_files_says_so() -> None:
@@ -207,4 +207,4 @@ def test_a_launcher_that_may_open_too_few_files_says_so() -> None:
         status, why = run_ranks(("-c", "0"), 1, shutdown_timeout_s=0)
 
     assert status == EXIT_GROUP
-    assert why.startswith("open files: 8 at most, and ranks need 64")
+    assert why.startswith("the open-file limit is 8, must be at least 64")

@@ -68,10 +68,10 @@ def test_ctrl_c_leaves_no_rank_on_either_node(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--ranks", 4), "4 ranks are to be on one node, each with a CPU of its own, and"),
+        (("--ranks", 4), "4 ranks on one node need 4 CPUs, but"),
         (
             ("--ranks", 8, "--ranks-per-node", 2),
-            "there are 8 ranks, each with a CPU of its own, and the whole",
+            "8 ranks need 8 CPUs, but the cluster has",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_some
     status, _, said = lockstep("simulate", "--revive", "A")
 
     assert status == simulate.EXIT_BROKE_DOWN == 70
-    assert "lockstep: the simulation broke down: RuntimeError: no process can be started" in said
+    assert "lockstep: the simulator failed: RuntimeError: no process can be started" in said
 
 
 def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(

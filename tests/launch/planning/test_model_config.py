@@ -138,7 +138,10 @@ def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "mamba2"}, "model_type 'mamba2' is not understood; known are deepseek_v2,"),
+        (
+            {"model_type": "mamba2"},
+            "model_type 'mamba2' is not supported; supported are deepseek_v2,",
+        ),
         ({"model_type": None}, "model_type is missing"),
         ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many': Expected `int`, got `str`"),
@@ -160,7 +163,7 @@ def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path) -> None:
         ({"layer_types": [3]}, "layer_types is .3.: Expected `str`, got `int`"),
         (
             {"layer_types": ["chunked_attention", "full_attention"] * 18},
-            "layers of the kind 'chunked_attention' are not understood",
+            "layers of the kind 'chunked_attention' are not supported",
         ),
         (
             {"model_type": "mistral", "use_sliding_window": None, "sliding_window": 4096},

@@ -117,7 +117,7 @@ def test_a_goal_is_reached_with_the_least_host_memory(lockstep: Run, tmp_path: P
     less = answer["host_gib"] - found["goal"]["within_gib"]
     before = Evaluation(PlanSettings()).evaluate(Size(device_gib=1, host_gib=less))
     assert status == 0
-    assert "70.0% of all prompt tokens takes" in output
+    assert "To hit 70.0% of all prompt tokens, each rank needs" in output
     assert before["hit_ratio"] < 0.7 <= answer["hit_ratio"]
 
 
@@ -125,7 +125,7 @@ def test_a_goal_that_the_device_reaches_alone_takes_no_host_memory(lockstep: Run
     status, output, _ = lockstep("plan", "--device-gib", "1", "--goal", "0.3")
 
     assert status == 0
-    assert "takes 0 GiB of host memory" in output
+    assert "needs 0 GiB of host memory" in output
 
 
 def test_a_goal_that_no_cache_reaches_is_said_in_one_line_with_what_is_ideal(lockstep: Run) -> None:
@@ -133,7 +133,7 @@ def test_a_goal_that_no_cache_reaches_is_said_in_one_line_with_what_is_ideal(loc
 
     assert status == 1
     assert output.splitlines()[-1] == (
-        "95.0% is not to be had: a cache without bounds hits 76.0%, and no cache hits more."
+        "95.0% cannot be reached: an unbounded cache hits 76.0%, and no cache hits more."
     )
 
 
@@ -162,20 +162,23 @@ def test_processes_side_by_side_come_to_what_one_comes_to(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--model", "gpt-7"], "--model is 'gpt-7', which is no file or directory, and none of"),
+        (
+            ["--model", "gpt-7"],
+            "--model is 'gpt-7', which is neither a file or directory nor a known name",
+        ),
         (["--model", "hybrid-all"], "--model is 'hybrid-all'"),
         (["--tp", "3"], "8 KV heads, which 3 ranks cannot divide evenly"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
         (["--device-gib", "much"], "--device-gib: 'much' is not numbers with commas"),
-        (["--device-gib", "0"], "--device-gib 0 has no room for a page of 64 tokens"),
-        (["--host-gib", "0.001"], "--host-gib 0.001 has no room for a page of 64 tokens"),
+        (["--device-gib", "0"], "--device-gib 0 does not fit one page of 64 tokens"),
+        (["--host-gib", "0.001"], "--host-gib 0.001 does not fit one page of 64 tokens"),
         (["--host-gib", "0", "--storage-gib", "inf"], "--storage-gib needs host memory"),
         (["--storage-gib", "-1"], "--storage-gib. Must be >= 0"),
         (["--page-tokens", "48"], "pages of 48 tokens cannot be told apart by a trace"),
         (["--policy", "mru"], "--policy is 'mru', must be one of: lfu, lru, priority, slru, fifo"),
-        (["--goal", "much"], "--goal: 'much' is no share such as 0.3 or 30%"),
-        (["--goal", "30%", "--host-gib", "8"], "--goal looks for the host memory; leave out"),
-        (["--goal", "30%", "--policy", "lru,lfu"], "give no lists"),
+        (["--goal", "much"], "--goal: 'much' is not a share such as 0.3 or 30%"),
+        (["--goal", "30%", "--host-gib", "8"], "--goal searches for the host memory; leave out"),
+        (["--goal", "30%", "--policy", "lru,lfu"], "give one value for each other size"),
         (["/nowhere/trace.jsonl"], "cannot read the trace /nowhere/trace.jsonl"),
         (["--report", "/nowhere/plan.json"], "there is no directory /nowhere"),
     ],

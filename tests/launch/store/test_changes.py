@@ -205,7 +205,7 @@ def test_rm_of_everything_touches_nothing_that_is_not_lockstep_s(lockstep: Run, 
     [
         ("gc", "give either --older-than AGE or --to-bytes SIZE"),
         ("gc --older-than 7d --to-bytes 1GiB", "give only one of --older-than and --to-bytes"),
-        ("gc --older-than 7", "--older-than: '7' is no number with s, m, h, d or w"),
+        ("gc --older-than 7", "--older-than: '7' is not a number with s, m, h, d or w"),
         ("gc --older-than -7d", "--older-than requires an argument"),
         ("gc --to-bytes 100apples", "--to-bytes: '100apples' is not a size; give a number"),
         ("gc --to-bytes 0B --model gpt", "has no such model; it has 'llama'"),

@@ -46,7 +46,7 @@ Socket = Annotated[
 Pages = Annotated[
     int | None,
     Parameter(
-        help="Full-attention pages.",
+        help="Most full-attention pages in this tier.",
         show_default="no limit",
         validator=Number(gte=0, lte=PAGES_MAX),
     ),
@@ -145,7 +145,11 @@ def limit(
     *,
     device_pages: Pages = None,
     host_pages: Pages = None,
-    ttl: Annotated[float | None, _SECONDS, Parameter(help="Seconds.", show_default="none")] = None,
+    ttl: Annotated[
+        float | None,
+        _SECONDS,
+        Parameter(help="Evict pages this long after their last use.", show_default="none"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Set the limits of a namespace; without options, remove them.

@@ -15,7 +15,7 @@ from .cli.report_files import write_report
 EXIT_NOT_FOUND = 4
 """Exit status if a bug was revived and no schedule found it."""
 EXIT_BROKE_DOWN = 70
-"""Exit status if the simulator itself failed, so the exploration has no result."""
+"""Exit status if the simulator itself failed, so that nothing is known about the schedules."""
 _USUAL: Final = Exploration()
 
 

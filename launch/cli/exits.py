@@ -14,11 +14,11 @@ _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 """Errors of a write to a full or failing disk."""
 
 EXIT_FAULT = 1
-"""The replay ran and showed a fault, or the program has a bug."""
+"""Exit status if the replay showed a fault, or the program has a bug."""
 EXIT_CONFIG = 2
-"""The settings or the input are wrong."""
+"""Exit status if the settings or the input are wrong."""
 EXIT_GROUP = 3
-"""The ranks could not continue."""
+"""Exit status if the ranks could not continue."""
 
 
 def exit_code(error: LockstepError) -> int:

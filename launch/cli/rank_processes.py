@@ -49,7 +49,8 @@ class RankErrors(ErrorHandler):
 
     def record_exception(self, e: BaseException) -> None:
         """Record the exception that ends this rank."""
-        # A signal must not interrupt the write: torch's launcher fails on a partial file.
+        # Ignore signals: an interrupted write would leave a partial file, on which torch's launcher
+        # fails.
         ignore_signals()
         path = self._get_error_file_path()
         if not isinstance(e, LockstepError):

@@ -134,7 +134,7 @@ class ReplaySettings:
     timeline: Annotated[
         str | None, ABSOLUTE, Parameter(metavar="FILE.json", show_default="none")
     ] = None
-    """Write what each rank did at which time here, as trace events for https://ui.perfetto.dev."""
+    """Write a timeline of all ranks here, as trace events for https://ui.perfetto.dev."""
     metrics_port: Annotated[
         int | None,
         Parameter(
@@ -147,7 +147,7 @@ class ReplaySettings:
     )
     """Accept `lockstep ctl` requests at this Unix socket, which only its user can open."""
     depth: Annotated[int, Parameter(validator=Number(gte=0, lte=1))] = 1
-    """1: a step applies the previous step's round. 0: a step waits for its own round."""
+    """Pipeline depth. 1: a step applies the previous step's round; 0: a step waits for its round."""
     transport: Annotated[str, Parameter(choices=_values(Transport))] = Transport.AUTO.value
     """Transport of the rounds; auto chooses by the hosts of the ranks."""
     output_tokens_max: Annotated[int, AT_LEAST_0] = 16

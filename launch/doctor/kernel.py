@@ -17,7 +17,7 @@ from .finding import Finding, advice, problem, well
 FILES_WANTED: Final = 4096
 FILES_NEEDED: Final = 256
 _EARLIEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
-"""An earlier wall clock was never set."""
+"""Earliest plausible wall-clock time; a clock before it was never set."""
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 _UNSYNCHRONISED: Final = 5
 """Return value of `adjtimex` for a clock that is not synchronised."""
@@ -31,7 +31,7 @@ class Clocks:
     resolution_s: float
     wall_s: float
     kept: bool | None
-    """None if the kernel does not say."""
+    """Whether the wall clock is synchronised; None if the kernel does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def probe_open_files() -> tuple[int, int]:
 
 
 def judge_open_files(limits: tuple[int, int]) -> Finding:
-    """Judge the limit by the connections that ranks, groups and stores need."""
+    """Judge the limit on open files by the connections that ranks, groups and stores need."""
     name = "open files"
     soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else f"{each:,}" for each in limits)
     seen = f"soft limit {soft}, hard limit {hard}"

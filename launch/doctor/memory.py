@@ -16,7 +16,7 @@ _SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a n
 _HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _RDMA: Final = Path("/sys/class/infiniband")
 SHARED_BYTES: Final = 1 << 30
-"""The size that NCCL's guide recommends for a container; vLLM and SGLang keep queues there, too."""
+"""Free bytes of /dev/shm that NCCL's guide recommends in containers; engines keep queues there, too."""
 RANK_BYTES: Final = 1 << 30
 """Memory of a rank without pages: Python, torch, and buffers."""
 
@@ -71,7 +71,7 @@ def probe_locked(*, cuda: bool) -> LockedMemory:
 
 
 def judge_locked(locked: LockedMemory) -> Finding:
-    """Judge the limit by the devices that need locked memory: a GPU or an RDMA card."""
+    """Judge the limit on locked memory by the devices that need it: a GPU or an RDMA card."""
     name = "locked memory"
     if locked.limit is None:
         return well(name, "unlimited")
@@ -94,7 +94,7 @@ def probe_huge_pages() -> str:
 
 
 def judge_huge_pages(enabled: str) -> Finding:
-    """Judge the setting for host pools, which request huge pages."""
+    """Judge the kernel's huge-page setting for host pools, which request huge pages."""
     name = "huge pages"
     if "[never]" in enabled:
         seen = "disabled in the kernel, so copies of host pools are slower"
@@ -112,7 +112,7 @@ def probe_host_memory(ranks: int) -> HostMemory:
 
 
 def judge_host_memory(memory: HostMemory) -> Finding:
-    """Judge the memory by the needs of ranks without pages."""
+    """Judge the available memory by what ranks need before they have pages."""
     name = "host memory"
     available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)
     seen = f"{available} of {total} available"

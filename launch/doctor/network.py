@@ -102,13 +102,13 @@ def judge_interface(interface: Interface) -> Finding:
 
 
 def probe_gloo(interface: Interface) -> Gloo:
-    """Start two processes that meet at the interface as ranks do, and time their all_reduces."""
+    """Time all_reduces between two processes that meet at the interface as ranks do."""
     from ..cli.rank_processes import run_ranks
 
     if not interface.address:
         return Gloo(failure="no interface to test")
     try:
-        # Fail early if the address does not exist.
+        # Fail early if this machine does not have the address.
         socket.create_server((interface.address, 0)).close()
     except OSError as error:
         return Gloo(failure=str(error))
@@ -128,7 +128,7 @@ def probe_gloo(interface: Interface) -> Gloo:
 
 
 def judge_gloo(gloo: Gloo, interface: Interface) -> Finding:
-    """Judge the lower bound of a round between hosts."""
+    """Judge gloo by its all_reduce time, the lower bound of a round between hosts."""
     name = "gloo"
     if gloo.failure:
         remedy = "allow connections inside this machine at that address, or set GLOO_SOCKET_IFNAME"

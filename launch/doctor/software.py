@@ -50,9 +50,9 @@ class Package:
     bounds: str
     """Version bounds in the format of the package metadata: `<3,>=2.6`."""
     extra: str
-    """The extra that requires it; empty for a package that is always required."""
+    """The extra that requires the package; empty for a package that is always required."""
     installed: str
-    """Empty if it is not installed."""
+    """The installed version; empty if the package is not installed."""
     tried: str
 
 

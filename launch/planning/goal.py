@@ -11,9 +11,9 @@ from .settings import Point, Size
 from .workers import Workers
 
 _STEPS = 512
-"""The search's resolution: this fraction of the memory that holds the whole trace."""
+"""Resolution of the search: the memory that holds the whole trace, divided by this number."""
 _WHOLE_FROM_GIB = 64
-"""From this memory on, the resolution is whole GiB."""
+"""If the whole trace needs this many GiB or more, the resolution is whole GiB."""
 
 
 class Goal(TypedDict):
@@ -22,7 +22,7 @@ class Goal(TypedDict):
     wanted: float
     ideal_ratio: float
     within_gib: float
-    """The largest difference between the answer and the true minimum."""
+    """The resolution of the search in GiB: the answer may exceed the true minimum by this much."""
     point: Point | None
     """The smallest size that reaches the ratio; None if no size does."""
 

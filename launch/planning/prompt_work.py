@@ -18,7 +18,7 @@ class Attended:
     """The operations of layers of one kind for pairs of tokens."""
 
     operations: int
-    """Operations per pair, of all these layers together."""
+    """Operations for each pair of tokens, of all layers of this kind together."""
     span: int | None = None
     """Most tokens that one token attends to; None for no limit."""
 

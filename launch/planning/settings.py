@@ -194,15 +194,15 @@ class Point(TypedDict):
     device_gib: float
     host_gib: float
     storage_gib: float | None
-    """null for an unbounded store."""
+    """Store size of all ranks together in GiB; null for an unbounded store."""
     page_tokens: int
     policy: str
     hit_ratio: float
-    """Share of prompt tokens that were hit."""
+    """Share of prompt tokens that the cache hit."""
     ideal_ratio: float
-    """The same ratio for an unbounded cache."""
+    """Share of prompt tokens that an unbounded cache would hit."""
     belady_ratio: float
-    """The same ratio for the best possible cache with as many pages on all tiers together."""
+    """Share of prompt tokens that the best possible cache with this number of pages would hit."""
     compute_saved: float
     """Share of the prompts' floating-point operations that hits save."""
     hit_tokens: HitTokens

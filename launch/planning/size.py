@@ -57,7 +57,7 @@ class PoolSize(TypedDict):
 
 
 class TierSize(TypedDict):
-    """Tokens that fit one tier, and the GiB that the wanted tokens take there."""
+    """Tokens that fit in one tier, and the GiB that the wanted number of tokens takes there."""
 
     tier: str
     gib: float

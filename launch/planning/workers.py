@@ -13,7 +13,7 @@ from .evaluation import Evaluation
 from .settings import PlanSettings, Point, Size
 
 _HERE_AT_MOST_TOKENS = 4_000_000
-"""Below this many tokens, evaluation takes less time than starting processes."""
+"""Most tokens of a trace that is evaluated in this process, because starting others takes longer."""
 _OF_THIS_PROCESS: list[Evaluation] = []
 
 

@@ -45,7 +45,7 @@ OF_A_REPLAY: Final[Mapping[str, str]] = {
 
 
 def meaning_of(label: str) -> str:
-    """Return the explanation of a row; empty for a row that needs none."""
+    """Return the explanation of a table row, by its label; empty for a row that needs none."""
     return OF_A_REPLAY.get(_POOL.sub("pool NAME:", label.strip()), "")
 
 

@@ -153,7 +153,7 @@ def _distribution(report: Report, axes: "Axes") -> None:
     low, high = counts[0][0] / 1.1, counts[-1][0]
     bins = max(4, min(_HISTOGRAM_BINS, round(np.log2(high / low) * 4)))
     edges = np.geomspace(low, high, bins + 1)
-    # Each bucket is labelled with its upper bound, so use a time just below the bound.
+    # Each bucket is labelled with its upper bound, so count its steps at a time just below the bound.
     times = np.array([each[0] * 0.96 for each in counts])
     steps, _ = np.histogram(times, bins=edges, weights=[each[1] for each in counts])
     axes.set_xscale("log")

@@ -70,7 +70,7 @@ def reserve(ray: Any, ranks: int, *, ranks_per_node: int | None, gpus: bool) -> 
 
 
 def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
-    """Raise `ConfigError` if no node is large enough, because Ray would wait for one forever."""
+    """Raise `ConfigError` if the nodes are too small, because Ray would wait forever."""
     nodes = [
         node["Resources"] | {"at": node["NodeManagerAddress"]}
         for node in ray.nodes()
@@ -104,7 +104,7 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> str:
             _temp_dir=str(temporary),
             **quiet,
         )
-        # An embedded cluster is on this machine only.
+        # An embedded cluster runs on this machine only, so loopback is enough.
         return LOOPBACK
     _check_that_somebody_listens(address)
     try:

@@ -37,7 +37,7 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     replayed: Replayed | None = None
     error: str = ""
     status: int = 0
-    """Exit status of a process with this error."""
+    """Exit status of a process that fails with this error."""
     silent: bool = False
     """Whether the rank did not answer in time."""
 

@@ -81,7 +81,7 @@ class Report(TypedDict):
     preempted: int
     """Number of times that a request lost its pages to an older request and started again.
 
-    Its pages could not be saved, because there was no space or nothing to save.
+    Such a request could not be saved, because there was no space or nothing to save.
     """
     recomputed_tokens: int
     """Tokens that requests lost and computed again; no other counter includes them."""
@@ -120,7 +120,7 @@ class Report(TypedDict):
     storage_late_calls: int
     """Calls to the store that timed out, summed over the ranks."""
     storage_waited_s: float
-    """Total time of these calls; parallel calls are summed."""
+    """Total seconds of the store calls that timed out; parallel calls are summed."""
     loads_failed: int
     saves_failed: int
     """Retractions with a failed copy, after which the request started again."""

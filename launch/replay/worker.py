@@ -44,9 +44,9 @@ class Watch:
     """Callbacks between a rank and its launcher while the rank runs."""
 
     on_done: OnDone = nothing
-    """Called with the progress."""
+    """Called with the replay's progress."""
     stopped: Callable[[], bool] = lambda: False
-    """Called in every step; true stops the rank."""
+    """Called in every step; the rank stops if the result is true."""
     on_joined: Callable[[], None] = lambda: None
     """Called when the rank has joined, before it opens anything that needs an orderly shutdown."""
     on_open: Callable[[], None] = lambda: None

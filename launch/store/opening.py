@@ -16,7 +16,7 @@ from ..cli.amounts import shown_store
 
 _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
-"""Bandwidth allowance: a call's timeout grows by one second for each so many bytes."""
+"""Least bandwidth of a call: its timeout grows by one second for each so many bytes."""
 _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
 """Options that make an opener of a file store sweep it, and record reads as uses.
 

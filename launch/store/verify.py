@@ -92,7 +92,7 @@ def verify(
     rank: Rank = None,
     as_json: Json = False,
 ) -> int:
-    """Read every object whole and check it.
+    """Read every object whole and verify its checksum.
 
     Exits with 1 if an object is corrupt, with 3 if an object could not be read. In file://, 3fs:// and
     s3:// nothing is changed without --fix; other stores move a corrupt object away whenever it is read.
@@ -139,10 +139,10 @@ async def _verify(
     surveyed = await survey(store, sample)
     for name in surveyed.corrupt:
         verified.corrupt.add(name)
-    # The corrupt manifests may still be in place.
+    # Do not read the corrupt manifests again; they may still be in place.
     read_before.update(surveyed.corrupt)
     if namespace is not None:
-        # The prefix must match exactly one namespace.
+        # `namespace` may be a prefix, which must match exactly one namespace.
         namespace = find_namespace(surveyed.catalogue, namespace, store.shown)
     objects, nbytes = _size_of(surveyed.catalogue, namespace, sample)
     store.progress.begin("reading", objects, nbytes, moves=True)

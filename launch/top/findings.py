@@ -20,13 +20,13 @@ MISSES: Final = {
 }
 """The causes of misses, and their names on the screen."""
 ADMISSIONS_MIN: Final = 8
-"""With fewer admissions, the share of new namespaces says nothing."""
+"""Least admissions in a window for which the share of new namespaces is judged."""
 SALTED_SHARE: Final = 0.5
 """New namespaces per admission above which salts are taken to be unique per request."""
 SLOW_READ_S: Final = 0.25
-"""A slower read takes longer than computing the page again."""
+"""Slow read in seconds: computing the page again takes less."""
 TURNOVER_S: Final = 600.0
-"""If host pages are evicted sooner, they are gone before a conversation's next turn."""
+"""If all host pages are evicted within these seconds, conversations miss at their next turn."""
 SKEW: Final = 4.0
 """A rank is slow if the others wait this many times as long as it does."""
 SKEW_S: Final = 0.001
@@ -39,7 +39,7 @@ class Weight(IntEnum):
     """How severe a finding is; lower is more severe."""
 
     BROKEN = 0
-    """Nothing is cached, or the group is about to end."""
+    """Nothing is cached, or the group has ended or is about to."""
     COSTS_HITS = 1
     SLOWS = 2
     NORMAL = 3

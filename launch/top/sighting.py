@@ -25,7 +25,7 @@ _RANKS_MAX: Final = 4096
 _THREADS: Final = 64
 _COUNTED: Final = ("_total", "_bucket", "_count", "_sum")
 _NUMBER_MAX: Final = 1e30
-"""Above any real count, and small enough that sums stay finite."""
+"""Largest sample value that is read: above any real count, and small enough that sums stay finite."""
 _OK: Final = re.compile(rb"HTTP/1\.[01] 200 ")
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -123,7 +123,7 @@ def look(addresses: Sequence[str], at_s: float, before: Sighting | None = None) 
     ranks: dict[int, Numbers] = {}
     silent: dict[str, str] = {}
     heard_s = {} if before is None else dict(before.heard_s)
-    in_time = answers.copy()  # Threads may still add answers.
+    in_time = answers.copy()  # Threads may still add answers after the timeout, so use a copy.
     for address in addresses:
         try:
             ranks |= _ranks_in(in_time.get(address, b""))

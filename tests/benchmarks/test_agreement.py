@@ -121,4 +121,4 @@ def test_ranks_that_cannot_meet_are_not_started(
     status, _, said = lockstep("bench", "agreement", *QUICK)
 
     assert status == 3
-    assert said.startswith("lockstep: ranks cannot meet at 192.0.2.1: ")
+    assert said.startswith("lockstep: ranks cannot connect to each other at 192.0.2.1: ")

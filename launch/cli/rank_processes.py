@@ -81,11 +81,11 @@ def run_ranks(
 ) -> tuple[int, str]:
     """Run `python` with these arguments as `ranks` processes that meet at an address of this machine.
 
-    Returns when all processes have ended. The status is 0, or a shell's exit status of the first rank
-    that failed; then the other ranks are ended. The line says why the rank failed; it is empty if the
-    rank has already printed the reason. Nothing is restarted, because a run can be repeated. With
-    `are_heard` false the output of the ranks is discarded. `shutdown_timeout_s` is the time for an
-    orderly shutdown of the ranks if this process is interrupted.
+    Returns when all processes have ended, without restarts. The status is 0, or a shell's exit status
+    of the first rank that failed; the other ranks are then ended. The line says why that rank failed,
+    unless the rank has printed the reason. If `are_heard` is false, the output of the ranks is
+    discarded. `shutdown_timeout_s` is the time for an orderly shutdown of the ranks if this process is
+    interrupted.
     """
     if problem := obstacle_to_ranks(address):
         return EXIT_GROUP, problem
@@ -154,9 +154,9 @@ def obstacle_to_ranks(address: str) -> str:
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, float]:
-    """Return the sort key of a rank's failure, so that the failure that caused the others comes first.
+    """Return the sort key of a rank's failure, so that the cause of the other failures comes first.
 
-    Sorts by time of failure. Ranks that torch ended come last.
+    Sorts by time. Ranks that torch ended come last.
     """
     was_ended = failure.exitcode in (EXIT_INTERRUPTED, -signal.SIGTERM)
     at = failure.error_file_data.get("failed_at", failure.timestamp)

@@ -65,9 +65,9 @@ class ConfigFields:
     def number(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = NUMBER_MAX
     ) -> int:
-        """Return an integer field, or `default`; raise `ConfigError` if there is neither.
+        """Return an integer field, or `default` if the field is missing.
 
-        An integer outside `least` to `most` raises `ConfigError`, too.
+        Raises `ConfigError` without a default, and for an integer outside `least` to `most`.
         """
         if self.has(name):
             number: int = self._converted(name, Annotated[int, Meta(ge=least, le=most)])

@@ -125,7 +125,6 @@ def print_points(points: Sequence[Point], console: Console) -> None:
 
 
 def _sizes_of(point: Point) -> str:
-    """Return a point's sizes as a short text."""
     tiers = (("", point["device_gib"]), ("+", point["host_gib"]), ("+", point["storage_gib"]))
     given = " ".join(
         f"{sign}{'inf' if gib is None else f'{gib:,.4g}'}" for sign, gib in tiers if gib != 0

@@ -18,9 +18,9 @@ _OF_THIS_PROCESS: list[Evaluation] = []
 
 
 class Workers:
-    """Evaluates points in one process per core, at most one per point; a context manager.
+    """Evaluates points in parallel, with one process per core but at most one per point.
 
-    A short trace is evaluated in this process.
+    A context manager. A short trace is evaluated in this process.
     """
 
     def __init__(self, settings: PlanSettings, here: Evaluation, points_max: int) -> None:

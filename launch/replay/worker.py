@@ -164,8 +164,6 @@ def _run_of(
     watch: Watch,
     events: KeptEvents | None,
 ) -> Run:
-    """Return the run, which has not started."""
-
     def on_done(done: int) -> None:
         watch.on_done(Progress.of(done, requests, scheduler.counts))
 

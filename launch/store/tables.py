@@ -193,7 +193,7 @@ def _writer(mark: str) -> str:
     if match is None:
         return mark
     stages = f" in {match[1]} stages" if match[1] != "1" else ""
-    # Groups of all TP sizes share a mark if TP does not divide the pages.
+    # Groups whose pages TP does not divide share one mark for all TP sizes.
     size = "any TP size" if match[2] == ".all" else f"TP {match[2]}"
     return f"{size}{stages}"
 

@@ -128,7 +128,6 @@ async def _verify(
     sample_size: int | None,
     jobs: int,
 ) -> None:
-    """Read the selected objects."""
     read_before: set[ObjectName] = set()
 
     def wanted(stored: StoredObject) -> bool:

@@ -34,7 +34,10 @@ def screen(windows: Sequence[Window]) -> RenderableType:
 
 
 def _told(windows: Sequence[Window]) -> list[Finding]:
-    """Return the shortest window's findings, after the severe findings of the next longer window."""
+    """Return the shortest window's findings.
+
+    If none of them is severe, the severe findings of the next longer window come first.
+    """
     found = findings(windows[0])
     if found[0].weight <= Weight.COSTS_HITS or len(windows) == 1:
         return found

@@ -165,8 +165,8 @@ def _ask(address: str, until_s: float, answers: dict[str, bytes]) -> None:
 def _ranks_in(answer: bytes) -> dict[int, Numbers]:
     """Return the samples of each rank in an HTTP answer.
 
-    Raises `ValueError`: without a text if the answer is empty, otherwise with the reason why no rank
-    sent it.
+    Raises `ValueError` for an answer that no rank sent; its text is the reason, or "" for an empty
+    answer.
     """
     if not answer:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What lies below SGLang's tree on one rank, as `opening.py` has made it."""
+"""The host tier below SGLang's tree on one rank, as assembled by `opening.py`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .weights import WeightsVersions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Below:
-    """The parts that the tree is built over, and how it is to use them."""
+    """The host-tier parts under the radix tree, and the settings that say how the tree uses them."""
 
     host: HostCache
     slots: AttentionSlots
@@ -27,12 +27,13 @@ class Below:
     idle_wait_s: float
     witness: bool
     stream: torch.cuda.Stream | None
-    """The stream that writes the KV; None on a CPU."""
+    """The CUDA stream of the forward pass, which writes the KV; None on a CPU."""
 
     def behind_forward(self) -> AbstractContextManager[Any]:
-        """Order the copies within it behind the pass that may still write, or read, their slots.
+        """Return a context in which copies run after the forward pass that may still use their slots.
 
-        The tree is given copies of states, which SGLang makes where it does not compute.
+        For a model with recurrent state, the context also waits for the current stream, because SGLang
+        copies states into the tree there and not on the forward stream.
         """
         if self.stream is None:
             return nullcontext()

@@ -1,4 +1,4 @@
-"""What hooks and endpoints of SGLang ask of Lockstep, beside the calls of a cache."""
+"""Lockstep's interface for SGLang's hooks and endpoints, beyond the radix-cache methods."""
 
 import logging
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from .engine.settings import store_to_attach
 log = logging.getLogger(__name__)
 
 Facts: TypeAlias = tuple[str | int | list[list[str | int]], ...]
-"""The facts of a batch, which are equal on every rank."""
+"""Facts of a batch that must be equal on every rank."""
 
 COMPARE_S = 5.0
-"""How long a rank whose batch has failed waits for the others, which may wait for it elsewhere."""
+"""How long a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
 
 VERDICT_S = 1e-6
-"""How long a step that is to end with its own verdict waits for anything else."""
+"""How long a step that must get the verdict of its own round waits for any I/O."""
 
 
 class Controls:
-    """The controls of one rank's cache. All calls come from SGLang's scheduler, on every rank alike."""
+    """The controls of one rank's cache. SGLang's scheduler calls them identically on every rank."""
 
     def __init__(
         self, host: HostCache, *, witness: bool, write_policy: str = WritePolicy.WRITE_THROUGH
@@ -36,17 +36,18 @@ class Controls:
         self._batch: Facts = ()
         store = host.config.store
         self.storage_scheme = "none" if store is None else parse_uri(store).scheme
-        """What SGLang is to call the store in the details of a request's cached tokens."""
+        """The store's name in the details of a request's cached tokens (`cached_tokens_details`)."""
 
     @property
     def agreed_s(self) -> float:
-        """The time that all ranks have agreed on, in seconds; it stands still within a step."""
+        """The time that all ranks agreed on, in seconds; constant within a step."""
         return self._host.inspection.agreed_ms / 1000
 
     def batch_is_next(self, batch: Batch) -> None:
-        """Enter what the next pass computes into the digest; ranks that differ are named.
+        """Add the next batch to the digest, so that ranks whose batches differ are named.
 
-        With `witness` before any rank computes it, else in the round of the next iteration.
+        With `witness`, ranks compare before any of them computes the batch; otherwise in the next
+        iteration's round.
         """
         self._batch = batch_facts(batch, each=self._witness)
         self._host.witness("batch", *self._batch)
@@ -54,11 +55,11 @@ class Controls:
             self.compare_now()
 
     def compare_now(self) -> None:
-        """Run a round and wait for it: ranks that have come to differ end here, by name."""
+        """Run one round and wait for it; raise an error with the difference if ranks diverged."""
         self._host.step(idle_s=VERDICT_S)
 
     def batch_failed(self) -> None:
-        """Say in the log what this rank was computing, and whether the other ranks were too."""
+        """Log this rank's failed batch, and whether the other ranks computed the same one."""
         rank = self._host.rank
         log.error("rank %d was to compute the batch %s", rank, self._batch)
         found = self._host.compare(COMPARE_S)
@@ -72,7 +73,7 @@ class Controls:
         hicache_storage_prefetch_policy: str | None = None,
         hicache_write_policy: str | None = None,
     ) -> tuple[bool, str]:
-        """Use a store from now on; return whether that is so on every rank, and what to tell."""
+        """Attach a store; return whether every rank attached it, and a message for the operator."""
         del served_model_name
         try:
             uri = store_to_attach(
@@ -95,7 +96,7 @@ class Controls:
         return True, f"attached {without_secrets(uri)}"
 
     def detach(self) -> tuple[bool, str]:
-        """Use the store no more; return whether that is so on every rank, and what to tell."""
+        """Detach the store; return whether every rank detached it, and a message for the operator."""
         told = self._decide(self._host.detach_store)
         if told:
             return False, told
@@ -103,7 +104,7 @@ class Controls:
         return True, ""
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:
-        """Run rounds until all ranks have decided; return why not, or nothing."""
+        """Run rounds until all ranks have decided; return why they refused, or an empty string."""
         try:
             proposal = propose()
         except (ConfigError, UsageError) as error:
@@ -115,10 +116,11 @@ class Controls:
 
 
 def batch_facts(batch: Batch, *, each: bool) -> Facts:
-    """Return the batch's mode, and of which requests it computes how much.
+    """Return the batch's mode and the share of each request that the batch computes.
 
-    Of a prefill the requests by name, with the tokens that are there and those that are computed. Of
-    the others how many there are, and with `each` them all: they change little from pass to pass.
+    A prefill lists each request by id, with its cached and its computed tokens. Other modes give the
+    number of requests or, with `each`, every request with its output length: these change little
+    between passes.
     """
     mode, parts = str(batch.forward_mode.name), list[list[str | int]]()
     if batch.forward_mode.is_extend():

@@ -1,6 +1,6 @@
-"""What SGLang does outside its cache and Lockstep has to know of, by SGLang's own hooks.
+"""SGLang hooks for events outside the cache that Lockstep must follow.
 
-Each hook does nothing for an engine whose cache is not Lockstep's.
+Each hook does nothing for an engine that does not use Lockstep's cache.
 """
 
 from collections.abc import Callable
@@ -30,27 +30,27 @@ _UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_t
 _LOADS_OF_ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 
 _FLUSH_REFUSED = "Weights were updated"
-"""What SGLang's message begins with if an update failed only because the engine is busy."""
+"""Prefix of SGLang's message if an update succeeded but the cache flush was refused (engine busy)."""
 _NOT_BEGUN = "Failed to get "
-"""What SGLang's message begins with if nothing was read of files."""
+"""Prefix of SGLang's message if no weight file was read."""
 
 _ACTIVITY = "_lockstep_activity"
-"""What a session is given: its `_Activity`."""
+"""Attribute of a session that holds its `_Activity`."""
 
 
 @dataclass(slots=True)
 class _Activity:
-    """When a session was last active, in agreed time."""
+    """The time of a session's last activity, in agreed time."""
 
     own_s: float
-    """By this rank's clock, which only says that it is another activity."""
+    """This rank's clock at the activity; used only to recognise a new activity."""
     since_s: float
     now_s: float
     unsure: int = 2
-    """So many rounds may have been on their way at that moment: their times lie before it."""
+    """Rounds that may have been in flight at the activity: their agreed times are too early."""
 
     def look(self, agreed_s: float) -> None:
-        """Take note of what time it is."""
+        """Record the current agreed time."""
         if self.unsure and agreed_s > self.now_s:
             self.unsure -= 1
             self.since_s = agreed_s
@@ -58,8 +58,8 @@ class _Activity:
 
 
 def register_hooks() -> None:
-    """Register all hooks; SGLang applies them once every plug-in has been loaded."""
-    # What the hooks do can be tested without SGLang.
+    """Register all hooks; SGLang applies them after it has loaded all plug-ins."""
+    # Imported here so that the hooks can be tested without SGLang.
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register = HookRegistry.register
@@ -89,7 +89,7 @@ def register_hooks() -> None:
 
 
 def after_check(outcome: Any, server_args: Any) -> None:
-    """Check Lockstep's settings with SGLang's own, before any process is started."""
+    """Check Lockstep's settings during SGLang's own checks, before any process starts."""
     if server_args.radix_cache_backend != NAME:
         return
     import sglang  # noqa: PLC0415
@@ -100,31 +100,31 @@ def after_check(outcome: Any, server_args: Any) -> None:
 
 
 def before_loop(scheduler: Any) -> None:
-    """Let SGLang ask whether a request may be admitted also where there is no store, as for LMCache."""
+    """Make SGLang ask before each admission even without a store, as it does for LMCache."""
     if _lockstep(scheduler) is not None:
         scheduler.enable_lmcache = True
 
 
 def after_order(outcome: Any, policy: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
-    """Tell the order in which the requests that wait are going to be visited."""
+    """Pass the order in which SGLang will visit waiting requests to the cache."""
     cache = _lockstep(policy)
     if cache is not None:
         cache.will_visit(queue)
 
 
 def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
-    """Tell what room SGLang has for a request that it is about to admit."""
+    """Pass the memory budget for the request that SGLang is about to admit to the cache."""
     cache = _lockstep(adder)
     if cache is not None:
         cache.visits(adder.memory_budget, len(adder.can_run_list))
 
 
 def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -> bool:
-    """Preempt for a request only once it may be admitted, and in the same order on every rank.
+    """Preempt only for an admissible request, and requeue in the same order on every rank.
 
-    SGLang preempts before it asks whether the request may be admitted, so one that waits for storage
-    would preempt in each iteration; and it queues whom it has preempted in the order of a set, which
-    is that of their addresses.
+    SGLang preempts before it asks whether the request may be admitted, so a request that waits for
+    storage would preempt others in each iteration. SGLang also requeues preempted requests in set
+    order, which depends on addresses; they are sorted by request id here.
     """
     cache = _lockstep(adder)
     if cache is None:
@@ -138,28 +138,28 @@ def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -
 
 
 def on_idle(scheduler: Any) -> None:
-    """Let the next step wait for storage and copies: nothing is computed behind it."""
+    """Allow the next step to wait for storage and copies, because the engine is idle."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.engine_idles()
 
 
 def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """End the loads: SGLang refuses to flush while there are any, whatever it had to flush for."""
+    """Finish loads before a flush, because SGLang refuses to flush while loads are in flight."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.settle()
 
 
 def before_sleep(updater: Any, request: Any) -> None:
-    """End all copies before SGLang takes the memory away that they touch."""
+    """Finish all copies before SGLang releases the memory that they access."""
     cache = _lockstep(updater.scheduler)
     if cache is not None:
         cache.settle()
 
 
 def around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """End all copies before the weights change, and take note of what has come of it."""
+    """Finish all copies before the weights change, and record the result of the update."""
     cache = _lockstep(updater.scheduler)
     if cache is None:
         return original(updater, request)
@@ -179,23 +179,23 @@ def _taken(outcome: Any, *, of_files: bool) -> Taken:
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Do the same within a session of updates; outside one SGLang refuses and changes nothing."""
+    """Handle an update within a session like any other; outside a session SGLang refuses it."""
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)
     return around_update(original, updater, request)
 
 
 def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Cache nothing while the weights come in parts, or another process writes them."""
+    """Stop caching while the weights arrive in parts or another process writes them."""
     cache = _lockstep(updater.scheduler)
-    # SGLang refuses a second session within one.
+    # SGLang refuses a session within a session.
     if cache is not None and updater._session is None:  # noqa: SLF001
         cache.weights_session_begins()
     return original(updater, request)
 
 
 def around_session_end(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Go on with the weights that a session has brought."""
+    """Resume caching with the weights of the finished session."""
     is_open = updater._session is not None  # noqa: SLF001
     outcome = original(updater, request)
     cache = _lockstep(updater.scheduler)
@@ -205,14 +205,14 @@ def around_session_end(original: Callable[..., Any], updater: Any, request: Any)
 
 
 def after_adapter_load(outcome: Any, scheduler: Any, request: Any) -> None:
-    """Look at an adapter's files while they are what SGLang has read."""
+    """Hash an adapter's files right after SGLang has read them, before they can change."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.adapters_were_loaded()
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:
-    """Name the store's scheme in `cached_tokens_details`."""
+    """Return the store's URI scheme for `cached_tokens_details`."""
     controls = getattr(streamer.tree_cache, "lockstep", None)
     return original(streamer) if controls is None else str(controls.storage_scheme)
 
@@ -220,7 +220,7 @@ def storage_type(original: Callable[..., str], streamer: Any) -> str:
 def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Let the ranks witness what they compute, and say on a failure whether it was the same."""
+    """Add the batch to the digest; if it fails, log whether all ranks computed the same batch."""
     cache = _lockstep(scheduler)
     if cache is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -233,19 +233,20 @@ def around_batch(
 
 
 def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any) -> bool:
-    """Go on with a request of which less is cached than when it came.
+    """Skip SGLang's second prefetch for a request that lost part of its device hit.
 
-    SGLang would read storage for it again, and keep a slot for its state while it waits for that.
-    Lockstep has asked storage for all of it.
+    SGLang would read storage again and hold a state slot during the read. Lockstep has already
+    requested the whole prefix from storage.
     """
     return _lockstep(scheduler) is None and original(scheduler, request)
 
 
-# SGLang decides the following by each rank's own clock. Agreed time is the same in the same iteration.
+# SGLang makes the following decisions by each rank's clock. Agreed time is equal on all ranks in one
+# iteration.
 
 
 def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
-    """Give a flush that waits for idleness a deadline in agreed time."""
+    """Give a flush that waits for an idle engine a deadline in agreed time."""
     cache = _lockstep(_scheduler_of(wrapper))
     if cache is not None and outcome is None:
         deadline_s = cache.lockstep.agreed_s + float(request.timeout_s)
@@ -253,7 +254,7 @@ def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
 
 
 def around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
-    """Let a flush that waits for idleness time out on every rank in the same iteration."""
+    """Time out a flush that waits for an idle engine in the same iteration on every rank."""
     cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
     if cache is None or pending is None:
         original(wrapper)
@@ -276,7 +277,7 @@ def _scheduler_of(wrapper: Any) -> Any:
 def around_reaping(
     original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
 ) -> Any:
-    """Let sessions time out on every rank in the same iteration."""
+    """Time out sessions in the same iteration on every rank."""
     if not hasattr(controller.tree_cache, "lockstep"):
         return original(controller, now, interval)
     agreed_s = controller.tree_cache.lockstep.agreed_s
@@ -290,7 +291,7 @@ def around_reaping(
 
 
 def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
-    """Say by agreed time whether a session was left alone for too long."""
+    """Return whether a session's inactivity, in agreed time, exceeds its timeout."""
     activity: _Activity | None = getattr(session, _ACTIVITY, None)
     if activity is None or session.timeout is None:
         return original(session)
@@ -298,6 +299,6 @@ def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
 
 
 def _lockstep(scheduler: Any) -> Any:
-    """Return the scheduler's cache if it is Lockstep's."""
+    """Return the scheduler's cache if it is a Lockstep cache, else None."""
     cache = getattr(scheduler, "tree_cache", None)
     return cache if hasattr(cache, "lockstep") else None

@@ -1,8 +1,7 @@
-"""The items of an SGLang request's prompt, by what the model reads of them.
+"""Multimodal items of an SGLang request's prompt, identified by the data that the model reads.
 
-SGLang puts ids that follow from a hash of 64 bits in the place of an item's placeholders, and takes
-that hash from a client that gives one. So an item's content is read here, and its ids in keys follow
-from that.
+SGLang replaces an item's placeholders by ids derived from a 64-bit hash, and a client may supply that
+hash. Lockstep therefore hashes the item's content itself and derives the ids in keys from this digest.
 """
 
 import json
@@ -18,35 +17,34 @@ from ..items import Item, Items, OncePerObject, content_digest, item_ids
 from .engine.contract import MultimodalInputs, MultimodalItem, SglangRequest
 
 TEXT_IDS = 1_000_000
-"""The ids of text are below this (SGLang's `MM_PAD_SHIFT_VALUE`), and those in the place of items are
-not."""
+"""Text ids are below this value (SGLang's `MM_PAD_SHIFT_VALUE`); ids of items are not."""
 
 PLACEHOLDER = -1
-"""The id in keys of a placeholder that stands for no part of a digest."""
+"""The id in keys of a placeholder that carries no part of a digest."""
 
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
-"""A request's tokens as SGLang has them."""
+"""A request's token ids as SGLang has them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptItems:
-    """The items of a prompt, and its ids in keys."""
+    """The items of a prompt, and the prompt's ids in keys."""
 
     items: Items = ()
     head: bytes = b""
-    """The first ids of the prompt, as int32, up to the last placeholder."""
+    """The prompt's first ids in keys, as int32, up to and including the last placeholder."""
     padded: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """SGLang's tokens of these."""
+    """SGLang's token ids for the same positions as `head`."""
     in_ids: bool = True
-    """Whether the ids stand for the items; else the namespace has to."""
+    """Whether the ids represent the items; otherwise the namespace must."""
 
     def ids(self, tokens: Tokens) -> bytes:
-        """Return the ids in keys of the first `tokens` of a request."""
+        """Return the ids in keys for a request's first `tokens`."""
         return self.head[: len(tokens) * TOKEN_BYTES] + as_token_bytes(tokens[len(self.padded) :])
 
     def tokens(self, ids: bytes) -> Tokens:
-        """Return SGLang's tokens of the first ids of a request."""
+        """Return SGLang's token ids for a request's first ids in keys."""
         behind = np.frombuffer(ids, dtype=np.int32)[len(self.padded) :]
         return np.concatenate([self.padded[: len(ids) // TOKEN_BYTES], behind.astype(np.int64)])
 
@@ -55,14 +53,14 @@ TEXT_ALONE = PromptItems()
 
 
 class PromptsWithItems:
-    """Reads the items of requests, each once: SGLang drops their contents when it has computed them."""
+    """Reads each request's items once, because SGLang drops their contents after computing them."""
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._known = OncePerObject[PromptItems | None]()
 
     def of(self, request: SglangRequest) -> PromptItems | None:
-        """Return the items of a request; None if what one of them holds is not known here."""
+        """Return a request's items; None if the content of one of them is unknown here."""
         inputs = request.multimodal_inputs
         if inputs is None:
             return TEXT_ALONE
@@ -83,7 +81,7 @@ class PromptsWithItems:
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER
-        # Those of an encoder beside the decoder are not among the tokens.
+        # Items of a separate encoder are not among the prompt's tokens.
         if inputs.num_image_tokens is not None or ids.max(initial=0) >= TEXT_IDS:
             return None
         if not all(each.offsets for each in inputs.mm_items):

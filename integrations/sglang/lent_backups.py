@@ -1,9 +1,9 @@
-"""Backups of device pages that SGLang's tree holds: the tree keeps them until all ranks have them.
+"""Pending backups of device pages: SGLang's tree keeps the pages until all ranks have copied them.
 
-A lock on the path is what keeps them, so SGLang needs no fence. Only a request that is retracted gives
-its pages away at once: what it has computed is copied before that. A backup that host memory has no
-room for keeps its lock and is tried again, for as long as it gets further every `PATIENCE_S`; together
-these locks keep at most one in `SHARE` of the device's tokens.
+A lock on the tree path keeps the pages, so SGLang needs no fence. A retracted request is different:
+SGLang frees its pages at once, so they are copied first. A backup without room in host memory keeps its
+lock and is retried while it makes progress within every `PATIENCE_S`. Such locks together keep at most
+one in `SHARE` of the device's tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from .engine.contract import Lock
 from .pools.slots import Pages
 
 PATIENCE_S = 10.0
-"""A backup that has come no further for so long, in agreed time, is given up."""
+"""A backup without progress for this long, in agreed time, is given up."""
 SHARE = 8
-"""Backups that wait for room keep at most one in so many of the device's tokens."""
+"""Backups that wait for host memory keep at most 1/SHARE of the device's tokens."""
 TRIES_MAX = 4
-"""So many are tried in one step."""
+"""Maximum number of retries per step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Awaiting:
-    """A backup that host memory has no room for yet."""
+    """A backup that waits for room in host memory."""
 
     tokens: bytes
     device_pages: Mapping[str, Pages]
@@ -34,31 +34,31 @@ class _Awaiting:
 
 @dataclass(slots=True)
 class LentBackups:
-    """The backups that have not ended on every rank, with what they keep."""
+    """Backups that have not completed on every rank, and the locks that keep their pages."""
 
     host: HostCache
     unlock: Callable[[Lock], object]
     device_tokens: int
-    """How many tokens the device has room for."""
+    """Capacity of the device pool, in tokens."""
     retracted: int = 0
-    """How many requests had their pages copied before they were given away."""
+    """Number of retracted requests whose pages were copied before SGLang freed them."""
     _kept: dict[str, Lock] = field(default_factory=dict[str, Lock])
     _awaiting: dict[str, _Awaiting] = field(default_factory=dict[str, _Awaiting])
-    """Those of them that wait for room."""
+    """The subset of `_kept` that waits for host memory."""
     _given: int = 0
 
     def __contains__(self, name: str) -> bool:
-        """Say whether a backup has not ended on every rank."""
+        """Return whether a backup is still pending on some rank."""
         return name in self._kept
 
     def __len__(self) -> int:
-        """Return how many have not ended."""
+        """Return the number of pending backups."""
         return len(self._kept)
 
     def keep(
         self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str, lock: Lock
     ) -> None:
-        """Copy what of a prefix is not on the host; `lock` keeps its pages until that is over."""
+        """Copy the part of a prefix that is not on the host; `lock` keeps its pages until then."""
         name = self._begin(tokens, device_pages, namespace)
         self._kept[name] = lock
         if self.host.awaits_room(name) and self._may_await(tokens):
@@ -68,9 +68,9 @@ class LentBackups:
             self._end(name)
 
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
-        """Copy what of a prefix is not on the host, and return when its pages may be overwritten.
+        """Copy the part of a prefix that is not on the host, and order its slots' reuse after the copy.
 
-        Returns the name of the backup that the other ranks have to end too, or None.
+        Returns the name of the backup while other ranks still have to complete it, or None.
         """
         self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)
@@ -82,19 +82,19 @@ class LentBackups:
         return name
 
     def collect(self) -> None:
-        """Let go of the pages whose backups have ended on every rank; go on with those that wait."""
+        """Unlock pages whose backups completed on every rank; retry backups that wait for room."""
         for name in self.host.collect_freed():
             self.unlock(self._kept.pop(name))
         if self._awaiting:
             self._try_again()
 
     def give_up(self) -> None:
-        """Let go of the pages of backups that wait for room."""
+        """Give up all backups that wait for room, and unlock their pages when their copies complete."""
         for name in list(self._awaiting):
             self._end(name)
 
     def finish(self) -> None:
-        """Go on with those that wait for room as long as that helps, before the cache is closed."""
+        """Retry backups that wait for room while retries help, before the cache is closed."""
         host = self.host
 
         def over() -> bool:
@@ -106,7 +106,7 @@ class LentBackups:
         host.step_until(over, host.config.timeouts.flush_s)
 
     def drop(self) -> None:
-        """Forget what is kept: the tree that it was kept in is gone."""
+        """Drop all locks, because the tree that they belonged to is gone."""
         self._kept = dict.fromkeys(self._kept)
 
     def _may_await(self, tokens: bytes) -> bool:
@@ -129,7 +129,7 @@ class LentBackups:
                 self._end(name)
 
     def _end(self, name: str) -> None:
-        """Let go of a backup's pages once its copies have ended."""
+        """Release a backup; unlock its pages as soon as its copies have completed."""
         self._awaiting.pop(name, None)
         if self.host.release(name):
             self.unlock(self._kept.pop(name))

@@ -1,4 +1,4 @@
-"""Loads of pages to slots of SGLang's, and their way into its tree."""
+"""Loads of host pages into SGLang's slots, and their insertion into SGLang's tree."""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -24,19 +24,20 @@ from .waiting import Load, Waiting, WaitingRequests
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Begins the loads of requests that wait, and gives the tree what they have brought."""
+    """Starts loads for waiting requests, and inserts the loaded pages into the tree."""
 
     tree: UnifiedRadixCache
     match: Callable[[MatchPrefixParams], MatchResult]
-    """The tree's own, without what Lockstep adds."""
+    """SGLang's own match, without the hits that Lockstep adds."""
     waiting: WaitingRequests
     host: HostCache
     slots: AttentionSlots
 
     def begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
-        """Begin to load `hit` tokens behind the `start` that `anchor` keeps; False if there is no room.
+        """Start to load `hit` tokens after the first `start`; return False if there is no room.
 
-        The lock is given back when the load has ended, or at once where it does not begin.
+        The lock `anchor` keeps the first `start` tokens. It is released when the load ends, or at once
+        if the load does not start.
         """
         end = start + hit
         window = self.window_tokens(start, end)
@@ -50,12 +51,12 @@ class Loads:
     def begin_beside(
         self, first: Waiting, queue: Iterable[Handle], room: Room, admitted: int
     ) -> None:
-        """Begin the loads of those that fit beside one, so that one batch computes them all.
+        """Start the loads of further requests that fit, so that one batch computes them all.
 
-        SGLang asks for one load in each iteration. Those that it visits after `first`, as its `queue`
-        has them, are loaded with it as far as SGLang has room for all that they need, beside what the
-        batch and requests that run may need, and rows for them: those `admitted` in this pass have none
-        yet.
+        SGLang requests one load per iteration. Requests that SGLang visits after `first`, in the order
+        of `queue`, are loaded along with it while SGLang has room for all their tokens in addition to
+        the needs of the batch and of running requests. Each also needs a row; the requests `admitted`
+        in this pass have not taken theirs yet.
         """
         rows = self.tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
@@ -66,7 +67,7 @@ class Loads:
                 continue
             match = self.match(MatchPrefixParams(key=_key(waiting, len(waiting))))
             start, window = match.device_prefix_len, self._window_of(waiting)
-            # What was matched is not to be counted as room.
+            # Lock the matched path, so that its tokens are not counted as evictable room.
             anchor = self.tree.lock(match.last_device_node)
             fits = (
                 promised + waiting.room - start <= room.remaining_total
@@ -81,7 +82,7 @@ class Loads:
             promised += _still_needed(waiting) if hit else waiting.room - start
 
     def follow(self) -> None:
-        """Give the tree what has landed on every rank, and the allocator what has failed."""
+        """Insert loads that completed on every rank into the tree; free the slots of failed ones."""
         for waiting, load, good in self.waiting.ended():
             if good:
                 self._insert(waiting, load)
@@ -90,12 +91,12 @@ class Loads:
             self.tree.unlock(load.anchor)
 
     def window_tokens(self, start: int, end: int) -> int:
-        """Return how many of the last tokens of a load have windows; 0 for a model without."""
+        """Return how many of a load's last tokens need window slots; 0 for a model without windows."""
         first = self.host.needed_from(end).get(WINDOW_POOL)
         return 0 if first is None else end - max(start, first)
 
     def _window_of(self, waiting: Waiting) -> int:
-        """Return how many tokens of a window a request keeps while it is computed."""
+        """Return the number of window tokens that a request keeps while it is computed."""
         return self.window_tokens(0, len(waiting))
 
     def _insert(self, waiting: Waiting, load: Load) -> None:
@@ -117,17 +118,17 @@ class Loads:
 
     def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
         wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
-        # The tree's own: a load does not wait for copies to end.
+        # Call the tree's own method: a load does not wait for copies to finish.
         UnifiedRadixCache.evict_for_alloc(self.tree, wanted)
 
 
 def _still_needed(waiting: Waiting) -> int:
-    """Return how many tokens a request needs on the device beside what is loaded, and is there."""
+    """Return the device tokens that a request still needs after its load."""
     return waiting.room - (waiting.load.end if waiting.load else 0)
 
 
 def _key(waiting: Waiting, count: int) -> RadixKey:
-    """Return the first tokens of a request as the tree has them."""
+    """Return a request's first tokens as a key of SGLang's tree."""
     tokens = waiting.prompt.tokens(waiting.tokens[: count * TOKEN_BYTES])
     ids = array("q", tokens.tobytes())
     return RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt)

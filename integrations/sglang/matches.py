@@ -1,7 +1,7 @@
-"""What SGLang is told of a request that waits: what the device has, and what Lockstep can bring beyond.
+"""Prefix matches reported to SGLang for waiting requests: device hits plus Lockstep's host hits.
 
-SGLang matches a request when it arrives, when it puts those that wait in order, and when it visits one
-to admit it. The answers are to agree while nothing happens, or the order changes without a reason.
+SGLang matches a request on arrival, when it orders the queue, and when it visits the request for
+admission. These matches must agree while nothing changes, or the order would change without a reason.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Matches:
     slots: AttentionSlots
 
     def report(self, result: MatchResult, params: MatchPrefixParams) -> MatchResult:
-        """Return the tree's result with the hit on the host that Lockstep adds to it."""
+        """Return the tree's match extended by Lockstep's host hit."""
         if params.req is None:
             return result
         device_tokens = result.device_prefix_len
@@ -40,7 +40,7 @@ class Matches:
             return result
         waiting.on_device = min(device_tokens, len(waiting))
         if self.is_held(waiting, device_tokens):
-            # It is not admitted yet; what is loaded for it counts where requests are put in order.
+            # The request cannot be admitted yet, but its load counts when SGLang orders the queue.
             coming = 0 if waiting.load is None else waiting.load.end - device_tokens
             return _with_hit(result, max(0, coming), 0, result.last_device_node)
         start, end = waiting.landed
@@ -49,7 +49,7 @@ class Matches:
             shorter = RadixKey(key.token_ids, key.extra_key, limit=start, cache_salt=key.cache_salt)
             before = self.match_tree(MatchPrefixParams(key=shorter))
             hit = device_tokens - before.device_prefix_len
-            # The whole match alone says where SGLang is to keep a state that is missing.
+            # Only the whole match says where SGLang should keep a missing state.
             missing = result.mamba_branching_seqlen
             found = _with_hit(before, hit, 0, result.last_device_node)
             return found._replace(mamba_branching_seqlen=missing)
@@ -60,20 +60,20 @@ class Matches:
         return _with_hit(result, hit, window, result.last_device_node)
 
     def is_held(self, waiting: Waiting, device_tokens: int) -> bool:
-        """Say whether a request cannot be admitted yet: it is saved, read or loaded."""
+        """Return whether a request must wait for its backup, its prefetch or its load."""
         if waiting.held_by is not None and waiting.held_by not in self.running.backups:
             self.waiting.go_on(waiting, device_tokens)
         return self.waiting.is_busy(waiting)
 
     def _of(self, request: SglangRequest, key: RadixKey, device_tokens: int) -> Waiting | None:
-        """Return a request that waits, which is known from its first match on."""
+        """Return the waiting request, registering it at its first match; None if it is not cached."""
         handle, count = request.cache_request_handle, self._whole_pages(request, key)
         waiting = self.waiting.get(handle)
         if waiting is not None and len(waiting) != count:
-            # Another one of the same name, or the same one after it has computed more.
+            # Another request with the same name, or the same request after it computed more.
             self.waiting.forget(handle)
             waiting = None
-        # Also of a request that is not cached: SGLang keeps embeddings of its items under their names.
+        # Read items even of an uncached request, because SGLang caches embeddings under their hashes.
         prompt = None if waiting else self.weights.namespaces.items_of(request)
         if waiting is None and prompt is not None and self.weights.may_cache:
             namespace = self.weights.namespaces.of(request)
@@ -91,9 +91,10 @@ class Matches:
         return waiting
 
     def _whole_pages(self, request: SglangRequest, key: RadixKey) -> int:
-        """Return how many tokens can be brought.
+        """Return how many tokens can be loaded, in whole pages.
 
-        SGLang matches all of them to put requests in order, and leaves one to compute to admit them.
+        SGLang matches all tokens to order the queue, but leaves one token to compute when it admits a
+        request.
         """
         asked: Any = request
         limit: int = asked._compute_max_prefix_len(_tokens_of(request))  # noqa: SLF001
@@ -102,7 +103,7 @@ class Matches:
 
 
 def _room_of(request: SglangRequest) -> int:
-    """Return how many tokens a request has, with those that it may decode."""
+    """Return a request's token count including the tokens that it may still decode."""
     limit: int = request.sampling_params.max_new_tokens
     return _tokens_of(request) + max(0, limit - len(request.output_ids))
 
@@ -112,7 +113,7 @@ def _tokens_of(request: SglangRequest) -> int:
 
 
 def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return a match that goes on with `hit` tokens on the host, up to the node `best`."""
+    """Return a match extended by `hit` host tokens that end at the node `best`."""
     return result._replace(
         host_hit_length=hit,
         swa_host_hit_length=window,

@@ -1,4 +1,4 @@
-"""Lockstep's host memory and copies, as SGLang's own metrics tell them."""
+"""Lockstep's host memory and copies in SGLang's own metrics."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,30 +9,30 @@ from ...ranks.group.host_cache import HostCache
 
 @dataclass(frozen=True, slots=True)
 class HostGauge:
-    """Answers what SGLang asks of a host pool, in tokens; the same on every rank."""
+    """SGLang's host-pool metrics, in tokens; the same on every rank."""
 
     host: HostCache
 
     @property
     def logical_size(self) -> int:
-        """The size of host memory for full attention."""
+        """Capacity of the host pool for full attention."""
         sizes = self.host.inspection.config
         return sizes.host_pages * self.host.config.layout.page_tokens
 
     def available_size(self) -> int:
-        """How much of it nothing is in."""
+        """Return the number of free tokens in the host pool."""
         return self.host.free_host_pages() * self.host.config.layout.page_tokens
 
 
 @dataclass(slots=True)
 class CopyCounters:
-    """Tells SGLang's counters what has been copied between the device and host memory."""
+    """Adds the bytes copied between device and host to SGLang's counters."""
 
     host: HostCache
     told: BytesMoved = field(default_factory=BytesMoved)
 
     def tell(self, collector: Any) -> None:
-        """Add what has been copied since the last call to SGLang's counters of a radix cache."""
+        """Add the bytes copied since the last call to SGLang's radix-cache counters."""
         moved, told = self.host.inspection.executor.counts().bytes_moved, self.told
         if moved == told:
             return

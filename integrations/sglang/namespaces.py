@@ -1,4 +1,4 @@
-"""What keeps apart requests whose tokens are the same and whose KV is not."""
+"""Namespaces that separate requests with equal tokens but different KV."""
 
 import logging
 from collections.abc import Collection
@@ -17,21 +17,21 @@ NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"
     " log; a version in adapter_versions avoids reading"
 )
-"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
+"""Flight-recorder text for an adapter whose weights this rank could not identify."""
 
 
 class Identifies(Protocol):
-    """Tells adapters apart by their weights."""
+    """Identifies adapters by their weights."""
 
     def identify(self, lora_id: str) -> str | None: ...
     def look(self) -> Collection[str | None]: ...
 
 
 class Namespaces:
-    """Returns the namespaces of requests, under the weights of now. Every rank asks in the same order.
+    """Returns requests' namespaces for the current weights. Every rank calls it in the same order.
 
-    A version of the weights is a part of the namespace, so what was computed with others is not found,
-    and is found again when its version comes back. `weights.py` says when it is not.
+    The weights' version is part of the namespace. KV of other weights is therefore not found, and is
+    found again if its version returns. Exceptions are in `weights.py`.
     """
 
     def __init__(self, host: HostCache, adapters: Identifies, *, page_tokens: int = 1) -> None:
@@ -44,22 +44,22 @@ class Namespaces:
                 " several items stay on the device"
             )
         )
-        """The contents that SGLang's hashes of items stand for."""
+        """The item contents that belong to SGLang's item hashes."""
         self._told = False
-        """Whether the log says that items are not known."""
+        """Whether the warning about unknown items was logged."""
         self.weights = ""
-        """The name of the weights since the last update; empty while they are those of the start."""
+        """The weights' name since the last update; empty while they are the weights of the start."""
         self.cleared = ""
-        """Names the time since everything was given up; empty before the first time."""
+        """Distinguishes namespaces after each `clear`; empty before the first."""
 
     def look(self) -> None:
-        """Read the weights of adapters that were loaded since the last call; every rank calls it."""
+        """Identify adapters loaded since the last call; every rank calls it."""
         found = [adapter or NOT_KNOWN for adapter in self._adapters.look()]
         if found:
             self._host.witness("adapters are", *found)
 
     def items_of(self, request: SglangRequest) -> PromptItems | None:
-        """Return the items of a request that SGLang is going to compute; None if they are not known."""
+        """Return the items of a request to be computed; None if their contents are unknown."""
         found = self._items.of(request)
         if found is not None:
             self.names.note(found.items)
@@ -68,9 +68,9 @@ class Namespaces:
         return found
 
     def of(self, request: SglangRequest) -> str | None:
-        """Return a request's namespace; None for one that is not to be cached."""
+        """Return a request's namespace; None if the request must not be cached."""
         if request.input_embeds is not None or request.positional_embed_overrides is not None:
-            # Embeddings in the place of tokens have no ids.
+            # Input embeddings replace tokens and have no ids.
             return None
         found = self.items_of(request)
         known = found is not None and self.names.trusted(found.items)
@@ -89,7 +89,7 @@ class Namespaces:
         parts["items"] = [] if found.in_ids else named_by_content(found.items)
         if request.lora_id is not None:
             adapter = self._adapters.identify(request.lora_id)
-            # Ranks that have read other files, or could not read them, are told apart by it.
+            # The digest exposes ranks that read different adapter files or could not read them.
             self._host.witness("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None

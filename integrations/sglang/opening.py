@@ -1,4 +1,4 @@
-"""Opening Lockstep under one rank's scheduler of SGLang. Every rank comes here, in its constructor."""
+"""Opens Lockstep under one rank's SGLang scheduler; every rank does so in its constructor."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
-    """Return this rank's tree with Lockstep below it. Collective over the ranks of the engine."""
+    """Return this rank's tree with Lockstep below it. Collective over the engine's ranks."""
     settings = read_settings(ctx.server_args, get_memory(), sglang.__version__)
     params = ctx.params
     allocator = params.token_to_kv_pool_allocator
@@ -51,7 +51,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     if STATE_POOL in pools:
         components.append(ComponentType.MAMBA)
         slots = StateSlots(allocator, params.req_to_token_pool, params.page_size)
-    # SGLang would set up HiCache in `create_unified_radix_cache`.
+    # SGLang would create HiCache in `create_unified_radix_cache`, so that function is not used.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
     namespaces = Namespaces(host, identity.adapters(ctx.tp_worker), page_tokens=params.page_size)
@@ -119,7 +119,7 @@ def _components(
     if WINDOW_POOL in pools:
         window = SlidingWindow(
             pool=WINDOW_POOL,
-            # A draft that reads further back keeps more than the model's own window.
+            # A draft model that attends further back retains more than the target model's window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
             host_pages=sizes[WINDOW_POOL],
@@ -128,7 +128,7 @@ def _components(
     if STATE_POOL in pools:
         state = Recurrent(
             pool=STATE_POOL,
-            # SGLang decides where it keeps one: wherever a page ends.
+            # SGLang chooses where it keeps a state; any page boundary is possible.
             checkpoint_tokens=params.page_size,
             layout=pools[STATE_POOL].layout,
             host_pages=sizes[STATE_POOL],

@@ -1,7 +1,7 @@
 """The entry point by which SGLang finds Lockstep, in each of its processes.
 
-SGLang calls `register` wherever Lockstep is installed, whether it is asked for or not, so nothing is
-imported here before it is.
+SGLang calls `register` whenever Lockstep is installed, even if it is not selected. Therefore this
+module imports nothing heavy until then.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Offer Lockstep as a radix cache under its name."""
+    """Register Lockstep as a radix-cache backend, and its hooks."""
     from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415
 
     from .hooks import NAME, register_hooks  # noqa: PLC0415
@@ -23,7 +23,7 @@ def register() -> None:
 
 
 def make(ctx: "TreeCacheBuildContext") -> "LockstepRadixCache":
-    """Make one rank's cache; SGLang calls it in the constructor of the rank's scheduler."""
+    """Create one rank's cache; SGLang calls it in the constructor of the rank's scheduler."""
     from .opening import open_radix_cache  # noqa: PLC0415
 
     return open_radix_cache(ctx)

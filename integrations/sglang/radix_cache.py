@@ -1,12 +1,12 @@
 """SGLang's radix tree with Lockstep's host memory and storage below it.
 
-The tree on the device stays SGLang's, and so do its allocator and its pools. What Lockstep can bring is
-reported as a hit on the host. When a request fits with it, slots are taken, the load begins, and SGLang
-is told to come back; once every rank has it, it joins the tree. What a request has computed is backed
-up when the tree has taken it over.
+SGLang keeps its device tree, its allocator and its pools. Lockstep reports loadable tokens as a host
+hit. When a request fits including these tokens, slots are reserved, the load starts, and SGLang asks
+again later. After every rank has loaded them, the tokens are inserted into the tree. Computed tokens
+are backed up after the tree has taken them.
 
-All calls come from SGLang's scheduler, on every rank in the same order with the same arguments. They
-give commands to this rank's replica, and each iteration of the scheduler is one step of it.
+SGLang's scheduler makes all calls, on every rank in the same order with the same arguments. They become
+commands to this rank's replica. Each scheduler iteration is one step of the replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,13 @@ from .weights import Taken
 
 
 class LockstepRadixCache(UnifiedRadixCache):
-    """One rank's tree, above one rank's replica."""
+    """One rank's radix tree, above one rank's replica."""
 
     _below: Below | None = None
     _queue: Sequence[SglangRequest] = ()
-    """The requests that wait, in the order in which SGLang visits them in this iteration."""
+    """The waiting requests, in the order in which SGLang visits them in this iteration."""
     _room: Room | None = None
-    """What SGLang has for the request that it visits."""
+    """SGLang's memory budget for the request that it is visiting."""
     _admitted = 0
 
     def __init__(self, params: CacheInitParams, below: Below) -> None:
@@ -70,27 +70,27 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
         self._idle = False
         self._updating = False
-        """Whether an update of the weights runs, before which all copies have ended."""
+        """Whether a weight update is running; all copies finish before it starts."""
         self.lockstep = Controls(host, witness=below.witness, write_policy=below.write_policy)
-        """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
+        """Controls for hooks and endpoints, beyond the radix-cache methods."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._copied = CopyCounters(host)
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Match the tree, and report as a hit on the host what Lockstep can bring beyond it."""
+        """Match the tree, and report tokens that Lockstep can load beyond it as a host hit."""
         result = super().match_prefix(params)
         return result if self._below is None else self._matches.report(result, params)
 
     def is_backuped(self, node: Node) -> bool:
-        """Say yes: Lockstep asks by tokens, so any node will do to go on from."""
+        """Return True: Lockstep looks up by tokens, so any node can be continued."""
         return True
 
     def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the prefetch has begun with the request's first match."""
+        """Do nothing: the prefetch started at the request's first match."""
 
     def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
-        """Say whether a request may be admitted in this step."""
+        """Return whether a request may be admitted in this step."""
         waiting = self._waiting.get(request)
         if waiting is None:
             return True
@@ -100,7 +100,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
-        """Return how many tokens storage has brought for a request, and from which one on."""
+        """Return how many tokens storage delivered for a request, and the first one's position."""
         waiting = self._waiting.get(handle)
         if waiting is None:
             return 0, None
@@ -108,7 +108,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         return (end - start, start) if end > start else (0, None)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
-        """Begin to load a request that fits. None: SGLang asks again in a later step."""
+        """Start to load a request that fits. None: SGLang must ask again in a later step."""
         request = params.req
         assert request is not None
         waiting = self._waiting.get(request.cache_request_handle)
@@ -118,10 +118,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
-            # It is in the tree already; SGLang counts it as what it was.
+            # The tokens are already in the tree; SGLang still counts them as a host hit.
             return params.host_hit_length, params.best_match_node
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
-            # A request that was retracted since has taken host pages.
+            # Since the match, a retracted request has evicted some of these host pages.
             return None
         anchor = self.lock(node)
         if not self._loads.begin(waiting, anchor, device_tokens, params.host_hit_length):
@@ -135,40 +135,40 @@ class LockstepRadixCache(UnifiedRadixCache):
         return None
 
     def will_visit(self, requests: Sequence[SglangRequest]) -> None:
-        """Take note of the order in which SGLang is going to visit the requests that wait."""
+        """Record the order in which SGLang will visit waiting requests."""
         self._queue = requests
 
     def visits(self, room: Room, admitted: int) -> None:
-        """Take note of what SGLang has for the request that it visits next, and those behind it.
+        """Record SGLang's memory budget for the request that it visits next and those after it.
 
-        So many are `admitted` in this pass, and have no rows yet.
+        `admitted` counts the requests of this pass that have no rows yet.
         """
         self._room, self._admitted = room, admitted
 
     def finish_storage_prefetch_admission(
         self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
     ) -> None:
-        """Take note that a request is in the batch."""
+        """Record that a request was admitted to the batch."""
         waiting = self._waiting.admitted(handle)
         if waiting is not None:
             self._running.admitted(handle, waiting)
 
     def release_aborted_request(self, request: CacheRequestHandle) -> None:
-        """Forget a request that is not going to be admitted."""
+        """Forget a request that will not be admitted."""
         self._waiting.forget(request)
         self._running.ended(request)
 
     def checkpoint(self, req: SglangRequest, *, up_to: int, **kwargs: Any) -> None:
-        """Let the tree take over what was computed, and back up what of it is not on the host."""
+        """Insert computed tokens into the tree, and back up those that are not on the host."""
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
             self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
-        """Evict, and end the copies that keep states where SGLang would find no slot for one.
+        """Evict; if no state slot is free, first finish the copies that keep states.
 
-        It takes that for an error. Every rank comes here at the same point.
+        SGLang treats a missing state slot as an error. Every rank calls this at the same point.
         """
         if not params.mamba_num:
             return super().evict_for_alloc(params, **kwargs)
@@ -181,9 +181,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         return result
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
-        """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
+        """Save a retracted request's computed tokens, because SGLang frees its slots at once."""
         if not req.finished():
-            # The device is full, so nothing is kept that only waits.
+            # The device is full, so give up backups that only wait for host memory.
             self._backups.give_up()
         if req.cache_request_handle in self._running and not req.finished():
             row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -192,20 +192,20 @@ class LockstepRadixCache(UnifiedRadixCache):
         return super().claim_kv_row(req)
 
     def on_release(self, req: SglangRequest, *, checkpointed: bool) -> None:
-        """Forget a request that has ended, or was retracted."""
+        """Forget a request that finished or was retracted."""
         self._running.left(req.cache_request_handle)
         super().on_release(req, checkpointed=checkpointed)
 
     def flush_pending_backups(self) -> None:
-        """Begin the copies of what the last batch has computed."""
+        """Start the copies of the last batch's computed tokens."""
         with self._lower.behind_forward():
             self._lower.host.begin_backups()
 
-    # Once in each iteration of the scheduler, on every rank.
+    # Called once per scheduler iteration, on every rank.
 
     def check_hicache_events(self) -> None:
-        """Run the step of this iteration: apply a verdict, follow it, launch the next round."""
-        # What was visited may have ended, and is not to be kept alive.
+        """Run this iteration's step: apply a verdict, follow it up, launch the next round."""
+        # Visited requests may have finished; do not keep them alive.
         self._queue = ()
         below = self._lower
         below.host.begin_step()
@@ -219,17 +219,17 @@ class LockstepRadixCache(UnifiedRadixCache):
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 
     def ready_to_load_host_cache(self) -> int:
-        """Say that no layer is waited for: a load has ended before its request is admitted."""
+        """Return -1: no layer-wise wait is needed, because loads end before admission."""
         return -1
 
     def engine_idles(self) -> None:
-        """Take note that this iteration computes nothing, so that the next step may wait for I/O."""
+        """Record that this iteration computes nothing, so that the next step may wait for I/O."""
         self._idle = True
 
-    # Flush, new weights, sleep, the end.
+    # Flush, weight updates, sleep, shutdown.
 
     def settle(self) -> None:
-        """Run rounds until no copy touches a slot; every rank calls it at the same point."""
+        """Run rounds until no copy accesses a slot; every rank calls it at the same point."""
         if self._updating:
             return
         host, times = self._lower.host, self._lower.host.config.timeouts
@@ -253,9 +253,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._backups.collect()
 
     def reset(self) -> None:
-        """Empty the tree on the device; host memory and storage keep what they have.
+        """Empty the device tree; host memory and storage keep their pages.
 
-        SGLang empties its allocator right after, so nothing may touch a slot any more.
+        SGLang empties its allocator right after, so no copy may access a slot any more.
         """
         if self._below is not None:
             self.settle()
@@ -265,18 +265,19 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().reset()
 
     def weights_may_change(self) -> None:
-        """End all copies before an update of the weights, within which no round runs.
+        """Finish all copies before a weight update; no round runs during the update.
 
-        It may fail on one rank, where SGLang then does not flush and the others do.
+        An update may fail on one rank only. SGLang then flushes on the other ranks but not on that one.
         """
         self.settle()
         self._updating = True
 
     def weights_changed(self, taken: Taken, update: Update) -> None:
-        """Find nothing any more that was computed with other weights than those of now.
+        """Stop finding KV of other weights than the current ones.
 
-        Requests that run are not backed up any more: they have KV of both. Nothing is cached while the
-        device has KV of other weights. Ranks on which the update has ended in other ways end here.
+        Running requests are no longer backed up, because their KV mixes both weights. Nothing is cached
+        while the device holds KV of other weights. If the update ended differently on some ranks, this
+        raises on every rank.
         """
         self._updating = False
         if taken is not Taken.NOTHING:
@@ -285,52 +286,53 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep.compare_now()
 
     def weights_session_begins(self) -> None:
-        """Cache nothing until the session ends in which the weights come in parts."""
+        """Cache nothing until the end of a session in which weights arrive in parts."""
         self.settle()
         self._forget_all()
         self._weights.begin_session()
 
     def weights_session_ends(self) -> None:
-        """Go on with the weights that the session has brought."""
+        """Resume caching with the weights of the finished session."""
         self._forget_all()
         self._weights.end_session(holds_nothing=self._holds_nothing)
 
     def adapters_were_loaded(self) -> None:
-        """Look at adapters as soon as they are loaded, before their files can change.
+        """Hash adapters right after their load, before their files can change.
 
-        SGLang answers when rank 0 has loaded them; it is to answer when every rank has read them.
+        SGLang answers when rank 0 has loaded an adapter; this round delays the answer until every rank
+        has.
         """
         self._lower.namespaces.look()
         self.lockstep.compare_now()
 
     def clear_storage_backend(self) -> bool:
-        """Find nothing any more of what is in host memory and storage now."""
+        """Make all current pages in host memory and storage unfindable."""
         self._forget_all()
         self._weights.clear()
         return True
 
     def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
-        """Use a store from now on; SGLang calls it on every rank in the same, idle iteration."""
+        """Attach a store; SGLang calls this on every rank in the same, idle iteration."""
         return self.lockstep.attach(*args, **kwargs)
 
     def detach_storage_backend(self) -> tuple[bool, str]:
-        """Use the store no more; SGLang calls it on every rank in the same, idle iteration."""
+        """Detach the store; SGLang calls this on every rank in the same, idle iteration."""
         return self.lockstep.detach()
 
     def sanity_check(self) -> None:
-        """Check the tree, unless backups hold locks, which the check takes for a leak."""
+        """Check the tree, unless backups hold locks: the check would report these as a leak."""
         if not len(self._backups):
             super().sanity_check()
 
     def release_host_resources(self) -> None:
-        """Write out what is on its way, together with the other ranks, and end."""
+        """Flush pending backups together with the other ranks, and close the cache."""
         if self._below is not None:
             self._backups.finish()
             self._below.host.close()
         super().release_host_resources()
 
     def lockstep_state(self) -> Mapping[str, Any]:
-        """Return what this rank has done so far; for tests and for whoever hunts a fault."""
+        """Return this rank's counters, for tests and debugging."""
         stats = self._lower.host.stats(rounds=0)
         return {
             "rounds": stats.rounds,
@@ -354,22 +356,22 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     @property
     def _holds_nothing(self) -> bool:
-        """Whether neither the tree nor a request has any KV."""
+        """Whether neither the tree nor any request holds KV."""
         rows = self.req_to_token_pool
         kept = self.full_evictable_size() + self.full_protected_size()
         return not kept and rows.available_size() == rows.size
 
     @property
     def _free_states(self) -> int:
-        """How many slots of states are free."""
+        """Number of free state slots."""
         free: int = self.req_to_token_pool.mamba_allocator.available_size()
         return free
 
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
-        """Lock the first `count` tokens of what the tree has of a request, in `slots`, or fewer.
+        """Lock the first `count` tokens that the tree has of a request, in `slots`, or fewer.
 
-        A lock keeps the window and the state that end with its node, and no other: fewer tokens take
-        another node.
+        A lock keeps only the window and the state at the end of its node, so fewer tokens need another
+        node.
         """
         node = request.last_node
         if count < len(slots):
@@ -383,12 +385,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         return self.lock(node), slots[:count], state
 
     def _forget_all(self) -> None:
-        """Neither load nor back up for any request that is known by now."""
+        """Stop loads and backups for all requests known so far."""
         self._waiting.begin_anew()
         self._running.begin_anew()
 
     def _follow(self) -> None:
-        """Do what a verdict has brought about."""
+        """Follow up a verdict: collect finished backups and loads."""
         self._backups.collect()
         self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))

@@ -1,4 +1,4 @@
-"""Refuses configurations of SGLang that Lockstep does not serve, before the engine starts its ranks."""
+"""Rejects unsupported SGLang configurations before the engine starts its ranks."""
 
 import logging
 from collections.abc import Callable
@@ -46,13 +46,13 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("enable_flexkv", bool, "FlexKV is another cache in the same place; leave it away"),
     ("disable_radix_cache", bool, "Lockstep keeps prefixes, and needs the radix cache"),
 )
-"""Names of flags, whether a value is refused, and why."""
+"""Each entry: name of a flag, predicate of refused values, reason."""
 
 
 def read_settings(server_args: object, resolved: object, version: str) -> SglangSettings:
-    """Return the settings; raises `ConfigError` for all that can be told before there is any KV.
+    """Return the settings; raise `ConfigError` for any error that is visible before there is KV.
 
-    `resolved` has the flags with SGLang's own defaults in them.
+    `resolved` has the flags with SGLang's defaults filled in.
     """
     require_supported(server_args)
     settings = parse(resolved)
@@ -62,7 +62,7 @@ def read_settings(server_args: object, resolved: object, version: str) -> Sglang
 
 
 def require_supported(server_args: object) -> None:
-    """Raise `ConfigError` for the first flag that says what Lockstep does not serve."""
+    """Raise `ConfigError` for the first flag with an unsupported value."""
     if not getattr(server_args, "enable_hierarchical_cache", False):
         raise ConfigError(
             "--radix-cache-backend lockstep needs --enable-hierarchical-cache: with it SGLang calls its"

@@ -1,4 +1,4 @@
-"""Requests that run: what of them is backed up, and what is saved of one that is retracted."""
+"""Running requests: the tokens that are backed up, and the tokens saved on retraction."""
 
 from array import array
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .pools.slots import AttentionSlots
 from .waiting import Waiting
 
 Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]
-"""What keeps tokens in the tree, their slots, and the slot of the state after them, if there is one."""
+"""A lock handle on tokens in the tree, their slots, and the state slot after them, if any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,14 +27,14 @@ class _Running:
     namespace: str
     prompt: PromptItems
     shared: int
-    """How many of its tokens had been computed for somebody before."""
+    """How many of its leading tokens had already been computed for another request."""
     backed_up: int = 0
-    """How many were offered for backup."""
+    """How many of its tokens were offered for backup."""
 
 
 @dataclass(slots=True)
 class RunningRequests:
-    """The requests that run and may be cached, by SGLang's handles."""
+    """Running requests that may be cached, by SGLang's handles."""
 
     backups: LentBackups
     slots: AttentionSlots
@@ -42,22 +42,22 @@ class RunningRequests:
     names: ItemNames
     _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])
     _saved_by: dict[Handle, str] = field(default_factory=dict[Handle, str])
-    """The backups of retracted requests, until these wait again."""
+    """Backups of retracted requests, until these wait again."""
 
     def __contains__(self, handle: Handle) -> bool:
-        """Say whether a request runs whose pages may be backed up."""
+        """Return whether a running request's pages may be backed up."""
         return handle in self._known
 
     def admitted(self, handle: Handle, waiting: Waiting) -> None:
-        """Take note that a request is in the batch."""
+        """Record that a request was admitted to the batch."""
         self._known[handle] = _Running(waiting.namespace, waiting.prompt, waiting.prefix)
 
     def computed(
         self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
     ) -> None:
-        """Back up what the tree has of a request, which is `tree_tokens`.
+        """Back up a request's tokens, of which the tree has `tree_tokens`.
 
-        `keep` locks so many of the first tokens, or fewer.
+        `keep` locks this many leading tokens, or fewer.
         """
         running = self._known[request.cache_request_handle]
         count = tree_tokens
@@ -71,9 +71,9 @@ class RunningRequests:
         self.backups.keep(tokens, self.slots.pages_of(slots, state), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
-        """Save what can be saved of a request whose slots, in its `row`, are given away at once.
+        """Save a request's computed tokens before SGLang frees the slots in its `row`.
 
-        Returns when they may be overwritten on this rank.
+        Slots can be overwritten on this rank after the return.
         """
         running = self._known[request.cache_request_handle]
         count, state = self.slots.computed(request)
@@ -88,24 +88,24 @@ class RunningRequests:
             self._saved_by[request.cache_request_handle] = name
 
     def saved_by(self, handle: Handle) -> str | None:
-        """Return the backup that a retracted request has to wait for, once."""
+        """Return the backup that a retracted request must wait for; a second call returns None."""
         return self._saved_by.pop(handle, None)
 
     def left(self, handle: Handle) -> None:
-        """Take note that a request runs no more: it has ended, or waits again."""
+        """Record that a request no longer runs: it finished or waits again."""
         self._known.pop(handle, None)
 
     def ended(self, handle: Handle) -> None:
-        """Forget a request that is not going to run again."""
+        """Forget a request that will not run again."""
         self._known.pop(handle, None)
         self._saved_by.pop(handle, None)
 
     def begin_anew(self) -> None:
-        """Back up nothing of the requests that run now: what they have is not to be found."""
+        """Stop backing up current requests, because their KV must not be found."""
         self._known.clear()
         self._saved_by.clear()
 
 
 def token_bytes(tokens: "array[int]", count: int, prompt: PromptItems = TEXT_ALONE) -> bytes:
-    """Return the first tokens of a request as ids in keys; `prompt` says what it begins with."""
+    """Return a request's first tokens as ids in keys; `prompt` provides the leading ids."""
     return prompt.ids(np.frombuffer(tokens, dtype=np.int64)[:count])

@@ -1,11 +1,11 @@
-"""Requests that wait to be admitted: what is prefetched and loaded for each of them.
+"""Requests that wait for admission, with their prefetches and loads.
 
-A request is known from its first match until it is admitted or aborted. In between SGLang asks for it
-again and again, on every rank in the same step:
+A request is known from its first match until it is admitted or aborted. Meanwhile SGLang asks about it
+repeatedly, on every rank in the same step:
 
-    match       what of it can be loaded beyond what is on the device
-    load        once it fits with that; SGLang comes back for it in a later step
-    landed      what was loaded is in SGLang's tree, and the next match finds it there
+    match       which tokens can be loaded beyond those on the device
+    load        starts once the request fits with these tokens; SGLang asks again in a later step
+    landed      the loaded tokens are in SGLang's tree, where the next match finds them
 
 Every answer follows from verdicts, so it is the same on every rank.
 """
@@ -21,97 +21,97 @@ from .items import TEXT_ALONE, PromptItems
 from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
-"""How many steps a request that has landed waits for those that were to land with it.
+"""Number of steps that a loaded request waits for the loads that started with its own.
 
-Loads that began together end a step or two apart: a rank reports a copy in the step after its end, and
-at a pipeline depth of 1 the verdict is applied in the next one.
+Loads that start together end a step or two after each other. A rank reports a copy in the step after
+its end; at pipeline depth 1 the verdict is applied one step later.
 """
 
 LANDED_FIRST_STEPS = 8
-"""How many steps others wait for a request that has landed to be admitted."""
+"""Number of steps that other requests wait for the admission of a loaded one."""
 
 NEVER = -LANDED_FIRST_STEPS
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One load of a request, from token `start` to token `end`."""
+    """One load of a request: tokens `start` to `end`."""
 
     start: int
     end: int
     reserved: Reserved
     anchor: Lock
-    """Keeps on the device what the load continues."""
+    """The lock on the device prefix that the load continues."""
     step: int = 0
-    """The step in which it began."""
+    """The step in which the load started."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One request that waits."""
+    """One waiting request."""
 
     tokens: bytes
-    """The whole pages of its prompt, as int32."""
+    """Token ids of the prompt's whole pages, as int32."""
     namespace: str
     extra_key: str | None = None
     cache_salt: str | None = None
     name: str = ""
-    """Its name on every rank, once it has arrived; SGLang uses a handle again after a retraction."""
+    """A name unique and equal on every rank, set on arrival (SGLang reuses handles)."""
     prompt: PromptItems = TEXT_ALONE
     room: int = 0
-    """How many tokens it needs on the device in all, with what it is to decode."""
+    """Device tokens needed in total, including the tokens to decode."""
     held_by: str | None = None
-    """A backup that has to end first: what it was retracted with."""
+    """The backup from the request's retraction, which must complete first."""
     prefix: int = 0
-    """How many of its tokens are on the device or can be brought there, as of the last match."""
+    """How many of its tokens are on the device or loadable, as of the last match."""
     on_device: int = 0
     """How many of its tokens are on the device, as of the last match."""
     load: Load | None = None
-    """The load that is under way."""
+    """The load in flight."""
     landed: tuple[int, int] = (0, 0)
-    """From which token to which one loads have brought it to the device."""
+    """The token range (start, end) that loads have brought to the device."""
     landed_at: int = NEVER
-    """The step in which it has landed."""
+    """The step in which the last load completed."""
     dropped: bool = False
-    """It was aborted while it was loaded."""
+    """Whether the request left (admission or abort) while its load was in flight."""
     unwanted: bool = False
-    """What is being loaded must not be used any more, since the weights have changed."""
+    """Whether the load in flight must be discarded because the weights changed."""
 
     def __len__(self) -> int:
-        """Return the number of its tokens."""
+        """Return the number of tokens in whole pages."""
         return len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """The requests that wait, by SGLang's handles."""
+    """Waiting requests, by SGLang's handles."""
 
     host: HostCache
     prefetch_threshold_tokens: int
     loaded: int = 0
-    """How many loads have brought what is used."""
+    """Number of loads whose tokens were usable."""
     loaded_tokens: int = 0
     _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
     _loading: dict[Waiting, Load] = field(default_factory=dict[Waiting, Load])
-    """The loads that are under way, also of requests that were aborted, in the order of their begin."""
+    """Loads in flight in start order, including those of aborted requests."""
     _landed: list[Waiting] = field(default_factory=list[Waiting])
-    """Those that wait and have just landed."""
+    """Waiting requests whose loads have just completed."""
     _arrivals: int = 0
     _steps: int = 0
 
     def get(self, handle: Handle) -> Waiting | None:
-        """Return a request that waits, if it is known."""
+        """Return a waiting request, or None if it is unknown."""
         return self._known.get(handle)
 
     def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
-        """Return those that are visited after one: `handles` come first, in their order."""
+        """Return the requests visited after `first`: those in `handles` in order, then the rest."""
         known = self._known
         visited = {handle: known[handle] for handle in handles if handle in known}
         in_order = list((visited | known).values())
         return in_order[in_order.index(first) + 1 :]
 
     def arrive(self, handle: Handle, waiting: Waiting, device_tokens: int) -> None:
-        """Note a request, and begin to bring what storage has of it."""
+        """Register a request, and prefetch its tokens from storage."""
         self._arrivals += 1
         waiting.name = f"r{self._arrivals}"
         self._known[handle] = waiting
@@ -119,12 +119,12 @@ class WaitingRequests:
             self._prefetch(waiting, device_tokens)
 
     def go_on(self, waiting: Waiting, device_tokens: int) -> None:
-        """Let a retracted request look for what was saved of it."""
+        """Start the prefetch of a retracted request after its backup has completed."""
         waiting.held_by = None
         self._prefetch(waiting, device_tokens)
 
     def is_busy(self, waiting: Waiting) -> bool:
-        """Say whether a request cannot be admitted yet: it is read, loaded, or saved."""
+        """Return whether a prefetch, a load or a backup keeps a request from admission."""
         return (
             waiting.load is not None
             or waiting.held_by is not None
@@ -132,13 +132,14 @@ class WaitingRequests:
         )
 
     def waits_for_others(self, waiting: Waiting) -> bool:
-        """Say whether a request had better not be visited in this step, for loads of other ones.
+        """Return whether SGLang should skip a request in this step because of other loads.
 
-        While some are loaded, others would find no room, and SGLang would look for none until a request
-        ends. What has landed is to be used before room is made for more, in whatever order SGLang
-        visits; but nobody waits for long for a request that SGLang does not admit. One that has landed
-        waits a little for those whose loads began with its own, so that one batch computes them all.
-        One that SGLang has not admitted for a while is as any other: what it had may be evicted by now.
+        During loads other requests would find no room, and SGLang would stop looking for room until a
+        request finishes. Loaded tokens should be used before room is made for more, in any visiting
+        order. The wait is bounded by `LANDED_FIRST_STEPS`, because SGLang may not admit a loaded
+        request. A loaded request briefly waits for loads that started with its own, so that one batch
+        computes them all. After the bound it counts as any other request, because its tokens may have
+        been evicted.
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
@@ -148,7 +149,7 @@ class WaitingRequests:
         return bool(self._landed) or any(not each.dropped for each in self._loading)
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
-        """Return how many tokens can be loaded beyond those that are on the device; whole pages."""
+        """Return how many tokens can be loaded beyond those on the device; whole pages."""
         found = self.host.hit(
             waiting.name, waiting.tokens, waiting.namespace, device_tokens=device_tokens
         )
@@ -156,7 +157,7 @@ class WaitingRequests:
         return found
 
     def begin_load(self, waiting: Waiting, load: Load) -> None:
-        """Begin to bring what `hit` has promised to slots that were reserved for it."""
+        """Start to load the tokens that `hit` reported, into the reserved slots."""
         self.host.load(
             waiting.name,
             waiting.tokens[: load.end * TOKEN_BYTES],
@@ -167,9 +168,9 @@ class WaitingRequests:
         waiting.load = self._loading[waiting] = load
 
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
-        """Yield the loads that have ended on every rank, and whether what they brought is to be used.
+        """Yield loads that ended on every rank, each with whether its tokens may be used.
 
-        Nothing touches their slots any more, which are the caller's from here on.
+        No copy accesses their slots any more; the caller owns the slots from here on.
         """
         self._steps += 1
         self._landed = [each for each in self._landed if self._has_just_landed(each)]
@@ -192,7 +193,7 @@ class WaitingRequests:
             yield waiting, load, good
 
     def admitted(self, handle: Handle) -> Waiting | None:
-        """Count a request that is in the batch, and forget it."""
+        """Count an admitted request's hit, and forget the request."""
         waiting = self._known.get(handle)
         if waiting is not None and len(waiting):
             count = waiting.on_device
@@ -200,7 +201,7 @@ class WaitingRequests:
         return self.forget(handle)
 
     def forget(self, handle: Handle) -> Waiting | None:
-        """Forget a request, which was admitted or aborted; what is loaded for it is still awaited."""
+        """Forget an admitted or aborted request; a load in flight is still followed to its end."""
         waiting = self._known.pop(handle, None)
         if waiting is None:
             return None
@@ -213,7 +214,7 @@ class WaitingRequests:
         return waiting
 
     def begin_anew(self) -> None:
-        """Forget all requests: what was found for them is not to be used any more."""
+        """Forget all requests, and discard the results of their prefetches and loads."""
         for handle in list(self._known):
             self.forget(handle)
         for waiting in self._loading:
@@ -221,7 +222,7 @@ class WaitingRequests:
 
     @property
     def loads(self) -> int:
-        """How many loads are under way."""
+        """Number of loads in flight."""
         return len(self._loading)
 
     def _has_just_landed(self, waiting: Waiting) -> bool:

@@ -1,9 +1,9 @@
-"""Versions of the weights: what was computed with others is neither found nor written (rule R16).
+"""Versions of the weights: KV of other weights is neither found nor written (rule R16).
 
-A version that has a name is a part of every namespace, so its pages stay in host memory and storage and
-are found when it comes back. Weights without a name could be any: what is computed with them is found
-until the next update, and is not written to storage. An update to such weights gives up what host
-memory has of the versions before; storage keeps what it has.
+A named version is part of every namespace. Its pages stay in host memory and storage, and are found if
+the version returns. Weights without a name could be anything: KV computed with them is found until the
+next update, and is not written to storage. An update to or from unnamed weights discards the host
+pages; storage keeps its objects.
 """
 
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Taken(Enum):
-    """What an update has done on this rank."""
+    """Result of an update on this rank."""
 
     ALL = "all"
     NOTHING = "nothing: the weights are those of before"
@@ -28,44 +28,44 @@ class Taken(Enum):
 
 @dataclass(slots=True)
 class _Session:
-    """A session of updates: the weights come in parts, and are whole when it ends."""
+    """A session of updates: weights arrive in parts and are complete at its end."""
 
     versions: set[str] = field(default_factory=set[str])
     is_known: bool = True
 
     @property
     def version(self) -> str | None:
-        """The one name that the parts were sent under."""
+        """The name of the weights if all parts were sent under one name, else None."""
         return min(self.versions) if self.is_known and len(self.versions) == 1 else None
 
 
 @dataclass(slots=True)
 class WeightsVersions:
-    """Follows the updates of one engine's weights. Every rank calls it in the same step.
+    """Follows one engine's weight updates. Every rank calls it in the same step.
 
-    `holds_nothing` says whether the device has no KV at all at that moment.
+    `holds_nothing` says whether the device holds no KV at that moment.
     """
 
     host: HostCache
     namespaces: Namespaces
     initial: str
-    """The name of the weights of the start."""
+    """The name of the weights at startup."""
     name: Callable[[Update], str | None]
-    """Returns the name of weights that were taken; None if they have none."""
+    """Returns the name of updated weights; None if they have no name."""
     _name: str | None = ""
-    """Today's weights as a part of namespaces; empty for those of the start."""
+    """The current weights' part of namespaces; empty for the weights at startup."""
     _tree_is_stale: bool = False
-    """Whether the engine's tree may have KV of other weights than those of now."""
+    """Whether the engine's tree may have KV of other weights than the current ones."""
     _session: _Session | None = None
     _cleared: int = 0
 
     @property
     def may_cache(self) -> bool:
-        """Whether all KV on the device is of weights that are whole, and those of now."""
+        """Whether the weights are complete and all device KV belongs to them."""
         return self._session is None and not self._tree_is_stale
 
     def changed(self, taken: Taken, update: Update, *, holds_nothing: bool) -> None:
-        """Take note of how an update has ended; ranks that differ in it end by name."""
+        """Record the result of an update; ranks with different results raise in the next round."""
         self.host.witness("of new weights was taken", taken.value)
         if taken is Taken.NOTHING:
             return
@@ -77,25 +77,25 @@ class WeightsVersions:
             self._session.versions.add(update.version)
 
     def begin_session(self) -> None:
-        """Cache nothing from now on, since any part of the weights may change at any time."""
+        """Cache nothing from now on, because any part of the weights may change at any time."""
         self._session = _Session()
 
     def end_session(self, *, holds_nothing: bool) -> None:
-        """Name what the session has brought.
+        """Name the weights after the session.
 
-        A name that the weights had before it would stand for both, so it names neither. Weights that
-        another process wrote in the place of the old ones have none.
+        A name that the weights already had before the session would be ambiguous, so the result has no
+        name. Weights that another process wrote in place have no name either.
         """
         session, self._session = self._session or _Session(), None
         name = None if session.version is None else self.name(Update(session.version))
         self._become(None if self._part(name) == self._name else name, holds_nothing)
 
     def tree_is_new(self) -> None:
-        """Take note that the engine has emptied its tree."""
+        """Record that the engine has emptied its tree."""
         self._tree_is_stale = False
 
     def clear(self) -> None:
-        """Let nobody find what is in host memory and storage now."""
+        """Make all current pages in host memory and storage unfindable."""
         self._cleared += 1
         life = self.host.inspection.config.life.hex()
         self.namespaces.cleared = f"{life} {self._cleared}"
@@ -111,7 +111,7 @@ class WeightsVersions:
             self._tell(name)
 
     def _part(self, name: str | None) -> str | None:
-        """Return what weights are in namespaces, of which those of the start are no part."""
+        """Return the weights' part of namespaces; empty for the weights at startup."""
         return "" if name == self.initial else name
 
     def _tell(self, name: str | None) -> None:

@@ -1,7 +1,7 @@
-"""What Lockstep uses of SGLang's own objects: as little as it can, named in one place.
+"""Protocols for the parts of SGLang's objects that Lockstep uses, kept minimal and in one place.
 
-SGLang is not imported here, so that what decides can be tested without it. The classes that it has
-describe themselves in `typings/sglang`; these are the parts of objects that it hands over.
+SGLang is not imported here, so that decision logic can be tested without SGLang. Stubs of SGLang's
+classes are in `typings/sglang`; these protocols cover the objects that SGLang passes to Lockstep.
 """
 
 from array import array
@@ -12,27 +12,27 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 Node: TypeAlias = Any
-"""How SGLang's tree names a node; an integer, but for the sessions that Lockstep refuses."""
+"""SGLang's name for a tree node: an integer, except for sessions (which Lockstep refuses)."""
 
 Lock: TypeAlias = Any
-"""A receipt for a locked path, which unlocks it."""
+"""A lock handle: unlocks the tree path that it locked."""
 
 Handle: TypeAlias = Any
-"""How SGLang names a request that waits; the same on every rank, and hashable."""
+"""SGLang's name for a waiting request; hashable, and the same on every rank."""
 
 
 class KvRow(Protocol):
-    """Where a request's KV lies on the device."""
+    """The location of a request's KV on the device."""
 
     req_pool_idx: Any
     kv_committed_len: int
     mamba_pool_idx: torch.Tensor | None
-    """The slot of the state that it computes in."""
+    """The slot of the recurrent state that the request's computation updates."""
     mamba_ping_pong_track_buffer: Any
-    """Slots of states that are tracked beside it; by the indices below."""
+    """Slots of tracked snapshots of the state, chosen by the indices below."""
     mamba_last_track_idx: Any
     mamba_last_track_seqlen: int | None
-    """How many tokens the last of them stands for, unless the tree has taken it over."""
+    """The number of tokens that the last tracked state covers, until the tree takes that state."""
     mamba_prev_track_seqlen: int | None
 
 
@@ -42,16 +42,16 @@ class MultimodalItem(Protocol):
     modality: Enum
     format: Enum
     hash: int | None
-    """By which SGLang keeps its embeddings; a client may give it."""
+    """The key under which SGLang caches the item's embeddings; a client may supply this hash."""
     pad_value: int | None
     pad_values: Sequence[int] | None
-    """The ids in the place of its placeholders, in turn; None for `pad_value` alone."""
+    """The ids that replace the item's placeholders, in turn; None if `pad_value` is the only one."""
     offsets: Sequence[tuple[int, int]] | None
-    """The first and the last of each run of its placeholders."""
+    """The first and last position of each run of the item's placeholders."""
     feature: object | None
-    """The encoder's input; gone once it has been read."""
+    """The encoder's input; None after SGLang has consumed it."""
     precomputed_embeddings: object | None
-    """Embeddings that an encoder in another process has made of it."""
+    """Embeddings of the item that an encoder in another process computed."""
     model_specific_data: dict[str, object]
 
 
@@ -59,16 +59,16 @@ class MultimodalInputs(Protocol):
     """`sglang.srt.managers.schedule_batch.MultimodalInputs`: the items of a prompt."""
 
     num_image_tokens: int | None
-    """How many tokens an encoder beside the decoder has; None if there is none."""
+    """The number of tokens in a separate (cross-attention) encoder; None if the model has none."""
 
     @property
     def mm_items(self) -> Sequence[MultimodalItem]:
-        """The items, those of one kind in the order of the prompt."""
+        """The items; those of one modality are in the order of the prompt."""
         ...
 
 
 class SglangRequest(Protocol):
-    """A request of SGLang's."""
+    """The attributes of an SGLang request that Lockstep reads."""
 
     rid: str
     cache_request_handle: Handle
@@ -91,21 +91,21 @@ class SglangRequest(Protocol):
 
 
 class Room(Protocol):
-    """What SGLang can still give away in one pass, beside what it has promised."""
+    """The memory that SGLang can still allocate in one pass, after its existing commitments."""
 
     @property
     def remaining_total(self) -> float:
-        """Return how many tokens of full attention."""
+        """Return the number of full-attention tokens that still fit."""
         ...
 
     @property
     def remaining_swa(self) -> float:
-        """Return how many tokens of windows; 0 for a model without."""
+        """Return the number of sliding-window tokens that still fit; 0 for a model without windows."""
         ...
 
 
 class PagedAllocator(Protocol):
-    """Gives slots of one pool away, page by page."""
+    """Allocator of one pool's slots, page by page."""
 
     def available_size(self) -> int: ...
 
@@ -115,7 +115,7 @@ class PagedAllocator(Protocol):
 
 
 class WindowAllocator(Protocol):
-    """Gives slots of two pools away: full attention's, and the windows' beside some of them."""
+    """Allocator of full-attention slots, and of window slots for some of their tokens."""
 
     full_to_swa_index_mapping: torch.Tensor
 
@@ -133,7 +133,7 @@ class WindowAllocator(Protocol):
 
 
 class StateRows(Protocol):
-    """The requests that run, and the slots of the states that they and the tree have."""
+    """Rows of running requests, and the allocator of state slots (requests' and the tree's)."""
 
     enable_mamba_extra_buffer: bool
     mamba_ping_pong_track_buffer_size: int
@@ -145,7 +145,7 @@ class StateRows(Protocol):
 
 
 class KvBuffers(Protocol):
-    """The tensors of keys and values, one for each layer."""
+    """The key tensors and the value tensors, one of each per layer."""
 
     k: Sequence[torch.Tensor]
     v: Sequence[torch.Tensor]
@@ -153,7 +153,7 @@ class KvBuffers(Protocol):
 
 
 class MhaBuffers(Protocol):
-    """How the tensors of an attention pool look."""
+    """Tensors and geometry of an attention pool."""
 
     buffers: KvBuffers
     page_size: int
@@ -165,10 +165,10 @@ class MhaBuffers(Protocol):
 
 
 class LatentBuffers(Protocol):
-    """How the tensors of a pool of latent attention look."""
+    """Tensors and geometry of a latent-attention pool."""
 
     buffers: object
-    """A tuple of one tensor [tokens, 1, elements] for each layer, or an object with other ones."""
+    """A tuple with one tensor [tokens, 1, elements] per layer, or another object for other layouts."""
     device_layer_num: int
     page_size: int
     kv_cache_dim: int
@@ -177,7 +177,7 @@ class LatentBuffers(Protocol):
 
 
 class StateBuffers(Protocol):
-    """The tensors of a pool of states, each [layers, slots, ...]."""
+    """The tensors of a pool of recurrent states, each [layers, slots, ...]."""
 
     conv: Sequence[torch.Tensor]
     temporal: torch.Tensor
@@ -185,7 +185,7 @@ class StateBuffers(Protocol):
 
 
 class Batch(Protocol):
-    """What one forward pass computes."""
+    """The requests and the mode of one forward pass."""
 
     reqs: Sequence[SglangRequest]
     forward_mode: Any

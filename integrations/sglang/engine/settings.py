@@ -1,8 +1,8 @@
-"""What a user may tell Lockstep under SGLang: HiCache's own flags, and keys of its extra configuration.
+"""User settings of Lockstep under SGLang: HiCache's flags, and keys of its extra configuration.
 
-The flags keep their meaning: how much host memory, when a page is copied there, when a request stops
-waiting for storage. The extra configuration, `--hicache-storage-backend-extra-config`, adds what
-HiCache has no flag for.
+HiCache's flags keep their meaning: the size of host memory, the write policy, and when a request stops
+waiting for storage. `--hicache-storage-backend-extra-config` holds the settings that have no HiCache
+flag.
 """
 
 import json
@@ -23,23 +23,23 @@ from ...settings import ServingSettings
 WHERE = "--hicache-storage-backend-extra-config"
 
 BACKEND = "dynamic"
-"""The storage backend that SGLang must be told of, so that it asks for prefetches."""
+"""The storage backend that must be set in SGLang so that SGLang requests prefetches."""
 
 NAMES_A_BACKEND = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-"""Keys by which SGLang would find a backend of HiCache's. They may stay where they are."""
+"""Keys by which SGLang would find a HiCache backend. Lockstep ignores them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags(Settings):
-    """SGLang's flags for HiCache, as it has resolved them."""
+    """SGLang's flags for HiCache, after SGLang has resolved them."""
 
     hicache_ratio: Annotated[float, Meta(gt=0, le=1e6)] | None
-    """Host pages for each device page, where no size is given."""
+    """Host pages per device page, used if no size is given."""
     hicache_size: Count
-    """Host memory for pages on each rank in GB; 0 where the ratio counts."""
+    """Host memory for pages on each rank, in GB; 0 means that the ratio applies."""
     hicache_write_policy: WritePolicy
     hicache_host_memory_mode: Literal["cache"]
-    """Lockstep keeps pages in host memory."""
+    """The only mode that Lockstep supports: host memory is a cache."""
     hicache_storage_backend: str | None
     hicache_storage_backend_extra_config: str | None
     hicache_storage_prefetch_policy: StopRule
@@ -61,30 +61,30 @@ class Flags(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraSettings(ServingSettings):
-    """The extra configuration; equal on every rank."""
+    """The keys of the extra configuration; equal on every rank."""
 
     where: ClassVar[str] = WHERE
 
     witness: bool = False
     """Whether ranks compare each batch before any of them computes it."""
     prefetch_threshold: Count = 0
-    """A request asks storage only for more tokens than are on the device by at least so many."""
+    """A request is prefetched only if it has at least this many tokens beyond those on the device."""
     prefetch_timeout_base: StopTime | None = None
-    """`base_s` of the stop policy, where that is not given itself."""
+    """Sets `base_s` of the stop policy if no stop policy is given."""
     prefetch_timeout_per_ki_token: StopTime | None = None
-    """`per_ki_token_s` of the stop policy, where that is not given itself."""
+    """Sets `per_ki_token_s` of the stop policy if no stop policy is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AttachSettings(Settings):
-    """What the extra configuration may say when a store is attached while the engine runs."""
+    """Keys that are allowed in the extra configuration when a store is attached to a running engine."""
 
     store: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
-    """How large one pool is on the device of one rank."""
+    """Size of one pool on one rank's device."""
 
     device_pages: int
     page_bytes: int
@@ -92,19 +92,19 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangSettings:
-    """Everything that a user has said; equal on every rank."""
+    """All settings given by the user; equal on every rank."""
 
     plugin: ExtraSettings
     flags: Flags
 
     def host_pages(self, pools: Mapping[str, PoolSize], main: str) -> dict[str, int]:
-        """Return the host pages of each pool, in the proportions that they have on the device.
+        """Return the number of host pages of each pool, in the same proportions as on the device.
 
-        `main` is the pool that `host_pages` counts. Every pool has one at least.
+        The `host_pages` setting counts pages of the pool `main`. Every pool gets at least one page.
         """
         settings, device = self.plugin, pools[main].device_pages
         size_gb = self.flags.hicache_size
-        # SGLang has a default of its own, and puts it there before a cache is made.
+        # SGLang fills in its own default before it creates a cache, so None is rare here.
         ratio = 2.0 if self.flags.hicache_ratio is None else self.flags.hicache_ratio
         if settings.host_pages is not None:
             ratio = settings.host_pages / device
@@ -118,7 +118,7 @@ class SglangSettings:
                     f" {pools[main].page_bytes} bytes and its share of the other pools; raise"
                     " --hicache-size, or host_memory_gib"
                 )
-        # An exact number of pages must not come out one too small.
+        # The epsilon keeps rounding errors from making an exact page count one too small.
         return {
             name: max(1, math.floor(ratio * each.device_pages + 1e-6))
             for name, each in pools.items()
@@ -126,10 +126,10 @@ class SglangSettings:
 
 
 def parse(resolved: object) -> SglangSettings:
-    """Return the settings; raises `ConfigError` with the flag or the key that is wrong.
+    """Return the settings; raise `ConfigError` with the invalid flag or key.
 
-    `resolved` has SGLang's flags as attributes. Reads the file that the extra configuration may name by
-    `@path`.
+    `resolved` has SGLang's flags as attributes. If the extra configuration is `@path`, that file is
+    read.
     """
     found = {each.name: getattr(resolved, each.name) for each in fields(Flags)}
     flags = read_settings(Flags, found, "SGLang's flags")
@@ -159,14 +159,14 @@ def parse(resolved: object) -> SglangSettings:
 def store_to_attach(
     backend: str, given: str | None, policies: Mapping[str, tuple[str | None, str]]
 ) -> str:
-    """Return the URI of a store that is to be attached while the engine runs.
+    """Return the URI of the store to attach while the engine runs.
 
-    `policies` has by name what is asked for now, and what was at the start. Raises `ConfigError` for
-    whatever else of the configuration would be another one than at the start.
+    `policies` maps a policy's name to the requested value and the value at startup. Raises
+    `ConfigError` if the request would change a policy or any other setting.
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}; Lockstep's is {BACKEND!r}")
-    # A file could be another one for each rank, and they must all be told the same.
+    # `@path` is not accepted here, because the file could differ between ranks.
     extra = _parsed(WHERE, given or "{}")
     store = read_settings(_AttachSettings, _ours(extra), WHERE).store
     for name, (asked, started) in policies.items():
@@ -180,7 +180,7 @@ def _ours(extra: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def extra_config(given: str | None) -> Mapping[str, Any]:
-    """Return the extra configuration: JSON, or `@` and the path of a file of JSON."""
+    """Return the extra configuration: inline JSON, or `@` and the path of a JSON file."""
     if not given:
         return {}
     if not given.startswith("@"):

@@ -1,1 +1,1 @@
-"""Any of Lockstep's stores as the storage of SGLang's HiCache, whose votes stay its own."""
+"""Any Lockstep store as the storage backend of SGLang's HiCache; HiCache keeps its own votes."""

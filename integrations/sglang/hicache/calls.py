@@ -1,8 +1,8 @@
-"""HiCache's calls on a store of Lockstep: whatever goes wrong there is a miss, and a line in the log.
+"""HiCache's storage calls on a Lockstep store: any failure counts as a miss and is logged.
 
-SGLang calls from threads of its own, which an exception would end; so none leaves this class once the
-store is open. A page is True only if the store verified what was read, or says that it has what was
-written.
+SGLang calls from its own threads, and an exception would end them. Therefore no exception leaves this
+class after the store is open. A page's result is True only if the store verified the page (read) or
+confirmed that it has the page (write).
 """
 
 import logging
@@ -30,18 +30,18 @@ from .prefixes import Found, names_asked, restorable_prefixes
 from .settings import parse
 
 _CALLS_KEPT: Final = 4096
-"""Calls that are remembered for SGLang's metrics until it asks for them."""
+"""Number of calls remembered until SGLang next collects metrics."""
 _REMOVED_AT_A_TIME: Final = 1024
 _WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
 _AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
-"""What the log tells. Stores name what is corrupt themselves, and what is missing is no trouble."""
+"""Outcomes that are logged here. Stores log corrupt pages themselves, and a missing page is normal."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One call that moved pages."""
+    """Size and bandwidth of one call that moved pages."""
 
     pages: int
     gb_per_s: float
@@ -55,10 +55,10 @@ class _Pool:
 
 
 class HiCacheCalls:
-    """The pages of one rank's host pools in one store. Thread-safe."""
+    """Pages of one rank's host pools in one store. Thread-safe."""
 
     def __init__(self, config: StorageConfig, facts: EngineFacts) -> None:
-        """Raises `ConfigError` for an extra configuration that makes no sense. Opens nothing."""
+        """Check the settings without opening a store; raise `ConfigError` for invalid ones."""
         self._config = config
         self._facts = facts
         self._settings = parse(config.extra_config or {})
@@ -76,7 +76,7 @@ class HiCacheCalls:
         self._written: deque[Moved] = deque(maxlen=_CALLS_KEPT)
 
     def open(self, pool: HostPool) -> None:
-        """Open the store for the main pool; raises `ConfigError` with what keeps it from opening."""
+        """Open the store for the main pool; raise `ConfigError` with the reason if that fails."""
         self.add_pool(KV, pool)
         pages, names = self._pools[KV].pages, self._pools[KV].names
         self._store.open(pages.memory, self._settings.open_timeout_s)
@@ -89,7 +89,7 @@ class HiCacheCalls:
         )
 
     def add_pool(self, name: str, pool: HostPool) -> None:
-        """Let calls name a pool; raises `ConfigError` for one whose pages cannot be stored."""
+        """Register a pool for later calls; raise `ConfigError` if its pages cannot be stored."""
         pages = PoolPages(name, pool)
         version = self._settings.weights_version
         names = pool_names(
@@ -103,11 +103,11 @@ class HiCacheCalls:
         self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
 
     def leading(self, keys: Sequence[str]) -> int:
-        """Return how many pages of the main pool seem to be there, from the first on."""
+        """Return how many leading pages of the main pool the store reports as present."""
         return self.find(keys, ()).pages
 
     def find(self, keys: Sequence[str], transfers: Sequence[Transfer]) -> Found:
-        """Return which prefixes of `keys` can be restored with all the pools of `transfers`."""
+        """Return which prefixes of `keys` can be restored, over all pools of `transfers`."""
         by = time.monotonic() + self._settings.exists_timeout_s
         there: set[ObjectName] = set()
 
@@ -133,25 +133,25 @@ class HiCacheCalls:
         return result
 
     def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Read pages into a pool; False for each that is not there now, verified."""
+        """Read pages into a pool; False for each page that was not read and verified."""
         return self._move("read", pool, keys, indices)
 
     def write(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        """Write pages of a pool; False for each that the store has not got now."""
+        """Write pages of a pool; False for each page that the store does not have afterwards."""
         return self._move("written", pool, keys, indices)
 
     def read_flat(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
-        """Read pages of the main pool into tensors of their own."""
+        """Read pages of the main pool into separate tensors, one per page."""
         return self._move_flat("read", keys, targets)
 
     def write_flat(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
-        """Write pages of the main pool out of tensors of their own."""
+        """Write pages of the main pool from separate tensors, one per page."""
         return self._move_flat("written", keys, [page.contiguous() for page in pages])
 
     def clear(self) -> bool:
-        """Remove this rank's pages of this model and these weights; say whether all are gone.
+        """Remove this rank's pages of this namespace (model and weights); return whether all are gone.
 
-        Other ranks remove theirs, and what others keep in the store stays.
+        Other ranks remove their own pages. Pages of other namespaces stay in the store.
         """
         by = time.monotonic() + self._settings.clear_timeout_s
         try:
@@ -164,7 +164,7 @@ class HiCacheCalls:
         return gone
 
     def take_moved(self) -> tuple[list[Moved], list[Moved]]:
-        """Return the calls that read and that wrote pages since this was asked last."""
+        """Return the calls that read and that wrote pages since the last `take_moved`."""
         with self._lock:
             taken = list(self._read), list(self._written)
             self._read.clear()
@@ -172,7 +172,7 @@ class HiCacheCalls:
         return taken
 
     def close(self) -> None:
-        """Close the store. Idempotent; later calls are misses."""
+        """Close the store. Idempotent; later calls count as misses."""
         self._store.close()
 
     def _move(
@@ -204,7 +204,7 @@ class HiCacheCalls:
         keys: Sequence[str],
         batches: Callable[[], Iterable[Batch]],
     ) -> list[bool]:
-        """Carry out the batches one after the other, all by one deadline."""
+        """Execute the batches one after the other, with one deadline for all of them."""
         went_well = [False] * len(keys)
         began = time.monotonic()
         limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s

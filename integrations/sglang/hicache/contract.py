@@ -1,6 +1,6 @@
-"""What the storage under HiCache uses of SGLang's objects, as of SGLang 0.5.23, and nothing else.
+"""Protocols for the SGLang objects that the HiCache storage uses, as of SGLang 0.5.23.
 
-The classes that it derives from or makes are imported where they are used, in `storage`.
+Classes that the storage derives from or creates are imported in `storage.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 
 BufferMeta = tuple[Sequence[int], Sequence[int]]
-"""Addresses, and bytes at each: the same number of pieces for every page, page after page."""
+"""Addresses and byte counts of pieces: the same number of pieces per page, page after page."""
 
 
 class StorageConfig(Protocol):
-    """`hicache_storage.HiCacheStorageConfig`: where this rank stands, and what the user wrote."""
+    """`hicache_storage.HiCacheStorageConfig`: this rank's position, and the user's settings."""
 
     tp_rank: int
     tp_size: int
@@ -22,7 +22,7 @@ class StorageConfig(Protocol):
     attn_cp_rank: int
     attn_cp_size: int
     is_mla_model: bool
-    """Every rank of the TP group holds the same bytes of the main pool."""
+    """Whether every rank of the TP group holds the same bytes of the main pool (MLA)."""
     enable_storage_metrics: bool
     model_name: str | None
     tp_lcm_size: int | None
@@ -31,9 +31,9 @@ class StorageConfig(Protocol):
 
 
 class HostPool(Protocol):
-    """`pool_host.base.HostKVCache` and what stands in for it: pages in host memory.
+    """`pool_host.base.HostKVCache` or an equivalent: pages in host memory.
 
-    Indices are slots; a page has `page_size` of them, and is named by its first.
+    Indices are slots. A page has `page_size` slots and is identified by its first slot.
     """
 
     page_size: int
@@ -41,27 +41,27 @@ class HostPool(Protocol):
     dtype: torch.dtype
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> BufferMeta | None:
-        """Say where the bytes of pages lie; None where a pool has none, an error where it cannot."""
+        """Return where the bytes of pages lie; None if the pool cannot say, or an error."""
         ...
 
     def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
-        """Return the page's bytes as one tensor, which is a copy or a view."""
+        """Return the page's bytes as one tensor, either a copy or a view."""
         ...
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:
-        """Return a tensor of the type and length that flat pages have."""
+        """Return a tensor with the dtype and length of a flat page."""
         ...
 
     def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
-        """Overwrite the page."""
+        """Overwrite the page at slot `index` with `data_page`."""
         ...
 
 
 class Transfer(Protocol):
     """`hicache_storage.PoolTransfer`: pages of one pool, each with a key and slots. Read only.
 
-    `hit_policy` says which of them a restorable prefix needs. Of BLOCK_GROUPS, a block covers so many
-    pages of the main pool, and has so many keys.
+    `hit_policy` says which of these pages a restorable prefix needs. With BLOCK_GROUPS, one block
+    covers `block_pages` pages of the main pool and has `group_pages` keys.
     """
 
     @property
@@ -84,4 +84,4 @@ class Transfer(Protocol):
 
 
 EngineFacts = Mapping[str, str]
-"""What else changes the values in pages, by the name of the engine's argument."""
+"""Other engine settings that change the values in pages, by the name of the engine's argument."""

@@ -1,8 +1,8 @@
-"""The names of HiCache's pages in a store: pages have one name only if their bytes mean the same.
+"""Object names of HiCache's pages in a store: equal names imply bytes of equal meaning.
 
-SGLang's key of a page is a hash of all tokens up to its end. Everything else that decides its bytes is
-in the namespace (model, weights, the engine's number formats, the pool's layout of bytes) or in the
-shard (which part of the model this rank holds).
+SGLang's page key is a hash of all tokens up to the page's end. The namespace covers everything else
+that determines the bytes (model, weights, number formats, the pool's byte layout). The shard says which
+part of the model this rank holds.
 """
 
 import re
@@ -18,12 +18,12 @@ from ....page_format.object_name import ObjectName
 from .contract import EngineFacts, HostPool, StorageConfig
 
 KV: Final = "kv"
-"""The pool that all others stand beside."""
+"""The main pool, which all other pools accompany."""
 
 _SHARDED: Final = ("mamba",)
-"""State of which every TP rank holds its own part, also where the KV is the same on all of them."""
+"""Recurrent state is sharded by TP rank, even if the KV is replicated."""
 _DRAFTS: Final = ("draft", "draft_swa")
-"""KV of a draft model, which may be split by heads where that of the model is not."""
+"""KV of a draft model, which may be split by heads while the target model's KV is not."""
 _GEOMETRY: Final = (
     "page_size",
     "layer_num",
@@ -40,20 +40,20 @@ _GEOMETRY: Final = (
     "temporal_dtype",
     "size_per_token",
 )
-"""Numbers of host pools that say what their bytes mean; each kind has some of them."""
+"""Attributes of host pools that define the meaning of their bytes; each kind of pool has some."""
 _NOT_IN_NAMES: Final = re.compile("[^a-z0-9.-]")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNames:
-    """Names the pages of one pool on one rank."""
+    """Object names of the pages of one pool on one rank."""
 
     namespace: str
     pool: str
     shard: str
 
     def of(self, keys: Sequence[str]) -> list[ObjectName]:
-        """Return the names of the pages with these keys."""
+        """Return the object names of the pages with these keys."""
         return [ObjectName(self.namespace, key, self.pool, self.shard) for key in keys]
 
 
@@ -66,7 +66,7 @@ def pool_names(
     facts: EngineFacts,
     pieces: Sequence[int],
 ) -> PoolNames:
-    """Return what names a pool's pages, of which each is made of `pieces` bytes.
+    """Return the object names of a pool whose pages consist of `pieces` bytes each.
 
     Raises `ConfigError` if the model has no name.
     """

@@ -1,8 +1,9 @@
-"""Pages of a host pool of HiCache as runs of bytes: in place where a page lies whole, else by copies.
+"""Pages of a HiCache host pool as byte ranges: in place where a page is contiguous, else via copies.
 
-In the layouts `page_first`, `page_first_direct`, `page_first_kv_split` and `page_head` each page lies
-in a few pieces (its keys and its values), which are read and written where they are. In `layer_first`,
-and in pools that do not say where their pages lie, a page is put together first, a few at a time.
+In the layouts `page_first`, `page_first_direct`, `page_first_kv_split` and `page_head`, a page consists
+of a few pieces (keys and values), which are read and written in place. In `layer_first`, and in pools
+that do not report where pages lie, pages are assembled in temporary tensors, a bounded number at a
+time.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ from ....errors import ConfigError
 from .contract import HostPool
 
 COPIED_AT_A_TIME: Final = 64 << 20
-"""Bytes of pages that are put together for one call to the store."""
+"""Upper bound in bytes of the pages that are assembled for one store call."""
 
 _IN_PIECES: Final = ("page_first", "page_first_direct", "page_first_kv_split", "page_head")
 
@@ -26,23 +27,23 @@ Buffers = tuple[memoryview, ...]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Neighbouring pages of a call, from the page number `first` on."""
+    """Consecutive pages of a call, beginning with its page number `first`."""
 
     first: int
     buffers: list[Buffers]
     land: Callable[[int], None]
-    """Puts the n-th page of the batch, which was read, where it belongs."""
+    """Copies the n-th page of the batch, after a read, to its place in the pool."""
 
 
 class PoolPages:
-    """The pages of one host pool; what they lie in is kept alive."""
+    """The pages of one host pool. The object keeps the pool's memory alive."""
 
     def __init__(self, name: str, pool: HostPool) -> None:
-        """Raises `ConfigError` for a pool of which no page can be had."""
+        """Find how the pool's pages lie; raise `ConfigError` if their bytes are not accessible."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size
-        # SGLang drops its pools before it has ended the threads that write them back.
+        # SGLang drops its pools before the threads that write them back have ended.
         self.memory = _memory_of(pool)
         flat = pool.get_dummy_flat_data_page()
         self._flat_dtype, self._flat_length = flat.dtype, flat.numel()
@@ -50,20 +51,20 @@ class PoolPages:
         self._is_in_place = found is not None
         if found is None:
             self._require_flat_pages()
-            # A pool that holds no bytes says of a page only that it is there.
+            # A pool without bytes only records that a page exists; store at least one byte.
             self.pieces = [max(1, self._flat_length * self._flat_dtype.itemsize)]
         else:
             self.pieces = [len(piece) for piece in found[0]]
         self.page_bytes = sum(self.pieces)
 
     def fits(self, pages: int, indices: torch.Tensor) -> bool:
-        """Say whether the indices are those of so many pages."""
+        """Return whether `indices` are the slots of exactly this number of pages."""
         return indices.numel() == pages * self.page_slots
 
     def batches(self, indices: torch.Tensor, *, read: bool) -> Iterator[Batch]:
-        """Yield the pages of these slots with their bytes. One batch is to be used up at a time.
+        """Yield these slots' pages with their buffers. Finish one batch before taking the next.
 
-        To `read` with room for them: what was read is to be landed page by page.
+        With `read`, the buffers are empty: call the batch's `land` for each page that was read.
         """
         if self._is_in_place:
             yield self._in_place(indices)
@@ -77,11 +78,11 @@ class PoolPages:
             yield Batch(first, [(_one_at_least(page),) for page in pages], land)
 
     def takes(self, page: torch.Tensor) -> bool:
-        """Say whether a tensor has the form of one page, and lies in one piece."""
+        """Return whether a tensor is contiguous and has the size of one page."""
         return page.is_contiguous() and page.nbytes == self._flat_length * self._flat_dtype.itemsize
 
     def of_flat(self, pages: Sequence[torch.Tensor]) -> Batch:
-        """Return pages that lie in tensors of their own."""
+        """Return a batch of pages that lie in separate tensors, one per page."""
         return Batch(0, [(_one_at_least(page),) for page in pages], _stay)
 
     def _land(self, slots: list[int], pages: list[torch.Tensor], number: int) -> None:
@@ -98,7 +99,7 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # Some pools have more in a page than these pieces, and say so.
+            # Some pools have more data in a page than these pieces, and raise.
             return None
         if not meta or not meta[0]:
             return None
@@ -124,12 +125,12 @@ class PoolPages:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor in host memory, in place."""
+    """Return the bytes of a contiguous host tensor as a view."""
     return tensor.detach().flatten().view(torch.uint8).numpy().data
 
 
 def _memory_of(pool: HostPool) -> list[memoryview]:
-    """Return the memory that a pool's pages lie in, as far as it says so."""
+    """Return the host buffers that the pool exposes; empty if it exposes none."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]
 
@@ -143,4 +144,4 @@ def _bytes_at(address: int, nbytes: int) -> memoryview:
 
 
 def _stay(_: int) -> None:
-    """The page was read where it belongs."""
+    """Do nothing: the page was read in place."""

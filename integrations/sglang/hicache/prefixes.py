@@ -1,9 +1,9 @@
-"""Which prefixes can be restored, given which pages of each pool are there. Pure.
+"""Compute which prefixes can be restored, from the pages that each pool has. Pure.
 
-A prefix is restorable if the main pool has all its pages, and each pool beside it those that its
-policy asks for. Where only the last pages of a prefix count, a longer prefix may be restorable and a
-shorter one not; so the answer is a set of lengths, of which ranks take what they have in common. The
-smallest of their longest ones need not be restorable anywhere.
+A prefix is restorable if the main pool has all its pages and every other pool has the pages that its
+policy requires. If a policy requires only the last pages, a longer prefix may be restorable while a
+shorter one is not. The result is therefore a set of lengths, which ranks intersect: the minimum of the
+ranks' maxima may be restorable on no rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,22 +18,22 @@ TRAILING_PAGES: Final = "trailing_pages"
 BLOCK_GROUPS: Final = "block_groups"
 
 Has = Callable[[str, str], bool]
-"""Says whether a pool has the page with a key."""
+"""Returns whether a pool has the page with a key."""
 
 
 class Found(NamedTuple):
-    """What a lookup comes to."""
+    """Result of a lookup."""
 
     pages: int
-    """The longest prefix that can be restored."""
+    """Length in pages of the longest restorable prefix."""
     pool_pages: dict[str, int]
-    """How far each pool reaches by itself, by its name."""
+    """Pages that each pool covers on its own, by pool name."""
     restorable: list[int]
-    """The lengths of all prefixes of at least one page that can be restored, ascending."""
+    """Lengths of all restorable prefixes of at least one page, ascending."""
 
 
 def names_asked(keys: Sequence[str], transfers: Sequence[Transfer]) -> dict[str, list[str]]:
-    """Return the keys to ask each pool for, without repetition."""
+    """Return the keys to look up in each pool, without repetition."""
     asked = {KV: list(dict.fromkeys(keys))}
     for transfer in transfers:
         of_pool = keys
@@ -44,9 +44,9 @@ def names_asked(keys: Sequence[str], transfers: Sequence[Transfer]) -> dict[str,
 
 
 def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has: Has) -> Found:
-    """Return the prefixes of `keys` that can be restored, with all the pools of `transfers`.
+    """Return the prefixes of `keys` that can be restored with all pools of `transfers`.
 
-    Raises `UsageError` for a policy that is unknown.
+    Raises `UsageError` for an unknown hit policy.
     """
     reach = _leading([has(KV, key) for key in keys])
     pools = {KV: reach}
@@ -54,7 +54,7 @@ def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has:
     for transfer in transfers:
         name, policy = transfer.name, transfer.hit_policy
         if policy == BLOCK_GROUPS:
-            # Another form of the same pages, which does not decide whether these are there.
+            # Blocks are another form of the same pages, so they do not limit the prefix.
             whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
             pools[name] = _leading(whole) * transfer.block_pages
             continue
@@ -77,7 +77,7 @@ def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has:
 def _groups(keys: Sequence[str], transfer: Transfer) -> list[Sequence[str]]:
     """Return the keys of each block of a pool, block after block.
 
-    They are the transfer's own, or else those of the last pages of each block.
+    These are the transfer's keys, or else the keys of the last `group_pages` pages of each block.
     """
     block, group = transfer.block_pages, transfer.group_pages
     if block < 1 or group < 1:
@@ -92,7 +92,7 @@ def _groups(keys: Sequence[str], transfer: Transfer) -> list[Sequence[str]]:
 
 
 def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
-    """Return the prefixes of which the last `width` pages, or all if they are fewer, are there."""
+    """Return the prefixes whose last `width` pages (all pages, if fewer) are present."""
     ends, run = set[int](), 0
     for number, is_there in enumerate(there, start=1):
         run = run + 1 if is_there else 0

@@ -1,6 +1,6 @@
-"""What a user may write into `hicache-storage-backend-extra-config`, checked once, at the start.
+"""Settings in `hicache-storage-backend-extra-config` for the HiCache storage, checked at startup.
 
-SGLang takes its own keys out before (`prefetch_threshold`, `prefetch_timeout_base` and the like).
+SGLang removes its own keys first (`prefetch_threshold`, `prefetch_timeout_base` and similar).
 """
 
 from collections.abc import Mapping
@@ -19,25 +19,25 @@ _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 @dataclass(frozen=True, kw_only=True)
 class StorageSettings(Settings):
-    """The extra configuration of the storage under HiCache; equal on every rank."""
+    """The extra configuration of the HiCache storage; equal on every rank."""
 
     store: Text
-    """The URI of a store, such as `file:///mnt/kv`, the same on every rank."""
+    """The store's URI, such as `file:///mnt/kv`; the same on every rank."""
     weights_version: str = ""
-    """Stands for the weights in keys: change it whenever they change under the same model name."""
+    """Represents the weights in keys: change it whenever the weights change under one model name."""
     open_timeout_s: _Seconds = 60.0
-    """How long the store may take to open, and to close."""
+    """Timeout for opening, and for closing, the store."""
     exists_timeout_s: _Seconds = 2.0
-    """Each lookup. What is not known by then is a miss."""
+    """Timeout of each lookup. Pages without an answer by then are misses."""
     read_timeout_s: _Seconds = 10.0
-    """Each call that reads, of up to 128 pages. What is not there by then is a miss."""
+    """Timeout of each read call, of up to 128 pages. Pages not read by then are misses."""
     write_timeout_s: _Seconds = 60.0
-    """Each call that writes, of up to 128 pages. What is not stored by then has failed."""
+    """Timeout of each write call, of up to 128 pages. Pages not stored by then have failed."""
     clear_timeout_s: _Seconds = 60.0
-    """Each `clear`, for which SGLang's scheduler waits."""
+    """Timeout of each `clear`, during which SGLang's scheduler waits."""
 
 
 def parse(extra: Mapping[str, Any]) -> StorageSettings:
-    """Return the settings; raises `ConfigError` with the key that is wrong and what it may be."""
+    """Return the settings; raise `ConfigError` with the invalid key and its allowed values."""
     ours = {key: value for key, value in extra.items() if key not in NAMES_A_BACKEND}
     return read_settings(StorageSettings, ours, WHERE)

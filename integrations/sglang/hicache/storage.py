@@ -1,4 +1,4 @@
-"""The storage that SGLang's HiCache makes by name, over any of Lockstep's stores.
+"""The storage class that SGLang's HiCache loads by name, on top of any Lockstep store.
 
     --enable-hierarchical-cache
     --hicache-storage-backend dynamic
@@ -7,16 +7,16 @@
         "module_path": "lockstep.integrations.sglang.hicache.storage", "class_name": "LockstepStorage",
         "store": "file:///mnt/kv", "weights_version": "1"}'
 
-`hicache_settings` says what else it may hold. With `interface_v1` pages move between the store and
-HiCache's host memory without a copy, in the layouts that keep a page together (`hicache_pages`);
-without it SGLang copies each page once more.
+`settings.py` lists the other keys. With `interface_v1`, pages move between the store and HiCache's host
+memory without a copy, in the layouts that keep a page together (`pages.py`). Without it, SGLang copies
+each page once more.
 
-Every page is an object with a header that has its name and its checksum, verified when it is read. What
-is missing, damaged or late is a miss. A page has other names under another model, `weights_version`,
-number format, layout, page size or rank (`hicache_names`). SGLang does not tell its storage that it has
-updated weights in place: attach it again with another `weights_version`, or clear it.
+Every page is an object whose header has its name and checksum; both are verified on read. A missing,
+damaged or late page is a miss. Names depend on model, `weights_version`, number format, layout, page
+size and rank (`names.py`). SGLang does not notify its storage of in-place weight updates: attach it
+again with another `weights_version`, or clear it.
 
-SGLang is imported with this module; everything else of the storage can be used without.
+This module imports SGLang; the other modules of the storage do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,16 @@ from .contract import EngineFacts, HostPool, StorageConfig
 from .names import KV
 
 _FACTS: Final = ("dtype", "kv_cache_dtype", "quantization", "revision", "json_model_override_args")
-"""SGLang's arguments that change the values in pages, whatever the pools' own types are: the bytes of
-two formats of 8 bits have one type in a pool."""
+"""SGLang's arguments that change page values but not the pools' dtypes.
+
+Two 8-bit formats, for example, have the same dtype in a pool.
+"""
 
 
 class LockstepStorage(HiCacheStorage):
-    """One rank's storage. Raises `ConfigError` where it cannot begin, and nothing later.
+    """One rank's storage. Raises `ConfigError` if it cannot start; no exception later.
 
-    SGLang's names of pools are members of an enumeration of texts, and plain text here.
+    SGLang's pool names are string enum members; they are converted to plain text here.
     """
 
     def __init__(self, storage_config: StorageConfig, _: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +53,7 @@ class LockstepStorage(HiCacheStorage):
         self._takes_stats = storage_config.enable_storage_metrics
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """Open the store. It is done here because SGLang undoes an attachment that fails in here."""
+        """Open the store here, because SGLang undoes an attach that fails in this method."""
         super().register_mem_pool_host(mem_pool_host)
         self._calls.open(mem_pool_host)
 
@@ -124,7 +126,7 @@ class LockstepStorage(HiCacheStorage):
         if not all(isinstance(each, torch.Tensor) for each in targets):
             return [None] * len(keys)
         well = self._calls.read_flat(keys, targets)
-        # Fewer targets than keys are all refused.
+        # If there are fewer targets than keys, all keys are refused.
         return [targets[at] if is_there else None for at, is_there in enumerate(well)]
 
     def set(
@@ -166,7 +168,7 @@ class LockstepStorage(HiCacheStorage):
         )
 
     def close(self) -> None:
-        """Close the store, once nothing calls any more."""
+        """Close the store; call it after the last storage call has returned."""
         self._calls.close()
 
 
@@ -176,6 +178,6 @@ def _engine_facts() -> EngineFacts:
     try:
         arguments = get_server_args()
     except ValueError:
-        # There is no engine in this process.
+        # No engine runs in this process.
         return {}
     return {name: repr(getattr(arguments, name)) for name in _FACTS}

@@ -1,1 +1,1 @@
-"""What SGLang's KV is, apart from the tokens: weights, adapters, configuration (rule R16)."""
+"""Identity of SGLang's KV apart from the tokens: weights, adapters, configuration (rule R16)."""

@@ -1,8 +1,8 @@
-"""What SGLang's adapters are: their weights, by what their files hold or by the user's word.
+"""Identity of SGLang's adapters: a digest of their files, or a version given by the user.
 
-SGLang knows an adapter by an id. That of an adapter of `--lora-paths` follows from its name and path;
-any other one is drawn anew with each load, and all ranks are told the same. So an id says nothing of
-weights in another start, and is not to be part of a key that outlives this one.
+SGLang identifies an adapter by an id. The id of an adapter in `--lora-paths` is derived from its name
+and path; any other id is drawn at each load and sent to all ranks. An id is therefore not stable across
+restarts and must not enter a persistent key.
 """
 
 import logging
@@ -15,35 +15,35 @@ from ...weights import FileDigests
 _log = logging.getLogger(__name__)
 
 FROM_TENSORS = "__tensor__"
-"""What SGLang calls the path of an adapter whose weights were sent to it."""
+"""SGLang's path of an adapter whose weights were sent as tensors."""
 
 ANEW = "unload it and load it again"
 
 
 class LoraRef(Protocol):
-    """`sglang.srt.lora.lora_registry.LoRARef`: one adapter that is loaded."""
+    """`sglang.srt.lora.lora_registry.LoRARef`: one loaded adapter."""
 
     @property
     def lora_name(self) -> str | None:
-        """Return what users call it."""
+        """Return the adapter's name, as users give it."""
         ...
 
     @property
     def lora_path(self) -> str | None:
-        """Return where its weights were read."""
+        """Return the path from which its weights were read."""
         ...
 
 
 class Adapters:
-    """Tells adapters apart by their weights. All calls come from the scheduler's thread.
+    """Identifies adapters by their weights. Call it only from the scheduler's thread.
 
-    `loaded` is SGLang's own mapping of the adapters that this rank has loaded, by id. SGLang reads the
-    files once, when it loads, and keeps the weights under that id until it unloads them. So an id is
-    looked at once: call `look` as soon as adapters may have been loaded, before their files can change.
+    `loaded` is SGLang's own mapping of this rank's loaded adapters, by id. SGLang reads an adapter's
+    files once, at the load, and keeps the weights under that id until it unloads them. Each id is
+    therefore hashed once: call `look` after every possible load, before the files can change.
 
-    `versions` are the user's word for the weights of adapters, by name; `where` is where users give
-    them. `options` stands for all that SGLang is told of adapters. With `shares` it was told of nothing
-    that could keep it from applying a whole adapter.
+    `versions` are the user's versions of adapter weights, by name; `where` names the setting that holds
+    them. `options` is a digest of SGLang's adapter options. `shares` says that no option can make
+    SGLang apply an adapter only partly.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Adapters:
         self._found: dict[str, str | None] = {}
 
     def look(self) -> Collection[str | None]:
-        """Read the weights of what was loaded since the last call, and forget what was unloaded.
+        """Hash adapters loaded since the last call, and drop unloaded ones.
 
-        Return what the weights of all adapters are, in the order in which they were loaded.
+        Return the identities of all adapters' weights, in the order in which they were loaded.
         """
         if self._found.keys() == self._loaded.keys():
             return self._found.values()
@@ -85,13 +85,13 @@ class Adapters:
         return self._found.values()
 
     def identify(self, lora_id: str) -> str | None:
-        """Return what the weights of a request's adapter are; None: do not cache the request."""
+        """Return the identity of an adapter's weights; None: do not cache the request."""
         self.look()
         return self._found.get(lora_id)
 
 
 def without_adapter(extra_key: str | None, lora_id: str | None) -> str:
-    """Return a request's extra key without the id of its adapter, which SGLang has put into it."""
+    """Return a request's extra key without the adapter id that SGLang has added to it."""
     if extra_key is None or lora_id is None:
         return extra_key or ""
     before, _, after = extra_key.rpartition(lora_id)

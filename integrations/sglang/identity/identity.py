@@ -1,4 +1,4 @@
-"""What this process's weights are, and its adapters': at the start, and after each update."""
+"""Identity of this process's weights and adapters, at startup and after each update."""
 
 import logging
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Identity:
-    """Names the weights of one engine. All calls come from the scheduler's thread."""
+    """Names the weights of one engine. Call it only from the scheduler's thread."""
 
     def __init__(self, settings: ServingSettings, model_config: object) -> None:
         self._folder = Path(
@@ -30,17 +30,17 @@ class Identity:
         self._resolved = resolved(model_config)
         self._digests = FileDigests(self._folder / "weights.json", log=log)
         self.weights = weights_of(self._resolved, settings.weights_version, self._digests, WHERE)
-        """The weights of the start."""
+        """The name of the weights at startup."""
         self._share = settings.share
 
     def of_kv(self, layouts: Mapping[str, PageLayout]) -> str:
-        """Return what every page's key has for the engine's KV; `layouts` are its pages by pool."""
+        """Return the engine's part of every page key; `layouts` are its page layouts by pool."""
         return kv_identity(self._resolved, self.weights, layouts, self._share)
 
     def of_update(self, update: Update) -> str | None:
-        """Return the name of weights that were taken while the engine runs; None if they have none.
+        """Return the name of weights loaded while the engine runs; None if they have no name.
 
-        The user's version stands for them, or the files that they were read from.
+        The name is the user's version, or else a digest of the files that the weights were read from.
         """
         if update.version is not None:
             return f"version {update.version}"
@@ -55,7 +55,7 @@ class Identity:
             return None
 
     def adapters(self, tp_worker: Any) -> Adapters:
-        """Return what tells this rank's adapters apart."""
+        """Return the object that identifies this rank's adapters."""
         manager = getattr(tp_worker.model_runner, "lora_manager", None)
         loaded: Mapping[str, Any] = {} if manager is None else manager.lora_refs
         digests = FileDigests(self._folder / "adapters.json", log=log)
@@ -64,7 +64,7 @@ class Identity:
             digests,
             self._versions,
             options=adapter_options(self._resolved),
-            # What is named may leave out modules that an adapter has weights of.
+            # With target modules given, SGLang may skip modules that an adapter has weights for.
             shares=self._resolved.field("lora", "lora_target_modules") is None,
             where=WHERE,
             log=log,

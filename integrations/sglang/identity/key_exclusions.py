@@ -1,7 +1,7 @@
-"""The settings of SGLang that are in no key of a page, or only in keys of SGLang alone (R16).
+"""SGLang settings that enter no page key, or only keys that are not shared with other engines (R16).
 
-Any other setting of SGLang, known here or not, changes the key unless it is as SGLang has it by default
-(`sharing.py`). `Class` alone is the setting that there is such an object at all.
+Any other setting, known here or not, changes the key unless it has SGLang's default value
+(`sharing.py`). `Class` alone is the setting that an object of this class exists.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,11 @@ from ...sharing import Exclusions, names_in_classes, names_of
 from .environment import OPERATIONAL_VARIABLES, ROUNDING_VARIABLES
 
 RELEASES: Final = ("0.5.23",)
-"""The releases that the plug-in is for. Before one is added, `tests/integrations/sharing` has to pass
-with it. If its defaults compute another KV of some models, `kv_description.py` has to name these models
-as unproven, so that their keys have the release."""
+"""The supported SGLang releases.
+
+Before adding a release, run `tests/integrations/sharing` with it. If its defaults compute different KV
+for some models, list these as unproven in `kv_description.py`, so that their keys include the release.
+"""
 
 FILES: Final[Mapping[str, str]] = {
     "model": (
@@ -24,7 +26,7 @@ FILES: Final[Mapping[str, str]] = {
     "exec.dllm": "dllm_algorithm_config",
     "spec": "uno_lora_path speculative_token_map",
 }
-"""Settings that name files, by namespace. What the files hold counts with the weights, not the name."""
+"""Settings that name files, by namespace. The files' contents enter the key, their names do not."""
 
 OPERATIONAL: Final[Mapping[str, str]] = {
     "model_path revision model_checksum": "The content of the weights, or their commit, is in the key.",
@@ -141,12 +143,12 @@ ROUNDING: Final[Mapping[str, str]] = {
 }
 
 RESOLVED: Final[Mapping[str, object]] = {
-    "custom_weight_loader": [],  # No loaders of the user's own.
-    "mm_process_config": {},  # No options for processing images.
-    "_speculative_draft_quantization_explicitly_set": False,  # None of a draft model was given.
-    "enable_lora_overlap_loading": False,  # Put there if there are adapters.
+    "custom_weight_loader": [],  # No user-defined loaders.
+    "mm_process_config": {},  # No options for image processing.
+    "_speculative_draft_quantization_explicitly_set": False,  # No draft quantization was given.
+    "enable_lora_overlap_loading": False,  # Set if there are adapters.
 }
-"""The values with which SGLang itself replaces None. No other value counts as None."""
+"""Values by which SGLang itself replaces None. No other value is treated as None."""
 
 EXCLUSIONS: Final = Exclusions(
     names_of(OPERATIONAL, OPERATIONAL_VARIABLES) | names_in_classes(OPERATIONAL_IN_CLASSES),

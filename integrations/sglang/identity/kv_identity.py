@@ -1,10 +1,10 @@
-"""What SGLang's KV is, apart from the tokens: part of the key of every page (rule R16).
+"""Identity of SGLang's KV apart from the tokens: part of the key of every page (rule R16).
 
-The weights, by what their files hold, or by a version that the user gives; and what the configuration
-makes of KV, as `sharing.py` says. With the model's name and the page layout, which the cache has of its
-own, they tell apart what must not share.
+It combines the weights (a digest of their files, or a version given by the user) with the settings that
+affect KV (`sharing.py`). Together with the cache's own model name and page layout, it separates KV that
+must not be shared.
 
-All ranks must come to the same, and their caches compare it when they open.
+All ranks must compute the same identity; their caches compare it when they open.
 """
 
 import logging
@@ -36,24 +36,24 @@ FROM_FILES = frozenset(
         *("gguf", "bitsandbytes", "layered", "sharded_state", "runai_streamer"),
     }
 )
-"""The load formats of SGLang that read files of the model's own folder, and nothing else."""
+"""SGLang's load formats that read only files of the model's own folder."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Holds what an engine is configured with, as it came out after all that SGLang decides itself."""
+    """An engine's configuration after SGLang has resolved all defaults."""
 
     engine_version: str
     fields: Mapping[str, Mapping[str, object]]
-    """The values by namespace, as `exec.kernel`, and by name."""
+    """Values by namespace (such as `exec.kernel`) and by name."""
     model_config: Any
     environment: Mapping[str, object]
-    """The variables that the engine reads and that are set to another value than their default."""
+    """Environment variables that the engine reads and that differ from their defaults."""
     declared: Mapping[str, object]
-    """What SGLang has for a field that is not given, by name."""
+    """SGLang's defaults of its fields, by name."""
 
     def field(self, namespace: str, name: str) -> object:
-        """Return one value; raises `ConfigError` where this SGLang has no such field."""
+        """Return one value; raise `ConfigError` if this SGLang version has no such field."""
         try:
             return self.fields[namespace][name]
         except KeyError:
@@ -63,7 +63,7 @@ class Resolved:
             ) from None
 
     def reloaded(self, path: str, load_format: str) -> "Resolved":
-        """Return the same engine with other weights, which it has read from `path` while it ran."""
+        """Return this configuration with other weights, read from `path` while the engine ran."""
         read = {"model_path": path, "load_format": load_format, "revision": None}
         model = {
             **self.fields["model"],
@@ -75,22 +75,22 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is known of weights that come to a running engine."""
+    """Description of weights that a running engine receives."""
 
     version: str | None = None
-    """The user's name for them."""
+    """The user's name for the weights."""
     path: str | None = None
-    """Where they are read, if they are."""
+    """The path from which the weights are read, if any."""
     load_format: str | None = None
-    """How they are read there."""
+    """The load format of the files at `path`."""
 
 
 def kv_identity(
     resolved: Resolved, weights: str, layouts: Mapping[str, PageLayout], share: Share
 ) -> str:
-    """Return what the key of every page has for this engine's KV; `layouts` are its pages by pool.
+    """Return the engine's part of every page key; `layouts` are its page layouts by pool.
 
-    Raises `ConfigError` for what has no canonical bytes.
+    Raises `ConfigError` for a setting without a canonical byte form.
     """
     model = resolved.model_config
     description = KvDescription.of(model.hf_config, model.dtype, layouts)
@@ -98,7 +98,7 @@ def kv_identity(
 
 
 def settings_of(resolved: Resolved) -> EngineSettings:
-    """Return what the engine is configured with."""
+    """Return the engine's settings, including its environment variables."""
     found = [
         *(each for namespace in resolved.fields for each in _settings(resolved, namespace)),
         *(Setting(name, name, value, MISSING) for name, value in resolved.environment.items()),
@@ -107,7 +107,7 @@ def settings_of(resolved: Resolved) -> EngineSettings:
 
 
 def adapter_options(resolved: Resolved) -> str:
-    """Return what may change how this engine applies an adapter, as a digest."""
+    """Return a digest of the settings that may change how this engine applies an adapter."""
     return _engine_settings(resolved, [*_settings(resolved, "lora")]).digest()
 
 
@@ -118,7 +118,7 @@ def _engine_settings(resolved: Resolved, settings: list[Setting]) -> EngineSetti
 
 
 def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
-    """Yield the settings of a namespace. Of a file only counts here that there is one."""
+    """Yield a namespace's settings. For a file, only whether one is given counts here."""
     files = FILES.get(namespace, "").split()
     for name, value in resolved.fields[namespace].items():
         default = False if name in files else resolved.declared.get(name, MISSING)
@@ -127,10 +127,10 @@ def _settings(resolved: Resolved, namespace: str) -> Iterator[Setting]:
 
 
 def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, where: str) -> str:
-    """Return what the engine's weights are, those of a draft model and of files beside them included.
+    """Return the identity of the weights, including a draft model and separate weight files.
 
-    The user's `version`, if there is one, stands for all of them, and nothing is read. Raises
-    `ConfigError`, which says what to do, where they cannot be told; `where` is where users give a
+    The user's `version`, if given, represents all of them, and no file is read. Raises `ConfigError`
+    with a remedy if the weights cannot be identified; `where` names the setting in which users give a
     version.
     """
     if version is not None:
@@ -163,7 +163,7 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
 
 
 def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
-    """Return a digest of the file or folder that a field names."""
+    """Return a digest of the file or folder that a setting names."""
     path = Path(value).expanduser()
     try:
         if path.is_dir():
@@ -176,10 +176,10 @@ def _content(name: str, value: str, digests: FileDigests, where: str) -> str:
 def _loaded(
     resolved: Resolved, named: tuple[object, object, object], digests: FileDigests, where: str
 ) -> str:
-    """Return what weights are that are `named` by a path, a revision and a load format."""
+    """Return the identity of weights `named` by path, revision and load format."""
     path, revision, load_format = named
     if load_format == DUMMY:
-        # Each rank draws the part that it holds, all of them with one seed that never changes.
+        # Each rank draws its own shard with a constant seed, so the TP size identifies dummy weights.
         return f"dummy on {resolved.field('parallel', 'tp_size')}"
     loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
     return loaded.identity(digests, where)

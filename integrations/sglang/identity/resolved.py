@@ -1,8 +1,7 @@
-"""What an SGLang engine is configured with, as it came out: imported only in a process of SGLang.
+"""Reads an SGLang engine's resolved configuration; imported only in an SGLang process.
 
-A user's arguments are one thing, and what the engine runs with is another: it fills in what was not
-given, by the model, the device and each other, and changes more while it starts. What counts is what
-came of it, which SGLang holds by namespaces.
+The engine fills in missing arguments from the model, the device and other arguments, and changes more
+during startup. The key uses the final values, which SGLang keeps by namespace.
 """
 
 import os
@@ -18,10 +17,10 @@ from .kv_identity import Resolved
 
 
 def resolved(model_config: object) -> Resolved:
-    """Return what this process's engine is configured with, as of now.
+    """Return this process's engine configuration, as of now.
 
-    Called where a radix cache is made, by which time the model is loaded; `model_config` is what the
-    engine gives there.
+    Call it when a radix cache is created, because the model is loaded by then. `model_config` is the
+    object that the engine passes there.
     """
     context = get_context()
     arguments = type(context.server_args)
@@ -32,8 +31,8 @@ def resolved(model_config: object) -> Resolved:
 
 
 def declared(arguments: Callable[..., object]) -> dict[str, object]:
-    """Return what SGLang has for each of its arguments that is not given, by name."""
-    # Nothing is resolved, or looked for, before an engine is started with them.
+    """Return SGLang's default of each argument, by name."""
+    # Constructing the arguments resolves nothing and reads no files.
     blank = arguments(model_path="")
     return {
         name: with_fallback(arguments, name, getattr(blank, name))
@@ -42,7 +41,7 @@ def declared(arguments: Callable[..., object]) -> dict[str, object]:
 
 
 def environment() -> dict[str, object]:
-    """Return the variables that are set to another value than their default, as SGLang reads them."""
+    """Return the variables that differ from their defaults, with values as SGLang reads them."""
     declared = {each.name: each for each in vars(type(envs)).values() if isinstance(each, EnvField)}
     found: dict[str, object] = {
         name: value

@@ -1,1 +1,1 @@
-"""SGLang's pools as pages of Lockstep: how they lie there, and the slots that loads are brought to."""
+"""SGLang's pools as Lockstep pages: their layouts, and the slots that loads fill."""

@@ -1,9 +1,9 @@
-"""SGLang's pools as pages of Lockstep: their layout, and the tensors that hold them.
+"""SGLang's pools as Lockstep pages: their layout, and the tensors that hold them.
 
-SGLang keeps keys and values as [tokens, heads, elements] for each layer; the slots of a page follow
-each other. On the host and in storage a page has its heads first, so ranks of any TP size find theirs.
-Of latent attention every rank has the same, and so has the index of sparse attention, which lies in the
-same page.
+SGLang stores keys and values as [tokens, heads, elements] per layer; a page's slots are consecutive. On
+the host and in storage a page is heads-first, so that ranks of any TP size can find their heads. Latent
+attention (MLA) is replicated on every rank. So is the index of sparse attention, which is a column of
+the same page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,27 +27,27 @@ LATENT, INDEX = "latent", "index"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnginePool:
-    """One pool of the engine's: the layout of its pages, and what holds them on this rank."""
+    """One engine pool: the layout of its pages, and this rank's tensors."""
 
     layout: PageLayout
     tensors: Mapping[str, Sequence[torch.Tensor]]
-    """By column, for each layer; see `AxisOrder`."""
+    """Tensors by column, one per layer; see `AxisOrder`."""
     order: AxisOrder
 
     @property
     def device_pages(self) -> int:
-        """How many pages there are, with the one that SGLang uses for nothing."""
+        """Number of pages, including the dummy page that SGLang never uses."""
         return len(next(iter(self.tensors.values()))[0])
 
     def lend(self, rank: int, world_size: int) -> EnginePages:
-        """Return the tensors as pages that a cache copies to and from."""
+        """Return the tensors as engine-owned device pages that a cache copies to and from."""
         return EnginePages(self.layout.shard(rank, world_size), self.tensors, self.order)
 
 
 def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
-    """Describe SGLang's pool of KV, or the two pools that it consists of, and the states beside it.
+    """Describe SGLang's KV pool, or the two pools of a windowed model, and its state pool.
 
-    Raises `ConfigError`, which names the pool's class, for one that Lockstep does not serve.
+    Raises `ConfigError` with the pool's class if Lockstep does not support it.
     """
     kind = type(kv_cache).__name__
     describe = _KINDS.get(kind)
@@ -77,7 +77,7 @@ def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]
 
 
 def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
-    """Describe a model of which some layers attend, and the others carry a state on."""
+    """Describe a hybrid model: some layers use attention, the others a recurrent state."""
     attending = engine_pools(pool.full_kv_pool, page_tokens, tp_size)
     columns = state_columns(pool.mamba_pool, tp_size)
     return {**attending, STATE_POOL: _described(columns, 1, AxisOrder.HEADS_FIRST)}
@@ -99,7 +99,7 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
         column = Column(
             name=name,
             layers=len(buffers),
-            # Where there are more ranks than KV heads, each rank's copy counts as a head of its own.
+            # With more ranks than KV heads, each rank's replica counts as a separate head.
             heads=info.head_num * tp_size,
             elements=elements,
             dtype=dtype_name(info.dtype),
@@ -109,7 +109,7 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
 
 
 def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
-    """Describe latent attention, which every rank keeps alike."""
+    """Describe latent attention, which is replicated on every rank."""
     del tp_size
     [info] = pool.get_device_pool_infos()
     column, tensors = _rows(info.buffer_info, type(pool).__name__, page_tokens)
@@ -117,7 +117,7 @@ def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
 
 
 def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
-    """Describe latent attention with the keys and scales of an index beside each of its pages."""
+    """Describe latent attention with a sparse-attention index (keys and scales) in each page."""
     latent = _latent(pool, page_tokens, tp_size)[KV_POOL]
     if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
         raise ConfigError(
@@ -125,12 +125,12 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
             f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep serves one for each"
             " token; run without --radix-cache-backend"
         )
-    # A layer that takes over what another one has chosen has no index of its own.
+    # A layer that reuses another layer's selection has no index.
     layers = [each for each in pool.index_k_with_scale_buffer if len(each)]
     if not layers:
         return {KV_POOL: latent}
     row = layers[0].shape[1]
-    # A page has all its keys and then all its scales. It is copied whole, so any division will do.
+    # A page holds all keys, then all scales. Pages are copied whole, so any division is correct.
     column = Column(
         name=INDEX,
         layers=len(layers),
@@ -184,15 +184,15 @@ def _described(
 
 
 def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Tensor:
-    """Return one layer with an axis for its pages."""
+    """Return one layer's tensor with a page axis."""
     if order is AxisOrder.HEADS_FIRST:
         return tensor
-    # A view, whatever the strides: the slots of a page follow each other.
+    # A view for any strides, because a page's slots are consecutive.
     return tensor.view(len(tensor) // page_tokens, page_tokens, *tensor.shape[1:])
 
 
 _ORDERS = {"nhd": AxisOrder.TOKENS_FIRST, "hnd": AxisOrder.HEADS_FIRST}
-"""SGLang's names for the order of the axes."""
+"""SGLang's names of axis orders."""
 
 _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
     "MHATokenToKVPool": _attention,
@@ -201,4 +201,4 @@ _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
     "DSATokenToKVPool": _sparse,
     "HybridLinearKVPool": _states,
 }
-"""The classes of SGLang's pools. A class derived from one of them is another layout."""
+"""Supported pool classes of SGLang. Subclasses are excluded because their layouts differ."""

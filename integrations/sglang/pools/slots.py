@@ -1,6 +1,6 @@
-"""SGLang's slots as Lockstep's pages: which pages a prefix lies in, and which a load is brought to.
+"""SGLang's slots as Lockstep pages: the pages of a prefix, and the pages that a load fills.
 
-A slot is the place of one token in a pool of the engine's; the slots of a page follow each other.
+A slot is one token's place in an engine pool; a page's slots are consecutive.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,25 +19,25 @@ WINDOW_POOL = "window"
 Pages = npt.NDArray[np.int32]
 
 MakeRoom = Callable[[int, int, int], object]
-"""Evicts from the engine's tree so many tokens of full attention and of windows, and so many states."""
+"""Evicts this many full-attention tokens, window tokens and states from the engine's tree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reserved:
-    """Slots that a load is brought to: neither free, nor in the tree, nor a request's."""
+    """Slots reserved for a load: neither free, nor in the tree, nor owned by a request."""
 
     slots: torch.Tensor
-    """Of full attention: one for each token of the load."""
+    """Full-attention slots, one for each token of the load."""
     window: torch.Tensor | None
-    """Of windows: one for each of the last tokens."""
+    """Window slots, one for each of the load's last tokens."""
     pages: Mapping[str, Pages]
-    """The pages of each pool, for each page of the load; -1 where the window needs none."""
+    """Pages by pool, one for each page of the load; -1 for pages that need no window."""
     state: torch.Tensor | None = None
-    """Of states: the one after the last token."""
+    """The slot of the recurrent state after the last token."""
 
 
 class AttentionSlots:
-    """Slots of full attention alone: how its allocator gives them away, and takes them back."""
+    """Slots of a full-attention model: allocation and freeing."""
 
     def __init__(self, allocator: PagedAllocator, page_tokens: int) -> None:
         self._allocator = allocator
@@ -46,19 +46,19 @@ class AttentionSlots:
     def pages_of(
         self, slots: torch.Tensor, state: torch.Tensor | None = None
     ) -> Mapping[str, Pages]:
-        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only.
+        """Return a prefix's pages by pool, from its tokens' slots; whole pages only.
 
-        `state` is the slot of the state after them, for a model that has one.
+        `state` is the slot of the state after these tokens, if the model has one.
         """
         del state
         return {KV_POOL: pages(slots, self.page_tokens)}
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many tokens of a running request can be saved, and the slot of their state."""
+        """Return how many tokens of a running request can be saved, and their state's slot."""
         return request.kv.kv_committed_len // self.page_tokens * self.page_tokens, None
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
-        """Take slots for so many tokens, of which the last ones have windows; None for no room."""
+        """Allocate a load's slots; its last `window_tokens` get window slots. None: no room."""
         del window_tokens
         short = tokens - self._allocator.available_size()
         if short > 0:
@@ -67,18 +67,18 @@ class AttentionSlots:
         return None if slots is None else Reserved(slots, None, self.pages_of(slots))
 
     def give_back(self, reserved: Reserved) -> None:
-        """Return what holds nothing."""
+        """Free the slots of a load that failed."""
         self._allocator.free(reserved.slots)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Make the slots ready for the tree, which takes them from now on."""
+        """Prepare the slots for insertion into the tree, which owns them from then on."""
 
     def give_state_back(self, reserved: Reserved) -> None:
-        """Return the state of a load alone, where the tree has one for these tokens already."""
+        """Free only the load's state slot, because the tree already has a state for these tokens."""
 
 
 class WindowSlots(AttentionSlots):
-    """Slots of full attention, with slots of sliding windows beside the last of them."""
+    """Full-attention slots, with sliding-window slots for the last tokens."""
 
     def __init__(self, allocator: WindowAllocator, page_tokens: int) -> None:
         super().__init__(allocator.full_attn_allocator, page_tokens)
@@ -90,7 +90,7 @@ class WindowSlots(AttentionSlots):
         del state
         first = slots[:: self.page_tokens].to(torch.int64)
         windows = self._both.full_to_swa_index_mapping[first]
-        # Slot 0 is nobody's: it stands for a window that has moved past.
+        # Slot 0 is a dummy for tokens that have left the window.
         found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
         return {**super().pages_of(slots), WINDOW_POOL: found.to(torch.int32).cpu().numpy()}
 
@@ -120,7 +120,7 @@ class WindowSlots(AttentionSlots):
             self._both.swa_attn_allocator.free(reserved.window)
 
     def hand_over(self, reserved: Reserved) -> None:
-        """Join the windows' slots to those of full attention; the tree finds one by the other."""
+        """Map the window slots to the full-attention slots, as the tree expects."""
         assert reserved.window is not None
         count = reserved.window.numel()
         rest = reserved.slots.numel() - count
@@ -129,5 +129,5 @@ class WindowSlots(AttentionSlots):
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
-    """Return the page of each run of `page_tokens` slots."""
+    """Return the page number of each run of `page_tokens` slots."""
     return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

@@ -1,14 +1,14 @@
-"""SGLang's pool of recurrent states as pages of Lockstep: one slot is one page of states.
+"""SGLang's pool of recurrent states as Lockstep pages: one slot is one page of the state pool.
 
-A slot holds, of each layer with a state, the last inputs of a convolution (one row for each channel)
-and what the recurrence has come to (one matrix for each head). Channels and heads are divided among
-ranks. The channels of a convolution are queries, keys and values one after the other, each divided by
-itself, so a rank's rows are no run of the whole; each of the parts is a column of its own here. A
-column's channels are cut into as many units as all columns have in common, and ranks of any TP size
-find theirs.
+For each layer with a state, a slot holds the last inputs of a convolution (one row per channel) and the
+recurrent state (one matrix per head). Channels and heads are divided among ranks. A convolution's
+channels are queries, keys and values in turn, and each part is divided separately. A rank's rows are
+therefore not contiguous in the whole, so each part is a separate column here. All columns are cut into
+the same number of units, so that ranks of any TP size can find theirs.
 
-Where SGLang does not say how its parts are divided, or the ranks cannot divide the units, a page is
-what one rank has of it. It names their number, so that no other TP size takes it for its own.
+If SGLang does not report how parts are divided, or the units do not divide evenly among ranks, a page
+is one rank's whole state. Its column names include the TP size, so that groups of another TP size do
+not match it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,24 +24,24 @@ from ....ranks.executor.engine_pages import dtype_name
 from ..engine.contract import StateBuffers
 
 UNITS_MAX = 16
-"""In how many units a state is cut at the most; more make copies of small states slow."""
+"""Maximum number of units per state; more units make copies of small states slow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """What is divided among ranks by itself: this rank's channels of it, on every layer."""
+    """A part of the state that is divided among ranks: this rank's channels, on every layer."""
 
     name: str
     layers: Sequence[torch.Tensor]
-    """Each [slots, channels, elements ...]."""
+    """One tensor per layer, each [slots, channels, elements ...]."""
 
     @property
     def channels(self) -> int:
-        """How many channels this rank has."""
+        """The number of channels on this rank."""
         return self.layers[0].shape[1]
 
     def column(self, heads: int, tp_size: int) -> tuple[Column, list[torch.Tensor]]:
-        """Return the column of `heads` units, and its tensors as [slots, units, 1, elements]."""
+        """Return the column with `heads` units, and its tensors as [slots, units, 1, elements]."""
         mine = heads // tp_size
         column = Column(
             name=self.name,
@@ -64,9 +64,9 @@ class _Part:
 
 
 def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
-    """Return the columns of a page of states, and the tensors that hold them on this rank.
+    """Return the columns of a state page, and this rank's tensors for them.
 
-    Raises `ConfigError` for a pool of states that Lockstep does not serve.
+    Raises `ConfigError` for an unsupported state pool.
     """
     [info] = pool.get_device_pool_infos()
     buffers: StateBuffers = info.buffer_info
@@ -85,7 +85,7 @@ def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
 
 
 def _units(parts: Sequence[_Part], tp_size: int) -> int:
-    """Return how many units all parts of the whole model are cut in; the same at every TP size."""
+    """Return into how many units all parts are cut; the same at every TP size."""
     common = gcd(*(part.channels * tp_size for part in parts))
     return max(units for units in range(1, UNITS_MAX + 1) if not common % units)
 
@@ -93,16 +93,16 @@ def _units(parts: Sequence[_Part], tp_size: int) -> int:
 def _divided(
     buffers: StateBuffers, groups: Sequence[int] | None, axis: int, tp_size: int
 ) -> list[_Part]:
-    """Return the parts, each of which ranks divide evenly; none where they are not known.
+    """Return the parts that divide evenly among ranks; empty if the division is unknown.
 
-    `groups` are the channels of a convolution's parts, of the whole model. `axis` is where a slot has
-    its channels: first, or after the inputs.
+    `groups` are the channel counts of a convolution's parts in the whole model. `axis` is 0 if channels
+    come first in a slot, 1 if they follow the inputs.
     """
     temporal, convolutions = _temporal(buffers), _convolutions(buffers)
     if not convolutions:
         return temporal
     if groups is None and len(convolutions) == 1 and not temporal:
-        # A short convolution alone: its channels are the model's own, and one part.
+        # A short convolution without a recurrence has one part: all channels of the model.
         groups = [convolutions["conv0"].shape[2 + axis] * tp_size]
     if groups is None or any(count % tp_size for count in groups):
         return []
@@ -110,7 +110,7 @@ def _divided(
     for name, conv in convolutions.items():
         counts = [count // tp_size for count in groups]
         if conv.ndim != 4 or conv.shape[2 + axis] != sum(counts):
-            # There are more ranks than heads, and some of these are on several ranks.
+            # There are more ranks than heads, so that some heads are replicated.
             return []
         begin = 0
         for number, count in enumerate(counts):
@@ -121,27 +121,27 @@ def _divided(
 
 
 def _channels(conv: torch.Tensor, axis: int, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield a range of channels of each layer, with the channels before what they have."""
+    """Yield a range of channels of each layer, as tensors with the channel axis after the slots."""
     for layer in conv:
         if axis == 0:
             yield layer[:, begin:end]
         else:
-            # The channels of each input follow each other: an input is as a layer of its own.
+            # Each input's channels are contiguous, so treat each input as a layer.
             yield from (layer[:, at, begin:end] for at in range(layer.shape[1]))
 
 
 def _convolutions(buffers: StateBuffers) -> dict[str, torch.Tensor]:
-    """Return the inputs of convolutions; a model need not have any."""
+    """Return the convolutions' inputs by name; empty if the model has none."""
     return {f"conv{at}": conv for at, conv in enumerate(buffers.conv) if conv.numel()}
 
 
 def _temporal(buffers: StateBuffers) -> list[_Part]:
-    """Return what the recurrence has come to; a short convolution has nothing but its inputs."""
+    """Return the recurrent matrices; empty for a short convolution, which has only inputs."""
     return [_Part("temporal", list(buffers.temporal))] if buffers.temporal.numel() else []
 
 
 def _undivided(buffers: StateBuffers, tp_size: int) -> Iterator[_Part]:
-    """Yield the parts as one rank has them."""
+    """Yield one rank's whole state, undivided."""
     whole = _convolutions(buffers)
     whole |= {part.name: buffers.temporal for part in _temporal(buffers)}
     for name, tensor in whole.items():

@@ -1,8 +1,7 @@
-"""Slots of full attention, and slots of recurrent states: one state stands for all tokens before it.
+"""Slots of full attention and of recurrent states, where one state covers all tokens before it.
 
-SGLang keeps a state where a chunk of a prompt has ended or a request has finished, and gives each
-request that runs one of its own to compute in. A match ends only where a state is kept, so a load
-brings one.
+SGLang keeps a state at the end of a prompt chunk or of a finished request, and gives each running
+request a working slot. A match can end only where a state is kept, so every load includes a state.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ STATE_POOL = "state"
 
 
 class StateSlots(AttentionSlots):
-    """Slots of full attention, with one slot for the state after the last of them."""
+    """Full-attention slots, with one slot for the state after the last token."""
 
     def __init__(self, allocator: PagedAllocator, rows: StateRows, page_tokens: int) -> None:
         super().__init__(allocator, page_tokens)
@@ -54,17 +53,18 @@ class StateSlots(AttentionSlots):
         self._rows.mamba_allocator.free(reserved.state)
 
     def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
-        """Return how many tokens a request has a state for, and where that is.
+        """Return how many tokens of a request have a valid state, and the slot of that state.
 
-        Its own slot holds the state after all that it has computed. Where passes overlap the next one
-        may be writing there, so that SGLang tracks the state in slots beside it, now and then.
+        The request's working slot holds the state after all computed tokens. If passes overlap, the
+        next pass may be writing to this slot, so SGLang periodically tracks the state in separate
+        slots.
         """
         kv, rows = request.kv, self._rows
         if not rows.enable_mamba_extra_buffer:
             return kv.kv_committed_len, kv.mamba_pool_idx
         count, at = kv.mamba_last_track_seqlen or 0, kv.mamba_last_track_idx
         if count > kv.kv_committed_len and rows.mamba_ping_pong_track_buffer_size == 2:
-            # It has run past the tokens that count; the slot before it has not.
+            # The last tracked state is past the committed tokens; the previous one is not.
             count, at = kv.mamba_prev_track_seqlen or 0, rows.get_mamba_ping_pong_other_idx(at)
         if not 0 < count <= kv.kv_committed_len or count % self.page_tokens:
             return 0, None

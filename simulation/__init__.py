@@ -1,1 +1,1 @@
-"""N replicas under virtual time and faults; a seed replays a run exactly."""
+"""Deterministic simulation of N replicas in virtual time with faults; a seed replays a run exactly."""

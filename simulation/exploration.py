@@ -1,6 +1,6 @@
-"""Which schedules to explore: the options of `lockstep simulate`, apart from the simulator.
+"""The options of `lockstep simulate`, which select the schedules to explore.
 
-Its help is printed without it.
+They are separate from the simulator, so that `--help` is printed without importing it.
 """
 
 import sys
@@ -18,14 +18,14 @@ from .world.models import MODEL_PROFILES
 from .world.world import DRAWN, L1_CHOICES, PAIRS, STEPS_MIN
 
 LIST: Final = "list"
-"""Stands for no bug to revive, but for all of them, in a list."""
+"""The value of `--revive` that lists all bugs."""
 SEEDS: Final = range(100)
 REVIVED_SEEDS: Final = range(2_000)
-"""The schedules among which one must find a revived bug, unless other seeds are asked for."""
+"""Default seeds among which a revived bug must be found."""
 
 
 def _seeds(_kind: object, tokens: Sequence[Any]) -> range:
-    """Return the seeds that `A:B` stands for: from A up to B - 1."""
+    """Return the seeds of `A:B`: from A up to B - 1."""
     text = str(tokens[0].value)
     first, separator, last = text.partition(":")
     if not (separator and first.isdecimal() and last.isdecimal()):
@@ -104,7 +104,7 @@ class Exploration:
             raise ConfigError("--pd says how many ranks there are; leave out --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
-        """Return it with seeds, model, faults and owner of L1 as the bug needs them, unless given."""
+        """Return a copy with the seeds, model, faults and L1 owner that the bug needs, if unset."""
         if self.revive is None:
             return self
         from .revived.revived import find_bug  # noqa: PLC0415

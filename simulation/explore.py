@@ -1,4 +1,4 @@
-"""Exploring: schedules of many seeds, over a few processes, and one report."""
+"""Exploration: runs the schedules of many seeds in a few processes, and reports the results."""
 
 import logging
 import time
@@ -21,30 +21,30 @@ from .world.world import BOTH
 
 
 class ReportedViolation(TypedDict):
-    """A violation as the report has it."""
+    """A violation in the report."""
 
     seed: int
     step: int
     what: str
-    """What the checker has found."""
+    """The checker's finding."""
     replay: str
 
 
 class ExplorationReport(TypedDict):
-    """What an exploration has done, ready for JSON."""
+    """Result of an exploration, ready for JSON."""
 
     revived: str | None
-    """The bug that was put back, or None. With one, the exploration ends at the first violation."""
+    """The revived bug, or None. With a bug, the exploration stops at the first violation."""
     schedules: int
     l1: dict[str, int]
-    """How many schedules there were for each owner of the device pages."""
+    """Number of schedules, by owner of the device pages."""
     pairs: dict[str, int]
-    """How many schedules there were for each pair of TP sizes; none where each is of one group."""
+    """Number of schedules, by pair of TP sizes; empty if each schedule has a single group."""
     profiles: dict[str, int]
-    """How many schedules there were for each model."""
+    """Number of schedules, by model."""
     steps: int
     rounds: int
-    """How many rounds each rank has taken."""
+    """Rounds taken by each rank."""
     epochs: int
     collectives_per_step_max: int
     operations: dict[str, int]
@@ -56,10 +56,10 @@ class ExplorationReport(TypedDict):
 
 
 _CONTROLLED = ("drops", "limits changed", "weights changed")
-"""By what a schedule counts: what an operator has asked for."""
+"""Coverage counters of operator commands."""
 
 _HANDED = ("handed over", "taken over", PAGES_READ, PAGES_GONE)
-"""By what a schedule of two groups counts: what went from one to the other."""
+"""Coverage counters of handoffs in schedules with two groups."""
 
 _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",
@@ -70,7 +70,7 @@ _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
 
 
 _ALONE: Final = 8
-"""For so few schedules it is not worth starting processes."""
+"""For this many schedules or fewer, starting processes does not pay off."""
 
 
 def explore(
@@ -78,9 +78,9 @@ def explore(
 ) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
 
-    `begin` is called in each of several processes when it begins. With a bug to revive, stop at the
-    first seed, in their order, whose schedule has a violation. A violation does not raise: it is in the
-    report. Raises `ValueError` for sizes and names that are not possible.
+    Each worker process calls `begin` when it starts. With a bug to revive, stop at the first seed, in
+    order, whose schedule has a violation. Violations do not raise; they are in the report. Raises
+    `ValueError` for invalid sizes and names.
     """
     began = time.perf_counter()
     whole = exploration.with_what_its_bug_needs()
@@ -89,7 +89,7 @@ def explore(
 
 
 def print_report(report: ExplorationReport) -> None:
-    """Print what a person wants to know of `report`: the counts, then each violation."""
+    """Print the report for a person: the counts, then each violation."""
     if report["revived"] is not None:
         bug = find_bug(report["revived"])
         _print_revived(bug, report["violations"], report["schedules"], report["steps"])
@@ -115,7 +115,7 @@ def print_report(report: ExplorationReport) -> None:
 
 
 def _print_violations(violations: Sequence[ReportedViolation]) -> None:
-    """Print what was found, each with the command that shows it again."""
+    """Print each finding with the command that replays it."""
     for violation in violations:
         print(f"seed {violation['seed']}, step {violation['step']}: {violation['what']}")
         print(f"  replay: {violation['replay']}")
@@ -126,7 +126,7 @@ def _print_violations(violations: Sequence[ReportedViolation]) -> None:
 def _print_revived(
     bug: RevivedBug, violations: Sequence[ReportedViolation], schedules: int, steps: int
 ) -> None:
-    """Print what was found of a bug that was put back."""
+    """Print the findings for a revived bug."""
     print(f"revived bug {bug.name}: {bug.about}")
     for violation in violations:
         print(
@@ -147,7 +147,7 @@ def _ordinal(number: int) -> str:
 
 @contextmanager
 def quiet_log() -> Generator[None]:
-    """Keep warnings about simulated faults out of the log."""
+    """Suppress log warnings about simulated faults."""
     log = logging.getLogger("lockstep")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -160,9 +160,9 @@ def quiet_log() -> Generator[None]:
 def _run_all(
     exploration: Exploration, seeds: range, processes: int, begin: Callable[[], None] | None
 ) -> Iterator[ScheduleResult]:
-    """Yield results in the order of the seeds; with a revived bug up to the first that finds it."""
+    """Yield results in seed order; with a revived bug, stop after the first violation."""
     run, until_found = partial(_run, exploration=exploration), exploration.revive is not None
-    # Most bugs that are looked for show in the first few.
+    # Most revived bugs show within the first few seeds, so try these without processes.
     alone = len(seeds) if processes <= 1 or len(seeds) < _ALONE else _ALONE * until_found
     for seed in seeds[:alone]:
         result = run(seed)
@@ -181,7 +181,7 @@ def _run_all(
             if until_found and result.violation is not None:
                 return
     finally:
-        # Nobody wants what they are still at.
+        # The results of running workers are no longer needed.
         for each in set(active_children()).difference(others):
             each.kill()
         pool.shutdown(cancel_futures=True)
@@ -229,7 +229,7 @@ def _report(
 
 
 def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
-    """Return a violation as the report has it, with the bug that was put back, if one was."""
+    """Return a violation for the report, with `--revive` in its replay if a bug was revived."""
     put_back = "" if revived is None else f" --revive {revived}"
     return ReportedViolation(
         seed=violation.seed,
@@ -240,5 +240,5 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
 
 
 def _added(counts: Iterable[Counter[str]]) -> dict[str, int]:
-    """Return what all of them count together, by name."""
+    """Return the sum of all counters, by name."""
     return dict(sorted(sum(counts, Counter[str]()).items()))

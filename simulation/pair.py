@@ -1,8 +1,9 @@
-"""Two groups side by side: one computes prompts and serves them, the other reads and goes on.
+"""Simulation of two groups: a producer computes prompts and serves their pages to a consumer.
 
-Each is a simulation of its own, with its ranks, stores, faults and checkers. They share a time in which
-what happens to both is in one order, and what pages and keys stand for. The consumer reads the host
-memory of the producer's ranks by the names of their objects, whatever the TP sizes are.
+Each group is a separate simulation with its own ranks, stores, faults and checkers. The groups share
+virtual time, so that all events are in one order, and the meaning of page contents and keys. The
+consumer reads pages from the host memory of the producer's ranks by object name, whatever the TP sizes
+are.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,9 @@ from .world.world import BOTH, DRAWN, PAIRS, REPLICA, TP_SIZES, Side, World, dra
 
 _ADDRESS = "producer:1"
 _TURNS_APART = 0.3
-"""How often one group takes a step and the other does not."""
+"""The chance that only one group takes a step."""
 _MEANWHILE = 2
-"""So many steps the other group takes at most between two of one, on the average of a few."""
+"""Upper bound, averaged over a few steps, of the other group's steps between two steps of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class PairWorld:
     producer: World
     consumer: World
     replay: str
-    """The command that runs the schedule again."""
+    """The command that replays the schedule."""
 
 
 def draw_pair(
@@ -52,7 +53,7 @@ def draw_pair(
     depth: int = 1,
     l1: str = BOTH,
 ) -> PairWorld:
-    """Draw two groups. Raises `ValueError` for a name or size that is not possible."""
+    """Draw two groups. Raises `ValueError` for an invalid name or size."""
     if pd != DRAWN and pd not in PAIRS:
         raise ValueError(f"unknown pair {pd!r}; known: {DRAWN}, {', '.join(PAIRS)}")
     random = Random(f"{seed}/{faults}/pair")
@@ -78,7 +79,7 @@ def draw_pair(
 
 
 def _with_model_of(one: World, other: World) -> World:
-    """Return the other group's world so that it serves the model of `one`, in pools of its own."""
+    """Return `other` changed to serve the model of `one`, with separate pools."""
     config, pools = other.config, dict(other.device_pools)
     components: list[ComponentConfig] = []
     for served, drawn in zip(one.config.components, config.components, strict=True):
@@ -101,7 +102,7 @@ def _with_spoiled_saves(world: World) -> World:
 
 
 class PairSchedule:
-    """Runs the schedule of two groups. It can be run once."""
+    """Runs the schedule of two groups, once."""
 
     def __init__(
         self, world: PairWorld, *, record: bool = False, build: Build = SOUND_BUILD
@@ -121,7 +122,7 @@ class PairSchedule:
         self.consumer = group(other, clock=beside, takes=handover, source=self.producer)
 
     def run(self) -> ScheduleResult:
-        """Run both groups to the end or to the first violation, and return what happened."""
+        """Run both groups to the end or to the first violation, and return the result."""
         result, groups = self.result, [self.producer.steps(), self.consumer.steps()]
         for each in self._turns(groups):
             if next(each, self) is self:
@@ -132,14 +133,14 @@ class PairSchedule:
         return result
 
     def _turns(self, groups: list[Iterator[None]]) -> Iterator[Iterator[None]]:
-        """Yield the group that takes the next step, until there is none."""
+        """Yield the group that takes the next step, until both groups are done."""
         while groups:
             drawn = self._random.sample(groups, len(groups))
             yield from drawn[:1] if self._random.random() < _TURNS_APART else drawn
 
 
 class _Group(Schedule):
-    """One of two groups."""
+    """One of the two groups."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class _Group(Schedule):
         takes: Handover | None = None,
         source: "_Group | None" = None,
     ) -> None:
-        """A consumer `takes` requests, and reads from its `source`; a producer `gives` them."""
+        """Create a producer, which `gives` requests, or a consumer, which `takes` from `source`."""
         self._source = source
         self._layouts = dict(pool_layouts(world.config))
         super().__init__(world, record=record, build=build, clock=clock, around=around)
@@ -170,12 +171,12 @@ class _Group(Schedule):
         return epoch
 
     def connect(self, place: ShardPlace, source: str) -> Peers:
-        """Return what a rank of the consumer reads from, wherever it was told to."""
+        """Return the pages of the source group, as one rank of the consumer reads them."""
         del source
         return Peers(self._serving, place, self.result.coverage)
 
     def _end(self, *, last: bool = False) -> bool:
-        # It takes seconds to see what never ends, in which the other group would take no step.
+        # Settling takes virtual seconds in which the other group takes no step, so decouple its clock.
         beside, self._clock.beside = self._clock.beside, None
         try:
             return super()._end(last=last)
@@ -194,6 +195,6 @@ def run_pair(
     l1: str = BOTH,
     build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
-    """Run the schedule of one seed; equal arguments always give equal runs."""
+    """Run the schedule of one seed; equal arguments give equal runs."""
     world = draw_pair(seed, pd=pd, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1)
     return PairSchedule(world, build=build).run()

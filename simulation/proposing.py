@@ -1,9 +1,9 @@
-"""Stores that are attached and detached while requests run, as operators do it: rank by rank.
+"""Attaching and detaching stores while requests run, rank by rank as operators do.
 
-A campaign tells all ranks or some of them to attach a store, or to detach the one that is attached.
-Each is told at a moment of its own, and now and then one of them is told something else. Then every
-rank must have the same store after every step, a proposal must be done on all ranks or on none, and it
-must end in bounded time.
+A campaign tells some or all ranks to attach a store, or to detach the attached one. Each rank gets the
+proposal at a different moment, and sometimes one rank gets another proposal. After every step all ranks
+must have the same store. A proposal must be applied on all ranks or on none, and must end in bounded
+time.
 """
 
 from collections import Counter, defaultdict
@@ -25,23 +25,23 @@ from .world.world import World
 
 _WITHOUT = (StoreState.DETACHED, StoreState.LOST)
 _STEPS_TO_END = 4
-"""Within so many steps after its time is up a proposal must have ended."""
+"""Steps within which a proposal must end after its timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """What one rank is to be told, and when."""
+    """A proposal to be given to one rank at a given step."""
 
     step: int
     rank: int
     proposal: Proposal
     between: bool
-    """Whether it is told between the halves of the step, and not before it."""
+    """Whether the proposal arrives between the halves of the step instead of before it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """What one rank was told, and what it says has become of it."""
+    """A proposal given to one rank, and its outcome there."""
 
     rank: int
     proposal: Proposal
@@ -49,11 +49,11 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """How many rounds there were when it ended. A rank may be told the same again at once."""
+    """The rank's round count at the end of the proposal; the same proposal may be repeated at once."""
 
 
 class Proposing:
-    """Runs the campaigns of one schedule, and checks what becomes of them."""
+    """Runs one schedule's campaigns, and checks the outcomes of their proposals."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Proposing:
         self._random = world.stream("stores")
         self._rate = self._random.choice((0.0, 0.0, 0.0, 0.01, 0.05))
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
-        """How often a rank cannot open a store."""
+        """The chance that a rank cannot open a store."""
         self._can_attach = world.config.host_pages > 0
-        # The steps before a proposal is heard may be long, and those after its time is up short.
+        # Steps before a rank gets a proposal may be long, and steps after its timeout short.
         slack_us = world.faults.still_us + _STEPS_TO_END * world.meanwhile_us
         self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + slack_us
         self._coverage = coverage
@@ -78,14 +78,14 @@ class Proposing:
         self._errands: list[_Errand] = []
         self._told: list[_Told] = []
         self._attached = False
-        """Whether there was a store after the step before."""
+        """Whether a store was attached after the previous step."""
         self._recorded: int = 0
-        """How many entries the journal had then."""
+        """The number of journal entries after the previous step."""
 
     def begin_epoch(
         self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
     ) -> None:
-        """Go on with a new group, which was told nothing yet."""
+        """Continue with a new group, which has no proposals yet."""
         self._caches, self._executors = caches, executors
         self._errands.clear()
         self._told.clear()
@@ -95,18 +95,18 @@ class Proposing:
             executor.stores.refusals = self.refusals
 
     def step(self, now_us: int) -> None:
-        """Before a step: begin a campaign now and then, and tell the ranks whose moment has come."""
+        """Start a campaign now and then, and deliver due proposals, before a step."""
         self._steps += 1
         rate = self._rate
         if self._caches[0].store_state() in _WITHOUT:
-            # So that storage is there most of the time.
+            # Raise the rate, so that a store is attached most of the time.
             rate *= 5
         if self._can_attach and self._random.random() < rate:
             self._begin_campaign()
         self.tell(now_us, between=False)
 
     def tell(self, now_us: int, *, between: bool) -> None:
-        """Tell the ranks whose moment has come."""
+        """Deliver the proposals that are due."""
         due = [e for e in self._errands if e.step <= self._steps and e.between == between]
         self._errands = [errand for errand in self._errands if errand not in due]
         for errand in due:
@@ -127,7 +127,7 @@ class Proposing:
             self._told.append(told)
 
     def check(self, now_us: int) -> None:
-        """After a step: raise unless the ranks have the same store, and proposals have ended alike."""
+        """Raise, after a step, if stores differ between ranks or proposals ended differently."""
         states = [cache.store_state() for cache in self._caches]
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
@@ -146,12 +146,12 @@ class Proposing:
                 raise Violated(f"{was_told}, and it does not end")
 
     def check_rest(self) -> None:
-        """At rest: raise if a store is still being detached."""
+        """Raise, at rest, if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
             raise Violated("nothing is in flight, and the store is not let go of")
 
     def check_gone(self, rank: int) -> None:
-        """After the end of an epoch: raise if a rank was told something and has no answer."""
+        """Raise, after the end of an epoch, if one of the rank's proposals has no outcome."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
             raise Violated(f"rank {rank} has left its group, and a proposal waits for it")
 
@@ -201,9 +201,9 @@ class Proposing:
         told.ended_in = self._caches[told.rank].inspection.rounds
 
     def _had_store(self) -> bool:
-        """Say whether there was a store to detach when the ranks decided to.
+        """Return whether a store was attached when the ranks decided to detach it.
 
-        The group detaches a store by itself that keeps too many pages from use.
+        The group itself detaches a store that keeps too many pages in quarantine.
         """
         journal = self._caches[0].inspection.journal
         _, entries = journal.last(journal.count - self._recorded)

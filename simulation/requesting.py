@@ -1,8 +1,8 @@
-"""An operator's requests, each of which reaches each rank at a moment of its own.
+"""Operator requests that reach each rank at a different moment.
 
-Each gets a number and is handed to every rank: late at some, twice at others, and after the one that
-follows it. Then every rank must carry it out in the same step, in the words in which it was sent and
-in its turn; not before each of them has it, and soon after.
+Each request has a number and is delivered to every rank: late on some, twice on others, or after its
+successor. Every rank must then execute it in the same step, unchanged and in number order. The step
+comes after every rank has the request, and soon after that.
 """
 
 from collections import Counter, deque
@@ -16,22 +16,22 @@ from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""After so many steps a request that every rank has is a command, since a round may be on its way."""
+"""Steps until a request that every rank has is a command; a round may be in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A request on its way to one rank."""
+    """A request in flight to one rank."""
 
     step: int
     rank: int
     number: int
     between: bool
-    """Whether it arrives between the halves of the step, and not before it."""
+    """Whether the request arrives between the halves of the step instead of before it."""
 
 
 class Requesting:
-    """Sends the requests of one schedule, and checks what becomes of them."""
+    """Sends one schedule's operator requests, and checks their execution."""
 
     def __init__(
         self, world: World, *, coverage: Counter[str], trace: Callable[[str], None]
@@ -41,7 +41,7 @@ class Requesting:
         """The chance that a request is sent in a step."""
         calm = world.faults.calm
         self._delays = (0,) if calm else self._random.choice(((0,), (0, 1, 2), (0, 3, 12)))
-        """After how many steps a request may reach a rank."""
+        """Delays in steps until a request reaches a rank."""
         self._repeats = 0.0 if calm else self._random.choice((0.0, 0.3))
         self._coverage = coverage
         self._trace = trace
@@ -51,16 +51,16 @@ class Requesting:
         self._sent: list[bytes] = []
         self._on_their_way: list[_Delivery] = []
         self._had: list[set[int]] = []
-        """The requests that each rank has had, by rank."""
+        """The request numbers that each rank has received, by rank."""
         self._told = 0
-        """Up to which request all ranks have carried out."""
+        """The number of requests that all ranks have executed."""
         self._carried_out: list[list[bytes]] = []
-        """What each rank has carried out since the last check, by rank."""
+        """Requests that each rank has executed since the last check, by rank."""
         self._common: deque[int] = deque(maxlen=_STEPS_TO_HEAR + 1)
-        """Up to which request every rank had all, after each of the last steps."""
+        """For each of the last steps: the number of leading requests that every rank had."""
 
     def begin_epoch(self, caches: Sequence[RankCache], logs: Sequence[RequestLog]) -> None:
-        """Go on with a new group, whose requests begin anew."""
+        """Continue with a new group, whose request numbers start again at 1."""
         self._caches, self._logs = caches, logs
         self._sent.clear()
         self._on_their_way.clear()
@@ -72,14 +72,14 @@ class Requesting:
             cache.obey(did.append)
 
     def step(self) -> None:
-        """Before a step: send a request now and then, and deliver what arrives."""
+        """Send a request now and then, and deliver arrivals, before a step."""
         self._steps += 1
         if self._random.random() < self._rate:
             self._send()
         self.deliver(between=False)
 
     def deliver(self, *, between: bool) -> None:
-        """Let the requests arrive whose moment has come."""
+        """Deliver the requests that arrive now."""
         due = [d for d in self._on_their_way if d.step <= self._steps and d.between == between]
         self._on_their_way = [each for each in self._on_their_way if each not in due]
         for each in due:
@@ -91,7 +91,7 @@ class Requesting:
             self._logs[each.rank].note(number, self._sent[number - 1])
 
     def check(self) -> None:
-        """After a step: raise unless the ranks have carried out alike what all of them have."""
+        """Raise, after a step, if ranks executed requests early, late or differently."""
         for told in ask("requests", self._caches, lambda cache: self._taken(cache.rank)):
             self._told += 1
             sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""

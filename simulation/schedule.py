@@ -1,4 +1,4 @@
-"""One schedule: a seed's world, run step by step, with every checker after every step."""
+"""One schedule: a seed's world, run step by step, with all checkers after every step."""
 
 import zlib
 from collections.abc import Iterator
@@ -37,17 +37,17 @@ from .world.violated import Violated
 from .world.world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
-"""How many steps there are between comparisons of whole states."""
+"""Steps between comparisons of whole states."""
 _TREE_EVERY = 3
-"""How many steps there are between comparisons of the whole tree with the memory of every rank."""
+"""Steps between comparisons of the whole tree with every rank's memory."""
 _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
-"""After so long every transfer has ended that ever ends."""
+"""The time after which every transfer that ever ends has ended."""
 _RENEWED_US = int(1_000_000 * RENEWED_S) + 1_000_000
-"""After so long a group no longer believes that its store has what it had."""
+"""The time after which a group no longer trusts that its store still has old objects."""
 _WRITE_OUTS_MAX = 8
 _STEPS_TO_NOTICE = 2
-"""Within so many steps all ranks notice that one is gone, since a round may be on its way."""
+"""Steps within which all ranks notice a lost rank; a round may be in flight."""
 
 _LOSS = (PeerLost, CollectiveTimeout)
 _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
@@ -61,21 +61,21 @@ _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
 
 
 class _CopiesLost(Exception):
-    """All ranks have heard of copies that never end, so that the group cannot go on."""
+    """Raised when all ranks know of copies that never end, so that the group cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What groups that run side by side have in common, but for the clock."""
+    """State shared by the groups of a pair, apart from the clock."""
 
     result: ScheduleResult
     contents: Contents = field(default_factory=Contents)
     meanings: dict[tuple[str, bytes], int] = field(default_factory=dict[tuple[str, bytes], int])
-    """What the keys of pages stand for; see `SimulatedStore`."""
+    """Meanings of page keys; see `SimulatedStore`."""
 
 
 class Schedule:
-    """Runs the schedule of one world. It can be run once."""
+    """Runs the schedule of one world, once."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Schedule:
         clock: VirtualClock | None = None,
         around: Surroundings | None = None,
     ) -> None:
-        """A group alone has a `clock` and `around` it of its own."""
+        """Create the schedule; a pair of groups passes its `clock` and shared state `around`."""
         self.world = world
         if around is None:
             result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
@@ -127,13 +127,13 @@ class Schedule:
                 self._faults.count(fault)
 
     def run(self) -> ScheduleResult:
-        """Run to the end or to the first violation, and return what happened."""
+        """Run to the end or to the first violation, and return the result."""
         for _ in self.steps():
             pass
         return self.result
 
     def steps(self) -> Iterator[None]:
-        """Run to the end or to the first violation, and yield after each step."""
+        """Run to the end or to the first violation, yielding after each step."""
         step = 0
         try:
             while step < self.world.steps:
@@ -141,7 +141,7 @@ class Schedule:
                 step += 1
                 yield
             if not self._end(last=True):
-                # With nothing in flight, nothing can be lost in the epoch after it.
+                # With nothing in flight, the next epoch cannot lose copies.
                 self._begin_anew()
                 self._end()
         except Violated as violated:
@@ -177,7 +177,7 @@ class Schedule:
         self.result.steps += 1
 
     def _take_step(self, *, active: bool = False) -> None:
-        """Let every rank take one step, and check everything."""
+        """Let every rank take one step, and run all checks."""
         cluster, half_us = self._epoch.cluster, self.world.step_us_max // 2
         self._clock.advance(self._random.randrange(200, half_us))
         errors = cluster.begin_step(self._random.randrange(200, half_us))
@@ -225,7 +225,7 @@ class Schedule:
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
 
-    # The end of an epoch: a fault that strikes the group, or a restart, and a new group after it.
+    # The end of an epoch: a group fault or a restart, followed by a new group.
 
     def _strike(self, fault: Mishap, rank: int) -> None:
         self._faults.count(fault)
@@ -247,7 +247,7 @@ class Schedule:
                 self._clocks[rank].stand_still(clock_fault.duration_ms)
 
     def _begin_anew(self) -> None:
-        """Let all processes end where they are, and start new ones over the same stores."""
+        """End all processes abruptly, and start new ones on the same stores."""
         self._count()
         for executor in self._epoch.executors:
             executor.close()
@@ -255,7 +255,7 @@ class Schedule:
         self._epoch = self._begin_epoch()
 
     def _end(self, *, last: bool = False) -> bool:
-        """End the epoch in peace; False if copies were lost on the way, which also ends it."""
+        """End the epoch in order; return False if lost copies ended it first."""
         try:
             self._come_to_rest()
             if last and isinstance(self._workload, Workload):
@@ -266,7 +266,7 @@ class Schedule:
         return True
 
     def _check_written(self) -> None:
-        """Let nothing fail any more, have everything written, and raise unless it is."""
+        """Switch faults off, flush all backlogs, and raise unless everything is written."""
         self._faults.over = True
         self._write_out()
         stores = [each.named(FIRST_STORE) for each in self._stores]
@@ -274,7 +274,7 @@ class Schedule:
         self._faults.over = False
 
     def _check_written_again(self, workload: Workload) -> None:
-        """Empty the stores, serve prompts a minute later, and raise unless the stores have those."""
+        """Empty the stores, serve prompts later, and raise unless these are written again."""
         stores = [each.named(FIRST_STORE) for each in self._stores]
         seen = self._epoch.caches[0].inspection
         if not promises_anything(seen):
@@ -290,7 +290,7 @@ class Schedule:
         self.result.coverage["served again after the store was emptied"] += len(served)
 
     def _write_out(self) -> None:
-        """Have everything written. Writes that began before may still fail."""
+        """Flush all backlogs. Writes that started before may still fail."""
         backlogs = self._epoch.caches[0].inspection.prefixes.residence.backlogs
         for count in range(_WRITE_OUTS_MAX):
             if count > 1 and not any(backlogs):
@@ -300,7 +300,7 @@ class Schedule:
             self._settle()
 
     def _lose(self, fault: Mishap, rank: int) -> None:
-        """Let one rank fail or differ, and raise unless all others notice it in the same step."""
+        """Let one rank fail or diverge; raise unless all others notice in the same step."""
         epoch = self._epoch
         missing = None if fault in _EVERYBODY_STEPS else rank
         if fault is Mishap.UNHEALTHY_RANK:
@@ -326,7 +326,7 @@ class Schedule:
             self._check_ended(each)
 
     def _check_ended(self, rank: int) -> None:
-        """After the end of an epoch: raise unless the rank raises, votes no more, and can be closed."""
+        """Raise, after an epoch's end, unless the rank raises, stops voting, and can be closed."""
         cache, collective = self._epoch.caches[rank], self._epoch.cluster.collectives[rank]
         reached = len(collective.reached)
         try:
@@ -360,13 +360,13 @@ class Schedule:
         return epoch
 
     def _come_to_rest(self) -> None:
-        """Let go of all requests; raise unless everything ends and every page is accounted for."""
+        """Release all requests; raise unless operations end and all pages are accounted for."""
         self._workload.drain()
         self._settle()
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # What a store or a copy never lets go of is not there to be had.
+            # Pages held by a transfer that never ends cannot be allocated.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():
@@ -378,7 +378,7 @@ class Schedule:
         self._settle()
 
     def _settle(self) -> None:
-        """Take steps until all that is in flight is quarantined, and check the group at rest."""
+        """Step until all operations in flight are quarantined, and check the group at rest."""
         seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
@@ -386,11 +386,11 @@ class Schedule:
                 continue
             before = set(seen.in_flight)
             self._clock.advance(_LATE_ENDS_US)
-            # Reports may come late, and those that are quarantined may be asked one at a time.
+            # Reports may be late, and quarantined operations may be queried one at a time.
             for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
-            # A backup may begin that waited for what was quarantined, or for a pause to end.
+            # A backup may start that waited for quarantined pages or for a backoff.
             if set(seen.in_flight) <= before and seen.idle:
                 break
         else:
@@ -439,7 +439,7 @@ class Schedule:
 
 
 def _crashed(error: Exception) -> str:
-    """Return where the cache or an engine has raised an error that nobody expects."""
+    """Return the place and message of an unexpected exception."""
     frame = extract_tb(error.__traceback__)[-1]
     module = frame.filename.rsplit("/", 1)[-1]
     said = f": {error}" if str(error) else ""
@@ -457,7 +457,7 @@ def run_schedule(
     l1: str = BOTH,
     build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
-    """Run the schedule of one seed; equal arguments always give equal runs."""
+    """Run the schedule of one seed; equal arguments give equal runs."""
     world = draw_world(
         seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1
     )

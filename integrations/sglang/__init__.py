@@ -1,11 +1,12 @@
-"""Lockstep under SGLang: host memory and storage beside SGLang's own tree, the same on every rank.
+"""Lockstep under SGLang: a host tier and storage below SGLang's tree, the same on every rank.
 
-SGLang finds the plug-in by its entry point and takes it where it is asked for by name:
+SGLang finds the plug-in by its entry point and uses it only if it is selected by name:
 
     python -m sglang.launch_server --model-path ... --tp 4 --page-size 64 \
         --enable-hierarchical-cache --radix-cache-backend lockstep \
         --hicache-storage-backend dynamic \
         --hicache-storage-backend-extra-config '{"store": "file:///mnt/kv"}'
 
-`settings` says what the extra configuration may hold. What needs SGLang is imported when SGLang asks.
+`engine/settings.py` has the keys of the extra configuration. Modules that need SGLang are imported only
+when SGLang calls the plug-in.
 """

@@ -1,1 +1,1 @@
-"""What must be true after every step, and what is found where it is not."""
+"""Rules that must hold after every step; a broken rule raises a finding."""

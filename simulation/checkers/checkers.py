@@ -1,7 +1,7 @@
-"""What must be true after every step, written without the code that makes it true.
+"""Checkers of rules that must hold after every step, independent of the code under test.
 
-The checkers compare contents and not keys, and they count pages themselves. They read the replica only
-where they compare it with what the memory holds, or with another rank's replica.
+Checkers compare contents instead of keys, and count pages themselves. They read the replica only to
+compare it with memory contents or with another rank's replica.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from ..world.prompts import TOKEN_BYTES
 from ..world.violated import Violated
 
 _STEPS_TO_AGREE = 40
-"""Within so many steps ranks that can restore different lengths find one that all of them can."""
+"""Steps within which ranks that can restore different lengths must find a common one."""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
-    """A match is a number of whole pages within what was asked for, and its device part comes first."""
+    """Raise unless a match has whole pages within the request, and device <= host length."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
         raise Violated(f"a match of {tokens} tokens finds {found}")
@@ -37,10 +37,10 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """An admission gives at least what a match has just found, and loads what the device lacks.
+    """Raise unless an admission gives at least the preceding match and loads the rest.
 
-    A state may be `sparse`: it exists at some positions only. Then more of the prefix may be on the
-    device than a match may end at, and the admission loads what else the longer prefix needs.
+    A `sparse` state exists at some positions only. More of the prefix may then be on the device than a
+    match can use, and the admission loads the other pages that the longer prefix needs.
     """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
@@ -54,16 +54,16 @@ def check_admission(
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
-    """A backup covers whole pages of the tokens that it was given, and at least what a match finds."""
+    """Raise unless a backup covers whole pages of its tokens, and at least the match."""
     if covered % page_tokens or not found <= covered <= tokens:
         said = f"covers {covered} of {tokens} tokens, and match finds {found}"
         raise Violated(f"a back_up of request {request} {said}")
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """The pages of requests hold this rank's shard of their content, and no transfer writes them.
+    """Raise unless requests' pages hold this rank's shard of their content, unwritten.
 
-    `wanted` names pages, each with its content and the name of its request.
+    `wanted` has a page, its content and its request's name per entry.
     """
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content, request in wanted:
@@ -75,19 +75,19 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
 
 
 class TreeChecker:
-    """Compares what the tree offers with what the memory of each rank holds."""
+    """Compares the tree's page tables with each rank's memory contents."""
 
     def __init__(self, contents: Contents, config: RankCacheConfig) -> None:
         self._contents = contents
         self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
         self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
         self._known: dict[tuple[str, str, int, int, bytes], list[int]] = {}
-        """What the pages of a node hold, by all that determines it."""
+        """Expected contents of a node's pages, by everything that determines them."""
 
     def check(self, cache: RankCache, memories: Sequence[SymbolicMemory]) -> None:
-        """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
+        """Raise unless each tree page holds its prefix on every rank, with no transfer writing it.
 
-        The replicas are equal, so the tree of one serves for all.
+        The replicas are equal, so one rank's tree is compared with every memory.
         """
         prefixes = cache.inspection.prefixes
         nodes = [each for root in prefixes.tree.roots.values() for each in _below(root)]
@@ -100,7 +100,7 @@ class TreeChecker:
     def _offered(
         self, component: Component, nodes: Iterable[tuple[Place, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return for each tier which page must hold what, as the tree has it."""
+        """Return the expected content of each page, for each tier, according to the tree."""
         pool, index = component.pool, component.index
         offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, node, prefix in nodes:
@@ -122,10 +122,10 @@ class TreeChecker:
         return offered
 
     def _contents_of(self, pool: str, place: Place, width: int, prefix: bytes) -> list[int]:
-        """Return what the pages of a node must hold, one number for each.
+        """Return the expected contents of a node's pages.
 
-        The node is `width` pages long and ends where `prefix` ends. A state is one page, whatever the
-        width.
+        The node is `width` pages long and ends at the end of `prefix`. A state is one page, whatever
+        the width.
         """
         name = (pool, place.namespace, place.generation, width, prefix)
         known = self._known.get(name)
@@ -140,7 +140,7 @@ class TreeChecker:
 
 
 def _below(root: Node) -> Iterator[tuple[Place, Node, bytes]]:
-    """Yield every node under a root, with the prefix that ends where the node ends."""
+    """Yield every node below a root, with the prefix that ends at the node's end."""
     waiting: list[tuple[Node, bytes]] = [(root, b"")]
     for node, above in waiting:
         for child in node.children.values():
@@ -164,10 +164,10 @@ def _offers(slots: Slots, page: int) -> str:
 
 
 class DeadlineChecker:
-    """Every operation ends in bounded virtual time, whatever storage does."""
+    """Checks that every operation ends in bounded virtual time, even if storage hangs."""
 
     def __init__(self, config: RankCacheConfig, *, step_us_max: int, still_us: int) -> None:
-        """The time that the ranks agree on may stand still for up to `still_us` in all."""
+        """Create the checker; agreed time may stand still for up to `still_us` in total."""
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
@@ -186,14 +186,14 @@ class DeadlineChecker:
         self._since: dict[int, tuple[Phase, int]] = {}
 
     def begin_epoch(self) -> None:
-        """Forget the operations of the group that has ended."""
+        """Forget the operations of the previous epoch."""
         self._since.clear()
 
     def check(self, cache: RankCache, now_us: int) -> None:
-        """Raise if an operation has stood in one phase for longer than that phase may last."""
+        """Raise if an operation has been in one phase for longer than the phase may last."""
         table = cache.inspection.in_flight
         since = self._since
-        # Failed operations of one queue settle one in each round, and reports may come late.
+        # Failed operations of a queue settle one per round, and reports may come late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
         current: dict[int, tuple[Phase, int]] = {}
         for operation in table.values():
@@ -212,18 +212,18 @@ class DeadlineChecker:
 
 
 class ReplicaChecker:
-    """Checks that the invariants hold, and that the replicas are equal."""
+    """Checks the replica's invariants, and that the replicas are equal."""
 
     def __init__(self, caches: Sequence[RankCache]) -> None:
         self._caches = caches
         self._checked: int | None = None
-        """The rolling digest when the invariants were checked last."""
+        """The rolling digest at the last invariant check."""
 
     def check(self, step: int, *, thorough: bool) -> None:
-        """Compare the rolling digests, and check the invariants of one rank if the digest has changed.
+        """Compare rolling digests; check one rank's invariants if the digest has changed.
 
-        The ranks take turns. A `thorough` check compares whole states and checks the invariants of
-        every rank, whether anything has changed or not.
+        The checked rank rotates. A `thorough` check compares whole states and checks every rank's
+        invariants in any case.
         """
         caches = self._caches
         digests = [cache.inspection.digest for cache in caches]
@@ -248,7 +248,7 @@ class ReplicaChecker:
 
 
 def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
-    """The time that the ranks agree on is not ahead of any rank's clock."""
+    """Raise if agreed time is ahead of any rank's clock."""
     agreed_ms, first_ms = cache.inspection.agreed_ms, min(clocks_ms)
     if agreed_ms > first_ms:
         rank = clocks_ms.index(first_ms)
@@ -261,7 +261,7 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """A load into an engine's own pages is never quarantined, and nobody waits for one that is over."""
+    """Raise if an engine-owned load is quarantined, or a request waits for an ended load."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
@@ -280,9 +280,9 @@ def check_loads(cache: HostCache) -> None:
 def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
-    """After the drain nothing has leaked, and all that is in flight is quarantined.
+    """Raise if anything leaked after the drain, or an operation in flight is not quarantined.
 
-    Only operations whose I/O a store or copy never lets go of may be quarantined then.
+    Only operations whose I/O never completes may be quarantined then.
     """
     counted = cache.stats(rounds=0).replica
     found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())
@@ -312,9 +312,9 @@ def check_at_rest(
 def _check_pool_at_rest(
     cache: RankCache, tier: int, component: int, slots: Sequence[Slots]
 ) -> None:
-    """Every page of one pool is free, in the tree, or in quarantine; no transfer touches a free one.
+    """Raise unless each page of a pool is free, in the tree or quarantined, and free ones idle.
 
-    `slots` are the page slots of this pool on every rank.
+    `slots` are the pool's page slots on every rank.
     """
     prefixes = cache.inspection.prefixes
     pool = prefixes.residence.pools[tier][component]

@@ -1,8 +1,8 @@
-"""What a match must find on the device, as far as that is known outside of the replica.
+"""Device hits that a match must find, computed without the replica.
 
-Nothing has to leave a pool that has always had room for everything that was put into it. The shared
-prefix of an admitted request stays for as long as the request does. A recurrent state is the exception:
-a request works on a copy of its own, so the state in the tree may leave.
+A pool that always had room for everything put into it must not evict. An admitted request's shared
+prefix stays as long as the request. Recurrent states are an exception: each request works on a copy, so
+the state in the tree may be evicted.
 """
 
 from collections.abc import Collection
@@ -20,28 +20,28 @@ from ..world.world import World
 
 
 class Published:
-    """The prefixes that were published, or restored to the device, in one epoch."""
+    """Prefixes published or restored to the device in one epoch."""
 
     def __init__(self, world: World, contents: Contents) -> None:
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
         self._pages: set[int] = set()
-        """Contents of full attention's pages."""
+        """Contents of full-attention pages."""
         self._ends: set[int] = set()
-        """Contents of the last of them, of each time: at most so many states there are."""
+        """Contents of the last page of each publication; an upper bound on the number of states."""
         self._loaded = 0
-        """Pages of full attention that load backs were to fill, whatever became of them."""
+        """Full-attention pages that load backs were to fill, whatever their outcome."""
         self._loads = 0
-        """Load backs; each may have filled one slot with a state."""
+        """Number of load backs; each may have filled one state slot."""
         self._requests = world.requests_max
-        """The most requests at a time; those that are only served come on top."""
+        """Maximum of concurrent requests, without finished requests that are only served."""
         controlled = FAULT_PROFILES[world.fault_profile].controlled
         self._overflowed = bool(world.config.limits or controlled)
-        """The device may have been full, or limits or an operator have let published pages leave."""
+        """Whether the device may have been full, or limits or an operator may have evicted pages."""
 
     def add(self, request: EngineRequest, length: int) -> None:
-        """Note that the request shares its first `length` tokens with the tree."""
+        """Record that the request shares its first `length` tokens with the tree."""
         tokens = request.head(length)
         pages = [
             self._content(request.namespace, tokens, count)
@@ -51,14 +51,14 @@ class Published:
         self._ends.update(pages[-1:])
 
     def loading(self, answer: Admission) -> None:
-        """Note how much a load back is to fill."""
+        """Record how many pages a load back is to fill."""
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 
     def note_room(self, requests: Collection[EngineRequest], seen: Inspection) -> None:
-        """Note whether the device may have been full by now.
+        """Record whether the device may have been full by now.
 
-        A retract in flight still has the begun page of its request.
+        A retraction in flight still owns the partial page of its request.
         """
         self._requests = max(self._requests, len(requests))
         held = sum(-(-request.room // self._page) for request in requests)
@@ -67,10 +67,10 @@ class Published:
             self._overflowed = True
 
     def check_match(self, found: Match, namespace: str, tokens: bytes) -> None:
-        """With full attention alone, a match finds what was published and never had to leave.
+        """Raise if a match misses published pages that nothing can have evicted.
 
-        In other models a match can be shorter: a window leaves the pages behind that it no longer
-        reaches, and a state is published at some positions only.
+        Applies to models with full attention only. In other models a match can be shorter: pages behind
+        a window are freed, and a state is published at some positions only.
         """
         if self._world.config.components or self._overflowed:
             return
@@ -83,11 +83,11 @@ class Published:
             raise not_kept(count * self._page, why, found.device_tokens)
 
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
-        """A match finds what an admitted request shares, right after that was published or restored.
+        """Raise if a match misses an admitted request's prefix just after publishing or restoring it.
 
-        In a model with a recurrent state this holds only at a checkpoint for which the pool has room,
-        and there on any tier: a state that host memory has need not be published again. Operations in
-        flight take room too: a retract that failed keeps its slot as long as a copy touches it.
+        With a recurrent state, this holds only at a checkpoint for which the pool has room, and on any
+        tier, because a state in host memory need not be published again. Operations in flight also need
+        room: a failed retraction keeps its slot while a copy accesses it.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:
@@ -98,10 +98,10 @@ class Published:
             raise not_kept(shared, f"are shared by request {request.name}", there)
 
     def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
-        """Say whether the tree must have the state that the request has computed last."""
+        """Return whether the tree must have the state of the request's last computed token."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
-        # Each request works on a slot of its own.
+        # Each request works on a separate slot.
         used = len(self._ends) + self._loads + self._requests
         slots = min(
             seen.prefixes.residence.pools[DEVICE][each.index].capacity

@@ -1,7 +1,7 @@
-"""At rest, with the store well, what was served and is still in memory can be found in the store.
+"""Checks, at rest and with a healthy store, that cached prefixes have been written to the store.
 
-As far as the write policy promises: under write-through all that the device has, with what matches need
-at the ends where they come; under each policy all that host memory has.
+The write policy decides the scope. Write-through covers everything on the device, including the pages
+that matches need at their ends. Every policy covers all pages in host memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +15,13 @@ from ..rank.memory import SimulatedStore
 from ..world.violated import Violated
 
 _Piece = tuple[Component, Node, int]
-"""Of a component, the pages of a node from a position on."""
+"""A component, a node, and the first of the node's positions that are covered."""
 
 
 def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
-    """Raise unless each rank's store has accepted what it should have.
+    """Raise unless each rank's store has accepted all pages that it should have.
 
-    A store that was attached later need not have what was in memory before; and pages in quarantine may
-    be the room that is lacking.
+    A store attached later need not have older pages. Quarantined pages may cause a lack of room.
     """
     if promises_anything(seen):
         for node in seen.prefixes.tree.nodes():
@@ -32,9 +31,9 @@ def check_written(seen: Inspection, stores: Sequence[SimulatedStore]) -> None:
 def check_written_again(
     seen: Inspection, stores: Sequence[SimulatedStore], served: Iterable[tuple[str, bytes]]
 ) -> None:
-    """Raise unless each rank's store has what host memory has of prompts, by namespace and tokens.
+    """Raise unless each rank's store has the host pages of the prompts in `served`.
 
-    They were served since the store lost all that it had.
+    Each entry has namespace and tokens of a prompt served after the store lost all objects.
     """
     tree = seen.prefixes.tree
     for namespace, tokens in served if promises_anything(seen) else ():
@@ -45,7 +44,7 @@ def check_written_again(
 
 
 def promises_anything(seen: Inspection) -> bool:
-    """Say whether a store that works was there from the start, and nothing is in flight for it."""
+    """Return whether one working store was attached from the start, and nothing is in flight."""
     first = seen.config.has_store and seen.stores == 1
     return first and seen.store_state is StoreState.ATTACHED and not seen.in_flight
 
@@ -76,7 +75,7 @@ def _on_host(seen: Inspection, node: Node) -> Iterator[_Piece]:
 
 
 def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
-    """Yield what the store should have for a node, of its whole path."""
+    """Yield the pages of a node's whole path that the store should have."""
     components = seen.prefixes.components
     yield from _on_host(seen, node)
     through = seen.config.write_policy is WritePolicy.WRITE_THROUGH
@@ -89,14 +88,14 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # A prompt that comes again needs its last token computed, so it may match a page less.
+            # The last token of a repeated prompt is always computed, so it may match one page less.
             yield from _before(components[1:], node)
 
 
 def _fits(seen: Inspection) -> bool:
-    """Say whether host memory has more room than one match needs of each component but the first.
+    """Return whether host memory has more room than one match needs, for all other components.
 
-    With one page more of a window. In less room two ends of one path keep each other out.
+    One extra page per window is included. With less room, two ends of one path evict each other.
     """
     pages = seen.config.pool_pages(HOST)[1:]
     spans = ((each.span or 0) + each.per_page for each in seen.prefixes.components[1:])
@@ -110,7 +109,7 @@ def _for_match(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
 
 
 def _before(components: Sequence[Component], node: Node) -> Iterator[_Piece]:
-    """Yield the window page more that a match one page before `node` needs, if memory has it."""
+    """Yield the extra window page that a match one page before `node` needs, if in memory."""
     for component in components:
         start = component.needed_from(node.end - 1)
         for each in node.path():

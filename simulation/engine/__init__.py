@@ -1,1 +1,1 @@
-"""Simulated engines: those that use pages of the cache, and those that lend pages of their own."""
+"""Simulated engines: with device pages owned by the cache, and with engine-owned device pages."""

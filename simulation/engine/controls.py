@@ -1,4 +1,4 @@
-"""What an operator does to a cache that serves: drops namespaces, limits them, and resets."""
+"""Operator commands to a serving cache: drop namespaces, change limits, and reset."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,19 +14,19 @@ from ..world.world import World
 
 
 class Controls:
-    """Draws the requests of an operator, which all ranks get."""
+    """Draws an operator's commands, which all ranks get."""
 
     def __init__(self, world: World) -> None:
         self.share = FAULT_PROFILES[world.fault_profile].controlled
-        """How often an operator asks for something."""
+        """The chance of a command per step."""
         self._resets = isinstance(world.config, CacheConfig)
-        """An engine with pages of its own resets the cache itself, together with those."""
+        """An engine that owns the device pages resets the cache itself, together with its pages."""
         self._random = world.stream("controls")
         self.generation = 0
-        """How often the operator has reset this epoch's caches."""
+        """The number of operator resets of this epoch's caches."""
 
     def step(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str | None:
-        """Ask for something now and then; return what it was."""
+        """Give a command now and then; return its name or None."""
         random = self._random
         if random.random() >= self.share:
             return None
@@ -36,7 +36,7 @@ class Controls:
 
     def _reset(self, caches: Sequence[RankCache], requests: Sequence[EngineRequest]) -> str:
         self.generation += 1
-        # Contents follow the generation, and so do the keys of one that is named.
+        # Contents depend on the generation, and so do keys of a named version.
         version = f"weights {self.generation}" if self.generation % 3 else None
         ask("reset", caches, lambda c: c.reset(version))
         for request in requests:

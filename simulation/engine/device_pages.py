@@ -1,7 +1,7 @@
-"""The device pages of an engine that owns them: an allocator with a prefix cache, as vLLM has one.
+"""Engine-owned device pages: an allocator with a prefix cache, like vLLM's.
 
-All ranks decide alike, but a page has another number on each rank, since nothing that the ranks compare
-may depend on a number. The contents of free pages are watched, since no copy may touch them.
+All ranks decide alike, but a page has a different number on each rank, because nothing that ranks
+compare may depend on page numbers. Free pages' contents are watched, because no copy may access them.
 """
 
 from collections import OrderedDict
@@ -15,16 +15,16 @@ from .every_rank import NO_PAGE, EveryRank
 
 
 class AllocatedPages(EveryRank):
-    """Knows which page of one pool has how many users."""
+    """Tracks the users of each page of one pool."""
 
     def __init__(self, devices: Sequence[Slots], random: Random) -> None:
         count = len(devices[0].content)
         super().__init__(devices, [random.sample(range(count), count) for _ in devices])
         self._users = [0] * count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        """Those without users, in the order in which they are handed out."""
+        """Pages without users, in allocation order."""
         self._left = [list(device.content) for device in devices]
-        """By rank: what a page without users held when its last user left it."""
+        """By rank: the content of each page when its last user left."""
         self._cached: dict[int, int] = {}
         """By content: the page that holds it."""
         self._contents: dict[int, int] = {}
@@ -45,14 +45,14 @@ class AllocatedPages(EveryRank):
         return pages
 
     def alone(self, pages: Iterable[int]) -> list[int]:
-        """Return those of `pages` that have exactly one user."""
+        """Return the members of `pages` that have exactly one user."""
         return [page for page in pages if page != NO_PAGE and self._users[page] == 1]
 
     def has(self, content: int) -> bool:
         return content in self._cached
 
     def share(self, contents: Iterable[int]) -> list[int]:
-        """Return the cached pages that hold `contents`, each with one user more than before."""
+        """Return the cached pages with `contents`, adding one user to each."""
         pages = [self._cached[content] for content in contents]
         for page in pages:
             self._users[page] += 1
@@ -60,13 +60,13 @@ class AllocatedPages(EveryRank):
         return pages
 
     def publish(self, page: int, content: int) -> None:
-        """Cache a page under the content that it holds."""
+        """Cache a page under its content."""
         if content not in self._cached and page not in self._contents:
             self._cached[content] = page
             self._contents[page] = content
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one user of each page; of pages that become free, the last is handed out first."""
+        """Drop one user of each page; of the freed pages, the last is allocated first."""
         for page in reversed(pages):
             if page == NO_PAGE:
                 continue
@@ -76,7 +76,7 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def overwrite(self, pages: Iterable[int]) -> None:
-        """Write other content over those of `pages` that are free."""
+        """Overwrite the members of `pages` that are free."""
         for page in pages:
             if page in self._free:
                 self._forget(page)
@@ -88,7 +88,7 @@ class AllocatedPages(EveryRank):
         self._contents.clear()
 
     def check_free(self) -> None:
-        """Raise unless free pages still hold what they held, and no transfer touches them."""
+        """Raise unless free pages are unchanged and no transfer accesses them."""
         for (device, numbers), left in zip(self._devices, self._left, strict=True):
             for page in self._free:
                 number = numbers[page]

@@ -1,8 +1,8 @@
-"""What every simulated engine has: requests that come and go, and commands that all ranks get.
+"""Common parts of simulated engines: request arrivals, and commands to all ranks.
 
-The owner of the device pages decides when commands are given, and which. An engine over a `Cache` gives
-them before a step. One over a `HostCache` decides between the halves of a step, and launches its
-forward pass after it.
+The owner of the device pages determines the commands and their timing. An engine over a `Cache` gives
+commands before a step. An engine over a `HostCache` gives them between the halves of a step, and
+launches its forward pass after it.
 """
 
 from abc import ABC, abstractmethod
@@ -26,10 +26,10 @@ from .sampling_apart import Bringing, bring
 from .serving import ServesPeers
 
 PATIENCE = 25
-"""How often a request asks for room before the engine aborts it."""
+"""Number of refused attempts after which the engine aborts a request."""
 
 _PRIORITIES = (0, 0, 1, 5)
-"""What a request's priority is drawn from; a `HostCache` is not told it."""
+"""The distribution of request priorities; a `HostCache` does not get them."""
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
@@ -38,7 +38,7 @@ class Engine(ABC, Generic[CacheT]):
     """The engine of one schedule. It outlives the epochs; its requests do not."""
 
     kind: type[CacheT]
-    """The kind of cache that this engine drives."""
+    """The cache class that this engine drives."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Engine(ABC, Generic[CacheT]):
     ) -> None:
         self.requests: list[EngineRequest] = []
         self.gives: Handover | None = None
-        """How requests that have ended go on in another group."""
+        """Passes finished requests to another group."""
         self.takes: Handover | None = None
-        """How requests come from another group, which has computed them."""
+        """Receives requests that another group has computed."""
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
@@ -71,7 +71,7 @@ class Engine(ABC, Generic[CacheT]):
         self._caches: list[CacheT] = []
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
-        """Go on with a new group, without any of the requests that were in flight."""
+        """Continue with a new group, dropping all requests in flight."""
         self.requests.clear()
         self._controls.generation = 0
         self._prompts.begin_epoch()
@@ -79,19 +79,19 @@ class Engine(ABC, Generic[CacheT]):
         self._model.begin_epoch(every_rank(memories))
 
     def step(self) -> None:
-        """Give the commands that come before a step."""
+        """Give the commands that precede a step."""
 
     def decide(self, *, active: bool) -> float:
-        """Give the commands that come between the halves of a step.
+        """Give the commands between the halves of a step.
 
-        Unless `active`, they begin nothing new. Returns how long the engine waits for progress if it
-        has nothing to compute in this step.
+        Unless `active`, they start no new work. Return how long the engine waits for I/O if it computes
+        nothing in this step.
         """
         del active
         return 0.0
 
     def forward(self) -> None:
-        """Launch the forward pass of the step."""
+        """Launch the step's forward pass."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -99,13 +99,13 @@ class Engine(ABC, Generic[CacheT]):
 
     @abstractmethod
     def check_pages(self) -> None:
-        """Raise unless the device pages hold on every rank what the engine has put there."""
+        """Raise unless the device pages hold the engine's data on every rank."""
 
     @abstractmethod
     def probe(self) -> bool:
-        """At rest, with nothing in flight: raise unless every page can be allocated.
+        """Raise unless every page can be allocated, at rest with nothing in flight.
 
-        Returns False if the cache has to work for that first: the caller takes a step and asks again.
+        Return False if the cache needs more steps first: the caller takes a step and calls again.
         """
 
     def sample_apart(self, rank: int) -> None:
@@ -116,16 +116,16 @@ class Engine(ABC, Generic[CacheT]):
 
     @abstractmethod
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
-        """Return the commands that bring tokens, those of a new prompt among them."""
+        """Return the commands that carry tokens, including those of a new prompt."""
 
     def _control(self) -> None:
-        """Let an operator ask for something now and then."""
+        """Give an operator's command now and then."""
         done = self._controls.step(self._caches, self.requests)
         if done:
             self._coverage[done] += 1
 
     def _is_due(self) -> bool:
-        """Draw whether a request arrives. Those that are only served leave it room."""
+        """Draw whether a request arrives. Requests that are only served do not count as load."""
         served = sum(each.is_served for each in self.requests)
         rate = self._world.arrival_rate
         if self.takes is not None and not self.takes.waiting:
@@ -135,7 +135,7 @@ class Engine(ABC, Generic[CacheT]):
         )
 
     def _stays(self, request: EngineRequest) -> bool:
-        """Say whether a request that has ended stays, so that another group reads what it has."""
+        """Return whether a finished request stays so that another group can read its pages."""
         return self.gives is not None and self.gives.stays(self._caches, request)
 
     def _arrive(self) -> None:
@@ -143,7 +143,7 @@ class Engine(ABC, Generic[CacheT]):
         if handed is None:
             namespace, tokens = self._prompts.draw()
         else:
-            # The first token of the answer comes with the request.
+            # The request arrives with the first token of its answer.
             namespace, tokens = handed.namespace, handed.tokens + self._prompts.answer(1)
         if self._old_names and self._random.random() < 0.2:
             name = self._old_names.pop(self._random.randrange(len(self._old_names)))
@@ -173,7 +173,7 @@ class Engine(ABC, Generic[CacheT]):
             request.stage = EngineStage.PREFETCHING
 
     def _before_prefetch(self, request: EngineRequest, tokens: bytes) -> None:
-        """Note what there is before a prefetch is begun."""
+        """Record the cached tokens before a prefetch starts."""
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

@@ -1,8 +1,8 @@
-"""All device pages of an engine that owns them: those of each component, by request.
+"""All device pages of an engine that owns them, by component and request.
 
-A request has a page table for each pool. It gives up the pages that a sliding window has left behind. A
-state lies in one slot, which the model changes in place; what is kept of it for others, or lent to a
-backup for long, is a copy in another slot.
+A request has one page table per pool, and frees pages that a sliding window has passed. A recurrent
+state is one slot that the model updates in place. State that is cached for others, or read by a long
+backup, is a copy in another slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from .every_rank import NO_PAGE
 from .model import Layers, Model
 
 Held = Mapping[str, Sequence[int]]
-"""The pages that a request had, by pool."""
+"""The former pages of a request, by pool."""
 
 
 class EnginePools:
-    """Knows which pages each request has, and what is cached on the device."""
+    """Tracks each request's pages and the device's prefix cache."""
 
     def __init__(
         self, model: Model, memories: Sequence[SymbolicMemory], page_tokens: int, random: Random
@@ -31,16 +31,16 @@ class EnginePools:
         self._layers = model.layers
         self._paged = [each for each in model.layers if each.per_page]
         self.state = next((each for each in model.layers if not each.per_page), None)
-        """The layers with a state, which a request cannot go on without; None if there are none."""
+        """The layers with a recurrent state, which every request needs to continue; None if absent."""
         self.pools = {
             each.pool: AllocatedPages([memory.device[each.pool] for memory in memories], random)
             for each in model.layers
         }
         self._spoiled: list[tuple[str, Sequence[int]]] = []
-        """By pool: pages that are to be overwritten."""
+        """By pool: pages to be overwritten."""
 
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
-        """Return how many of its first `pages` pages a request can have from the cache and go on."""
+        """Return how many of the first `pages` pages are cached and enough to continue from."""
         full, end = self.pools[KV_POOL], 0
         while end < pages:
             length = (end + 1) * self._page
@@ -55,10 +55,10 @@ class EnginePools:
     def begin(
         self, request: EngineRequest, first: int, length: int, *, forks: bool = False
     ) -> bool:
-        """Give a request the cached pages before page `first`, and own pages for the rest of `length`.
+        """Give a request the cached pages before page `first`, and new pages up to `length`.
 
-        If it `forks`, its state there is copied from the cached one. Returns False if there is no room;
-        the request has no page then.
+        If it `forks`, its state is copied from the cached one. Return False if there is no room; the
+        request then has no pages.
         """
         start, last = first * self._page, -(-length // self._page)
         tables: dict[str, list[int]] = {}
@@ -92,7 +92,7 @@ class EnginePools:
         return True
 
     def extend(self, request: EngineRequest, length: int) -> int:
-        """Give a request pages up to `length` tokens, or as many as are free; return how far."""
+        """Allocate pages up to `length` tokens, or as many as are free; return the length reached."""
         missing = max(0, -(-length // self._page) - len(request.table))
         missing = min(missing, *(self.pools[each.pool].free for each in self._paged))
         for each in self._paged:
@@ -103,7 +103,7 @@ class EnginePools:
         return min(length, request.room)
 
     def publish(self, request: EngineRequest) -> None:
-        """Cache the full pages of a request for others."""
+        """Cache a request's full pages for others."""
         length = request.computed
         for each in self._paged:
             pool = self.pools[each.pool]
@@ -117,13 +117,13 @@ class EnginePools:
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Say whether a request whose load failed has the pages to go on, and needs no state."""
+        """Return whether a request with a failed load has all pages and needs no state."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
 
     def leave_behind(self, request: EngineRequest) -> int:
-        """Give back the pages that no window of a request reaches any more; return how many."""
+        """Free the pages that a request's windows have passed; return their number."""
         count = 0
         for each in () if request.keeps_windows else self._paged[1:]:
             table = request.tables.get(each.pool, [])
@@ -134,21 +134,21 @@ class EnginePools:
             count += len(left)
         return count
 
-    # The state: in the slot of a request, and copies of it.
+    # The state: a request's slot, and copies of it.
 
     def slot(self, request: EngineRequest) -> list[int]:
-        """Return the slot in which the state of a request is computed; empty if the model has none."""
+        """Return the slot of a request's state; empty if the model has none."""
         return [] if self.state is None else request.tables[self.state.pool]
 
     def reserve_copy(self, request: EngineRequest) -> bool:
-        """Allocate a slot for a copy of the state after the next forward pass; False if none is."""
+        """Allocate a slot for a state copy after the next forward pass; False if none is free."""
         slot = None if self.state is None else self.pools[self.state.pool].allocate(1)
         request.copies_state = slot is not None
         request.kept += slot or ()
         return request.copies_state
 
     def copy_state(self, request: EngineRequest) -> None:
-        """Copy the state of a request to the slot that was allocated for it, and cache the copy."""
+        """Copy a request's state to the slot allocated for it, and cache the copy."""
         if self.state is not None and request.copies_state:
             pool, slot = self.pools[self.state.pool], request.kept[-1]
             pool.fork(self.slot(request)[0], slot)
@@ -156,17 +156,17 @@ class EnginePools:
             request.copies_state = False
 
     def let_go_of_copies(self, request: EngineRequest) -> None:
-        """Give back the copies of the state of a request, which no backup reads any more."""
+        """Free the copies of a request's state, which no backup reads any more."""
         if self.state is not None:
             self.pools[self.state.pool].give_back(request.kept)
             request.kept = []
 
-    # What is lent, and what is given back.
+    # Pages passed to copies, and pages to free.
 
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return this rank's numbers of the pages from `first` to `last`, and of the state's `slot`."""
+        """Return this rank's numbers of pages `first` to `last`, and of the state's `slot`."""
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
             for each in self._paged
@@ -176,7 +176,7 @@ class EnginePools:
         return lent if len(lent) > 1 else lent[KV_POOL]
 
     def take_all(self, request: EngineRequest) -> Held:
-        """Take all pages away from a request; the caller gives them back."""
+        """Remove all pages from a request; the caller frees them."""
         held = request.tables
         if self.state is not None:
             held[self.state.pool] = held.get(self.state.pool, []) + request.kept
@@ -186,20 +186,20 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop one user of each page; with `overwrite`, pages that become free are overwritten."""
+        """Drop one user of each page; with `overwrite`, overwrite the freed pages later."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:
                 self._spoiled.append((pool, pages))
 
     def overwrite(self) -> None:
-        """Overwrite what was given back for it: after all fences of the step's decisions."""
+        """Overwrite the freed pages marked for it, after all fences of this step."""
         for pool, pages in self._spoiled:
             self.pools[pool].overwrite(pages)
         self._spoiled.clear()
 
     def require_untouched(self, why: str, request: EngineRequest) -> None:
-        """Raise if a copy may touch a page that only this request has."""
+        """Raise if a copy may access a page that only this request uses."""
         for pool, table in request.tables.items():
             self.pools[pool].require_untouched(why, self.pools[pool].alone(table))
 
@@ -216,7 +216,7 @@ class EnginePools:
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
-        """Say whether the device has what these layers need to go on after page `end`."""
+        """Return whether the device has the pages that these layers need after page `end`."""
         pool, length = self.pools[layers.pool], end * self._page
         entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
         return all(pool.has(layers.content(request, index, length)) for index in entries)

@@ -1,7 +1,7 @@
-"""Requests that one group hands over to another: the producer serves them, the consumer goes on.
+"""Handoff of requests from a producer group, which serves their pages, to a consumer group.
 
-A producer serves what a request has computed when that has ended, and tells the consumer its tokens
-and where to read. The consumer prefetches from there what it can, and computes the rest.
+The producer serves a finished request's pages, and sends its tokens and address to the consumer. The
+consumer prefetches the available pages from there and computes the rest.
 """
 
 from collections import Counter
@@ -15,39 +15,39 @@ from ..world.request import EngineRequest
 from ..world.violated import Violated
 
 _WAITING_MAX = 4
-"""So many requests wait for the consumer at most; the one that came first is forgotten."""
+"""The maximum number of requests that wait for the consumer; the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A request that has ended at the producer, as the consumer is told of it."""
+    """A finished request as the consumer receives it."""
 
     namespace: str
     tokens: bytes
     source: str
-    """Where the producer serves it."""
+    """The address at which the producer serves its pages."""
 
 
 @dataclass(slots=True)
 class Handover:
-    """The way from one group's engine to the other's."""
+    """The queue between the producer's and the consumer's engines."""
 
     random: Random
     page_tokens: int
     coverage: Counter[str]
     waiting: list[Handed] = field(default_factory=list[Handed])
-    """Told by the producer, and not taken by the consumer yet."""
+    """Requests sent by the producer that the consumer has not yet taken."""
 
     def stays(self, caches: Sequence[RankCache], request: EngineRequest) -> bool:
-        """Serve a request that has ended; say whether it is to stay, so that others can read it."""
+        """Serve a finished request; return whether it stays so that others can read it."""
         random = self.random
         if request.name not in caches[0].inspection.requests:
-            # A prompt of less than a page may never have been told to the cache.
+            # The cache may not know a prompt of less than a page.
             return False
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:
-            # Its time may pass before it is served again.
+            # Its TTL may expire before it is served again.
             return True
         request.is_served = True
         tokens, ttl_s = request.head(request.computed), random.choice((0.1, 1.0, 30.0))
@@ -56,7 +56,7 @@ class Handover:
         told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
         if told % self.page_tokens or not 0 <= told <= found.host_tokens:
             raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
-        # Mostly once all of it can be read; an answer may also leave before that.
+        # Usually once all of it can be read; an answer may also be sent earlier.
         is_whole = 0 < told == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):
             request.is_handed_over = True
@@ -66,7 +66,7 @@ class Handover:
         return True
 
     def take(self) -> Handed | None:
-        """Return a request with which the consumer goes on, mostly the last one; None if none waits."""
+        """Return a request for the consumer, usually the newest; None if none waits."""
         if not self.waiting:
             return None
         self.coverage["taken over"] += 1

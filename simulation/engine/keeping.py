@@ -1,4 +1,4 @@
-"""How an engine keeps things: it pins prefixes, and it retracts requests and resumes them."""
+"""Pins of prefixes, and retraction and resumption of requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class _Pinned:
 
 
 class Pins:
-    """Pins prefixes for a while, and checks that they stay."""
+    """Pins prefixes for a while, and checks that they stay cached."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("pins")
@@ -33,11 +33,11 @@ class Pins:
         self._named = 0
 
     def begin_epoch(self) -> None:
-        """Forget the pins of the group that has ended."""
+        """Forget the pins of the previous group."""
         self._pins.clear()
 
     def step(self, caches: Sequence[Cache], prompts: Prompts) -> int:
-        """Pin a prefix, or unpin one, now and then; return how many pins were made."""
+        """Pin or unpin a prefix now and then; return the number of new pins."""
         draw = self._random.random()
         if draw < 0.06 and len(self._pins) < PINS_MAX:
             return self._pin(caches, prompts)
@@ -61,7 +61,7 @@ class Pins:
 
     def _unpin(self, caches: Sequence[Cache], pin: _Pinned) -> None:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
-        # Its time may be over; until then it must have kept what it promised.
+        # Its TTL may have expired; until then the pinned tokens must stay.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
             raise not_kept(pin.kept, "were pinned", found.host_tokens)
 
@@ -76,13 +76,13 @@ class Retracts:
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
-        """Draw whether a request that computes is to be retracted now."""
+        """Draw whether a computing request is retracted now."""
         return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; False if there is no room for it and it goes on.
+        """Retract a request; False if there is no room for it, so that it continues.
 
-        Either way its whole pages are published.
+        In both cases its whole pages are published.
         """
         tokens = request.head(request.computed)
         done = ask("retract", caches, lambda c: c.retract(request.name, tokens))
@@ -100,10 +100,7 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """Look how far a retracted request is, and resume it if it is saved.
-
-        Returns what became of it.
-        """
+        """Check a retracted request's progress, resume it if it is saved, and return the outcome."""
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

@@ -1,4 +1,4 @@
-"""What the parts of an engine have in common that lends its device pages to a `HostCache`."""
+"""Common base of the parts of an engine that owns its device pages (over a `HostCache`)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 class Ask(Protocol):
-    """Gives a command about a request to every rank, and returns the answer, which all ranks give."""
+    """Gives a command about a request to every rank, and returns their common answer."""
 
     def __call__(
         self, request: EngineRequest, what: str, command: Callable[[HostCache], Answer], /

@@ -1,4 +1,4 @@
-"""An engine lends computed pages for backups, and leaves them as they are while copies read them."""
+"""Backups of engine-owned device pages, which stay unchanged while copies read them."""
 
 from ..checkers.checkers import check_covered
 from ..world.request import EngineRequest
@@ -6,12 +6,12 @@ from .lending import Lending
 
 
 class LendingBackups(Lending):
-    """Backs up what requests have computed."""
+    """Backs up computed tokens of requests."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
-        """Back up the whole pages that there are after this step's forward pass, or sometimes fewer.
+        """Back up the whole pages that exist after this step's forward pass, or sometimes fewer.
 
-        Returns False if there is nothing to back up. A match finds them only if the request began in
+        Return False if there is nothing to back up. A match finds them only if the request started in
         this `generation` of the cache.
         """
         known = max(request.computed, request.planned)
@@ -40,7 +40,7 @@ class LendingBackups(Lending):
         return True
 
     def let_go(self, request: EngineRequest) -> None:
-        """Give back what only a backup still needed: pages behind a window, and copies of the state."""
+        """Free pages and state copies that only a backup still needed."""
         if self.ask(request, "lends", lambda c: c.lends(request.name)):
             return
         request.lends_state = False
@@ -50,11 +50,11 @@ class LendingBackups(Lending):
     def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
         """Return the slot from which a backup reads the state after `known` tokens; empty for none.
 
-        It is a copy, or the slot in which the state is computed. In that case the request waits for the
-        backup.
+        The slot is a copy, or the one in which the state is computed. In the latter case the request
+        waits for the backup.
         """
         if known % self.page_tokens:
-            # What is lent with a begun page is left out.
+            # The cache ignores a state passed with a partial page.
             return self.pools.slot(request)
         if not known or known != max(request.computed, request.planned):
             return []

@@ -1,4 +1,4 @@
-"""An engine asks what host memory has for a request, and has it loaded into pages that it lends."""
+"""Loads from host memory into engine-owned device pages."""
 
 from ...ranks.replica.operations.requests import LoadState
 from ..world.request import EngineRequest, EngineStage
@@ -7,10 +7,10 @@ from .lending import Lending
 
 
 class LendingLoads(Lending):
-    """Loads the cached prefixes of requests. The engine looks into its own prefix cache first."""
+    """Loads requests' cached prefixes. The engine checks its device prefix cache first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
-        """Ask how many tokens can be loaded, and compare the answer with a match."""
+        """Return how many tokens can be loaded, after comparing the answer with a match."""
         most = request.prompt - 1 if length is None else length
         tokens = request.head(most)
         hit = self.ask(
@@ -29,7 +29,7 @@ class LendingLoads(Lending):
         return hit
 
     def admit(self, request: EngineRequest) -> None:
-        """Say that a request computes what it has not on the device by now."""
+        """Report that a request computes all tokens that are not on the device by now."""
         tokens = request.head(request.prompt - 1)
         self.ask(
             request,
@@ -40,13 +40,13 @@ class LendingLoads(Lending):
         )
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:
-        """Return how many pages a request has on the device, and how many with those it can load."""
+        """Return a request's number of device pages, and that number plus its loadable pages."""
         unit, most, hit = self.page_tokens, request.prompt - 1, 0
         shared = most // unit if self.random.random() < 0.7 else 0
         if self.random.random() < 0.15:
             most = self.random.randint(0, most)
         asks = self.random.random() < 0.95
-        # A load brings the state with it, so that only what is computed at once needs it there.
+        # A load includes the state, so only an immediate start needs the state on the device.
         first = self.pools.cached(request, shared, with_state=False)
         if asks:
             hit = self.hit(request, first * unit, most)
@@ -56,7 +56,7 @@ class LendingLoads(Lending):
         return first, first + hit // unit
 
     def load(self, request: EngineRequest, first: int, last: int) -> None:
-        """Have the pages from position `first` to `last` loaded."""
+        """Load the pages from position `first` to `last`."""
         pools, end = self.pools, last * self.page_tokens
         request.bringing, request.state_comes = end, True
         self.ask(
@@ -77,9 +77,9 @@ class LendingLoads(Lending):
         request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
-        """Look how far the load of a request is.
+        """Check the progress of a request's load.
 
-        Once the cache says that it is over, no copy may touch the pages of the request.
+        Once the cache reports its end, no copy may access the request's pages.
         """
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state is LoadState.LOADING:

@@ -1,4 +1,4 @@
-"""Wrong calls of an engine that lends its device pages; see `misuse`."""
+"""Invalid calls from an engine that owns its device pages; see `misuse`."""
 
 from collections.abc import Sequence
 from random import Random
@@ -13,7 +13,7 @@ from .misuse import WrongCall, refuse
 def misuse(
     caches: Sequence[HostCache], request: EngineRequest, leaving: Sequence[str], random: Random
 ) -> None:
-    """Make a wrong call that fits the stage of `request`, or one about a request that is `leaving`."""
+    """Make an invalid call that fits the stage of `request`, or one about a `leaving` request."""
     unit = caches[0].config.layout.page_tokens * TOKEN_BYTES
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
     wrong: list[WrongCall[HostCache]] = [

@@ -1,4 +1,4 @@
-"""An engine that owns its device pages moves requests out of them, and back into others."""
+"""Retraction of requests from engine-owned device pages, and resumption into other pages."""
 
 from ...coordinator.operation import Phase
 from ...ranks.protocol.answers import Wait
@@ -11,7 +11,7 @@ class LendingRetracts(Lending):
     """Retracts requests and resumes them."""
 
     def retract(self, request: EngineRequest) -> bool:
-        """Retract a request after this step's forward pass; False if it goes on."""
+        """Retract a request after this step's forward pass; False if it continues."""
         if request.unknown or request.name not in self.caches[0].inspection.requests:
             return False
         known = max(request.computed, request.planned)
@@ -30,10 +30,7 @@ class LendingRetracts(Lending):
         return done
 
     def look(self, request: EngineRequest) -> str:
-        """Look how far a retracted request is, and resume it if it is saved.
-
-        Returns what became of it.
-        """
+        """Check a retracted request's progress, resume it if it is saved, and return the outcome."""
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1
@@ -47,14 +44,14 @@ class LendingRetracts(Lending):
             self.pools.require_untouched(f"request {request.name} is SAVED", request)
             request.bringing, request.computed, request.refused = request.computed, 0, 0
             held = self.pools.take_all(request)
-            # Others have them from now on.
+            # Other requests may use these pages from now on.
             self.pools.give_back(held, overwrite=self.random.random() < 0.7)
         elif self.random.random() < 0.6:
             return self._resume(request)
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Say whether all copies that touch what a request lends are quarantined."""
+        """Return whether all copies that access the request's pages are quarantined."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

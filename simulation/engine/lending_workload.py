@@ -1,9 +1,9 @@
-"""An engine with device pages of its own, which it lends to a `HostCache` for copies.
+"""An engine that owns its device pages and passes them to a `HostCache` for copies.
 
-It works as vLLM's scheduler does. Between the halves of a step it decides: it prefetches, asks what can
-be loaded, loads, computes in chunks, backs up whole pages, preempts and releases. Then it launches its
-forward pass, between the copies that must come before it and those that must come after. Pages of a
-preempted request are handed to others before their fence, and overwritten after it.
+It works like vLLM's scheduler. Between the halves of a step it prefetches, queries hits, loads,
+computes in chunks, backs up whole pages, preempts and releases. Its forward pass then runs between the
+copies that must precede it and those that must follow. A preempted request's pages go to others before
+its fence, and are overwritten after it.
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ class LendingWorkload(Engine[HostCache]):
         self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
         self._retracts = LendingRetracts(*parts)
         self._leaving: dict[str, Held] = {}
-        """Requests that were released, and their pages, which are not free yet."""
+        """Released requests with their pages, which are not free yet."""
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
-        """Copies of this step wait for its forward pass."""
-        # Groups that have other weights than each other hand nothing over.
+        """Whether copies of this step wait for its forward pass."""
+        # Groups with different weights cannot hand requests over, so resets are rare in a pair.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
         self._resets = self._random.choice(rates)
         self._impatience = self._random.choice((0.0, 0.1, 0.5))
@@ -107,7 +107,7 @@ class LendingWorkload(Engine[HostCache]):
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
-        """Raise unless every device page is free, and a reset leaves every host page free."""
+        """Raise unless every device page is free, and a reset frees every host page."""
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
@@ -167,7 +167,7 @@ class LendingWorkload(Engine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # Pages of one that was preempted in this step are written at once.
+                # A request preempted in this step needs its fence first: its pages are written at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):
@@ -197,12 +197,12 @@ class LendingWorkload(Engine[HostCache]):
         self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
         request.stage, request.unfilled = EngineStage.COMPUTING, {}
         if not pools.can_compute(request) or self._random.random() < 0.5:
-            # Another engine would begin again from nothing, and others may have the pages at once.
+            # Another engine would start from scratch, and others may get the pages at once.
             pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
             request.computed = 0
             request.stage = EngineStage.WAITING
 
-    # While it computes.
+    # While a request computes.
 
     def _stage(self, request: EngineRequest) -> EngineStage:
         return (
@@ -210,7 +210,7 @@ class LendingWorkload(Engine[HostCache]):
         )
 
     def _plan(self, request: EngineRequest, length: int) -> int:
-        """Plan to compute up to `length` tokens, or as far as there is room; return how far that is."""
+        """Plan to compute up to `length` tokens, or as many as fit; return the length planned."""
         if request.lends_state:
             self._coverage["waits for a backup of its state"] += 1
             return request.computed
@@ -237,12 +237,12 @@ class LendingWorkload(Engine[HostCache]):
             request.tokens += self._prompts.answer(min(missing, self._page + 1))
         length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
         if request.stage is EngineStage.ANSWERING:
-            # What found no room was not put out: the engine samples it again.
+            # Tokens without room were not put out: the engine samples them again.
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
                 self._back_up(request)
 
-    # The end of a request, for now or for good.
+    # The end of a request, temporary or final.
 
     def _refused(self, request: EngineRequest) -> None:
         """React to a lack of room: wait, preempt or retract another request, or abort this one."""
@@ -273,14 +273,14 @@ class LendingWorkload(Engine[HostCache]):
             self._abort(request)
 
     def _begin_again(self, request: EngineRequest) -> None:
-        """Let a request of which what was saved is lost compute it again."""
+        """Restart a request whose saved pages were lost."""
         self._begin_anew(request, max(request.prompt, request.bringing))
         request.computed, request.stage = 0, EngineStage.ARRIVED
         request.admitted = request.failed = False
         request.generation = self._generation
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Hand the pages of a request to others at once; it begins again, perhaps with its answer."""
+        """Give a request's pages to others at once; it restarts, perhaps with its answer as prompt."""
         self._coverage["preempted"] += 1
         if self._random.random() < 0.3:
             self._back_up(request)
@@ -315,7 +315,7 @@ class LendingWorkload(Engine[HostCache]):
         self._release(request)
 
     def _leave(self, request: EngineRequest) -> None:
-        """Let a request go that has ended, its device pages alone while others read what it has."""
+        """Release a finished request, or free only its device pages while it is served to others."""
         if not self._stays(request):
             self._release(request)
         elif not self._ask(request, "lends", lambda c: c.lends(request.name)):
@@ -337,7 +337,7 @@ class LendingWorkload(Engine[HostCache]):
             if name not in self._leaving:
                 raise Violated(f"a collect_freed names {name}, which is staying")
             self._freed(name, self._leaving.pop(name))
-        # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
+        # Pages of a quarantined copy may never become free, and no caller may wait for them.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("a pending_frees is true, and nobody is leaving")
 
@@ -346,13 +346,13 @@ class LendingWorkload(Engine[HostCache]):
         self._old_names.append(name)
 
     def _reset(self) -> None:
-        """Drop all that is cached; no request that begins from now on may find any of it."""
+        """Reset the cache; requests that start from now on must not find old entries."""
         if self._random.random() < 0.5:
             for request in self.requests:
                 if request.stage in _COMPUTES:
                     self._preempt(request)
         self._generation += 1
-        # Contents follow the generation, and so do the keys of one that is named.
+        # Contents depend on the generation, and so do keys of a named version.
         version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1

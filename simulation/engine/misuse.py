@@ -1,4 +1,4 @@
-"""Calls that an engine must not make: every rank refuses each of them, and none changes anything."""
+"""Invalid calls by an engine: every rank must refuse them without any change."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -11,13 +11,13 @@ from ..world.request import EngineRequest, EngineStage
 from ..world.violated import Violated
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
-"""What is wrong with a call, and the call itself."""
+"""Description of an invalid call, and the call itself."""
 
 
 def misuse(
     caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
 ) -> bool:
-    """Make a wrong call that fits the stage of `request`; False if there is none."""
+    """Make an invalid call that fits the stage of `request`; False if there is none."""
     wrong = _wrong_calls(caches, request, page_tokens)
     if not wrong:
         return False
@@ -27,7 +27,7 @@ def misuse(
 
 
 def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
-    """Make a wrong call, which every rank must refuse without changing anything."""
+    """Make an invalid call, which every rank must refuse without changing anything."""
     for rank, cache in enumerate(caches):
         before = (cache.inspection.digest, cache.inspection.state_digest)
         try:
@@ -41,7 +41,7 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
 
 
 def refused_and_changed(rank: int, what: str) -> Violated:
-    """Return that a call was refused and has changed something."""
+    """Return the finding that a refused call changed something."""
     return Violated(f"rank {rank}: {what} was refused, and changed something all the same")
 
 

@@ -1,8 +1,8 @@
-"""The model's side of device memory: what it computes and reads for a request, by component.
+"""The model's accesses to device memory for a request, by component.
 
-A request has a page table for each pool. What a page holds follows from the tokens before its end. A
-page of a sliding window is needed only as long as the window reaches it, and a recurrent state is one
-slot that the model changes in place.
+A request has one page table per pool. A page's content follows from the tokens before its end. A
+sliding-window page is needed only while the window reaches it. A recurrent state is one slot that the
+model updates in place.
 """
 
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ from .every_rank import NO_PAGE, EveryRank
 
 
 class Layers(ABC):
-    """The layers of one component, and the pool in which they keep what they compute."""
+    """The layers of one component, and the pool of their KV or state."""
 
     per_page = True
-    """Whether a request's table has an entry for each page of tokens, or a single entry."""
+    """Whether a request's table has one entry per page of tokens, or a single entry."""
 
     def __init__(self, pool: str, page_tokens: int, contents: Contents) -> None:
         self.pool = pool
@@ -29,13 +29,14 @@ class Layers(ABC):
 
     @abstractmethod
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return what the table's entry `index` holds after `length` tokens; EMPTY if unknown."""
+        """Return the content of table entry `index` after `length` tokens; EMPTY if unknown."""
 
     @abstractmethod
     def needed(self, length: int, room: int) -> range:
-        """Return the table entries that a request must have after it has computed `length` tokens.
+        """Return the table entries that a request must have after `length` computed tokens.
 
-        These are the ones that its next token reads, and those that it may still compute in its `room`.
+        These are the entries that its next token reads, and those that it may still compute within its
+        `room`.
         """
 
     @abstractmethod
@@ -63,7 +64,7 @@ class FullAttentionLayers(Layers):
 
 
 class SlidingWindowLayers(FullAttentionLayers):
-    """Layers that read the last tokens only, so that pages before those may be gone."""
+    """Layers that read only the last tokens, so that earlier pages may be gone."""
 
     def __init__(self, pool: str, page_tokens: int, contents: Contents, window_tokens: int) -> None:
         super().__init__(pool, page_tokens, contents)
@@ -78,7 +79,7 @@ class SlidingWindowLayers(FullAttentionLayers):
 
 
 class RecurrentLayers(Layers):
-    """Layers with one state, which stands for all earlier tokens."""
+    """Layers with one state, which represents all earlier tokens."""
 
     per_page = False
 
@@ -95,7 +96,7 @@ class RecurrentLayers(Layers):
 
 
 class Model:
-    """All layers of a model, on the device memory of every rank."""
+    """All layers of a model, on every rank's device memory."""
 
     def __init__(self, config: RankCacheConfig, contents: Contents) -> None:
         self._page = page_tokens = config.layout.page_tokens
@@ -110,11 +111,11 @@ class Model:
         self._device: Mapping[str, EveryRank] = {}
 
     def begin_epoch(self, device: Mapping[str, EveryRank]) -> None:
-        """Go on with the device memory of a new group, by pool."""
+        """Continue with a new group's device memory, by pool."""
         self._device = device
 
     def check_tables(self, request: EngineRequest) -> None:
-        """Raise unless the request has the pages that it needs, with the right content on all ranks."""
+        """Raise unless the request has all needed pages, with the right content on all ranks."""
         for layers in self.layers:
             table = request.tables[layers.pool]
             pages = [page for page in table if page != NO_PAGE]
@@ -149,9 +150,9 @@ class Model:
 
 
 def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
-    """Return the pages in the requests' tables, each with its content and the name of its request.
+    """Return the pages in the requests' tables, each with content and request name.
 
-    Pages whose content is not known are left out.
+    Pages with unknown content are left out.
     """
     contents: dict[int, int] = {}
     wanted: list[tuple[int, int, str]] = []

@@ -1,4 +1,4 @@
-"""Probing a cache at rest: can one request have all that there is?"""
+"""Probe of a cache at rest: a request must be able to allocate the whole device."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from .every_rank import NO_PAGE
 
 
 def probe(caches: Sequence[Cache], world: World) -> bool:
-    """Ask for as many device pages as one request can have, and for every slot of a state.
+    """Allocate the maximum of device pages for one request, and every state slot.
 
-    Returns False if that takes steps: under write-back, what leaves is backed up first.
+    Return False if that needs more steps: under write-back, evicted pages are backed up first.
     """
     pools, states = world.pools, world.state_pools
     pages = min(device for pool, (device, _) in pools.items() if pool not in states)
     count = max((pools[pool][0] for pool in states), default=1)
     names = [f"probe{number}" for number in range(count)]
     tokens = [pages * world.page_tokens] + [0] * (count - 1)
-    # All are asked for, whatever becomes of the first, since all are let go of.
+    # Reserve for all names even if the first fails, because all are released below.
     had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
     for pool, (device, _) in pools.items() if all(had) else ():
         table = [page for name in names for page in _table(caches, name, pool)]

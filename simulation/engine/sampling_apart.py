@@ -1,6 +1,6 @@
-"""Engines that sample apart: a command brings as many tokens on one rank, but other ones.
+"""Diverging engines: a command carries the same number of tokens on one rank, but other ones.
 
-The digest covers tokens (rule R2), so all ranks must notice in the next round that is launched.
+The digest covers tokens (rule R2), so all ranks must notice in the next launched round.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from ..world.request import EngineRequest, EngineStage
 from .engine_pools import EnginePools
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""The name of a command, tokens that it may bring, and the command itself."""
+"""Name of a command, tokens that it may carry, and the command itself."""
 
 _NAME = "apart"
-"""The name of a request or pin that the engine has not used."""
+"""A request or pin name that the engine has not used."""
 
 
 def cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes
 ) -> list[Bringing[Cache]]:
-    """Return commands that bring tokens to a `Cache`: those of a new prompt, and computed ones."""
-    # So few fit any device.
+    """Return token-carrying commands for a `Cache`: with a new prompt, and with computed tokens."""
+    # Two tokens fit any device.
     head = prompt[: 2 * TOKEN_BYTES]
     commands: list[Bringing[Cache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
@@ -33,7 +33,7 @@ def cache_commands(
     ]
     for each in requests:
         computes = each.stage in (EngineStage.COMPUTING, EngineStage.ANSWERING)
-        # What is inserted has to continue what the request was admitted with.
+        # Inserted tokens must continue the request's admitted prefix.
         if computes and each.computed > each.shared:
             commands.append(("insert", each.head(each.computed), partial(_insert, each)))
     return commands
@@ -42,7 +42,7 @@ def cache_commands(
 def host_cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pools: EnginePools
 ) -> list[Bringing[HostCache]]:
-    """Return commands that bring tokens to a `HostCache`."""
+    """Return token-carrying commands for a `HostCache`."""
     commands: list[Bringing[HostCache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
         ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
@@ -60,7 +60,7 @@ def host_cache_commands(
 
 
 def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
-    """Give the command to every rank, with another last token on `rank`."""
+    """Give the command to every rank, with a different last token on `rank`."""
     _, tokens, command = bringing
     other = tokens[:-TOKEN_BYTES] + bytes((tokens[-TOKEN_BYTES] ^ 1,)) + tokens[1 - TOKEN_BYTES :]
     for cache in caches:

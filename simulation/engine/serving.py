@@ -1,4 +1,4 @@
-"""How an engine lets other groups read what its requests compute."""
+"""Serving of computed pages to other groups."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ..world.world import World
 
 
 class ServesPeers:
-    """Serves some of what requests compute, at several ends."""
+    """Serves some of the requests' computed tokens, at several ends."""
 
     def __init__(self, world: World) -> None:
         self._random = world.stream("serving")
@@ -21,7 +21,7 @@ class ServesPeers:
         if self._random.random() > 0.03:
             return False
         ttl_s = self._random.choice((0.05, 0.5, 30.0))
-        # As vLLM's producer: up to what it has promised, and then up to what has become of that.
+        # Like vLLM's producer: serve up to the promised end, then up to the ends actually reached.
         ends = [self._random.randint(0, length) for _ in range(self._random.choice((0, 1, 2, 3)))]
         for end in (length, *ends):
             self._serve(caches, request, end, ttl_s)

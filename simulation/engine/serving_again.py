@@ -1,4 +1,4 @@
-"""Prompts that are in memory are served once more, long after a store was emptied."""
+"""Serves prompts in memory once more, long after a store was emptied."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +15,9 @@ Prompt = tuple[str, bytes]
 def serve_again(
     caches: Sequence[Cache], prompts: Iterable[Prompt], take_step: Callable[[], None]
 ) -> list[Prompt]:
-    """Load back and publish what memory has of each prompt; return what was published.
+    """Load back and publish each prompt's cached part; return the published prompts.
 
-    A prompt that finds no room on the device, or whose copy fails, is left out.
+    A prompt without room on the device, or with a failed copy, is left out.
     """
     found = [
         (namespace, tokens[: TOKEN_BYTES * match.host_tokens])
@@ -37,7 +37,7 @@ def _serve(caches: Sequence[Cache], prompt: Prompt, take_step: Callable[[], None
     def state(cache: Cache) -> LoadState:
         return cache.load_state(name)
 
-    # Under write-back there is room once what leaves the device has been backed up.
+    # Under write-back, room appears once evicted pages have been backed up.
     answer = ask("load_back", caches, admit)
     if isinstance(answer, Wait):
         take_step()

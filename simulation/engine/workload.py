@@ -1,9 +1,8 @@
-"""An engine: the commands that a continuous-batching scheduler gives, the same on every rank.
+"""An engine with the commands of a continuous-batching scheduler, the same on every rank.
 
-Several requests are in flight. Each goes its way, one action at a time, at moments drawn from the seed:
-it prefetches, waits, loads back, computes in chunks and publishes some of them, puts out tokens,
-publishes everything, and is released. A hit in its device pages is checked before the model computes on
-top of it (`model`).
+Several requests are in flight. Each takes one action at a time, at moments drawn from the seed:
+prefetch, wait, load back, compute chunks and publish some, decode, publish everything, release. A
+device hit is checked before the model computes on top of it (`model`).
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ from .sampling_apart import Bringing, cache_commands
 from .serving_again import serve_again
 
 _SERVED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
-"""The stages in which an engine may let other groups read what a request has computed."""
+"""Stages in which an engine may serve a request's computed pages to other groups."""
 
 
 class Workload(Engine[Cache]):
@@ -83,7 +82,7 @@ class Workload(Engine[Cache]):
         return probe(self._caches, self._world)
 
     def serve_again(self, take_step: Callable[[], None]) -> list[tuple[str, bytes]]:
-        """Serve earlier prompts again as far as memory has them; return namespaces and tokens.
+        """Serve the cached part of earlier prompts again; return namespaces and tokens.
 
         Nothing else may be in flight.
         """
@@ -277,7 +276,7 @@ class Workload(Engine[Cache]):
             self._insert(request, final=False)
 
     def _chunk_end(self, request: EngineRequest, end: int) -> int:
-        """Return where a chunk ends that could go on to `end`: mostly at the next checkpoint."""
+        """Return the end of a chunk that could reach `end`: usually the next checkpoint."""
         ahead = [each for each in request.checkpoints if request.computed < each < end]
         return min(ahead) if ahead and self._random.random() < 0.85 else end
 
@@ -291,7 +290,7 @@ class Workload(Engine[Cache]):
         request.tokens += self._prompts.answer(min(missing, self._page + 1))
         if not self._advance(request, len(request.tokens) // TOKEN_BYTES):
             return
-        # What found no room was not put out: the engine samples it again.
+        # Tokens without room were not put out: the engine samples them again.
         request.tokens = request.head(max(request.prompt, request.computed))
         every = self._world.checkpoint_tokens
         share = 0.1 if every is None or request.computed % every else 0.6
@@ -299,7 +298,7 @@ class Workload(Engine[Cache]):
             self._insert(request, final=False)
 
     def _advance(self, request: EngineRequest, length: int) -> bool:
-        """Compute up to `length` tokens, or as far as there is room; False if it has lost its pages."""
+        """Compute up to `length` tokens, or as many as fit; return False if it was preempted."""
         if request.room < length:
             total = length if self._random.random() < 0.6 else length + 2 * self._page
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):
@@ -322,7 +321,7 @@ class Workload(Engine[Cache]):
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Give the pages of a request to others and begin it again, perhaps after what it published."""
+        """Preempt a request: free its pages and restart it, perhaps after publishing."""
         self._coverage["preempted"] += 1
         if self._random.random() < 0.5:
             self._insert(request, final=False)
@@ -330,7 +329,7 @@ class Workload(Engine[Cache]):
         self._begin_again(request, EngineStage.ARRIVED)
 
     def _begin_again(self, request: EngineRequest, stage: EngineStage) -> None:
-        """Let a request that has lost its pages compute its prompt anew."""
+        """Let a request that has lost its pages compute its prompt again."""
         request.tokens = request.head(request.prompt)
         request.stage, request.resumes = stage, False
         request.computed = request.room = request.shared = request.refused = 0

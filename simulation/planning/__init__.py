@@ -1,1 +1,1 @@
-"""What a cache of some size would have hit on a trace: a real replica, and no bytes moved."""
+"""Planning: the hit rate of a cache of a given size on a trace, from a real replica without I/O."""

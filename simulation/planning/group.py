@@ -1,7 +1,7 @@
-"""A group that serves one prompt after the other: a real replica, and I/O that takes no time.
+"""A simulated group that serves prompts one after the other: a real replica with instant I/O.
 
-Whatever the replica orders is done at once on every rank, so that each verdict follows from the effects
-before it. No ballot, no executor and no byte is needed, and the same prompts give the same figures.
+Every order completes at once on every rank, so each verdict follows from the preceding effects. No
+ballots, executors or bytes are needed, and equal prompts give equal figures.
 """
 
 from collections import Counter
@@ -33,11 +33,11 @@ from .prompts import ID_BYTES, PagedPrompt
 _NAMESPACE = ""
 _by_operation = attrgetter("operation")
 _TRIES_MAX = 4
-"""How often a request asks again that has to wait, for example until pages are backed up."""
+"""How often a request retries admission, for example until pages are backed up."""
 
 
 class Served(NamedTuple):
-    """How many pages of a prompt came from each tier."""
+    """Number of a prompt's pages that came from each tier."""
 
     device: int
     host: int
@@ -45,25 +45,25 @@ class Served(NamedTuple):
 
 
 class InstantGroup:
-    """The replica of a group, whose pages have one token (`PagedPrompt`)."""
+    """The replica of a group whose pages have one token (`PagedPrompt`)."""
 
     def __init__(
         self, config: ReplicaConfig, *, chunk_pages: int, store: KeyStore | None = None
     ) -> None:
-        """Prompts are computed in chunks of `chunk_pages`."""
+        """Create the group; prompts are computed in chunks of `chunk_pages`."""
         self.replica = Replica(config)
         self.moved: Counter[tuple[str, str]] = Counter()
-        """Pages that each rank has moved, by the way (`l1_to_l2` and so on) and the pool."""
+        """Pages moved by each rank, by direction (`l1_to_l2` and so on) and pool."""
         self._chunk_pages = chunk_pages
         self._device_pages = config.device_pages
         self._store = store
         self._rounds = 0
         self._names = 0
         self._lengths: dict[int, Sequence[int]] = {}
-        """What the store can restore of each prefetch that looks it up."""
+        """Lengths that the store can restore, by prefetch operation."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
-        """Compute a prompt; None if the device has no room for it."""
+        """Compute a prompt; return None if the device has no room for it."""
         if prompt.reserved > self._device_pages:
             return None
         replica, name = self.replica, str(self._names)
@@ -82,7 +82,7 @@ class InstantGroup:
         return served
 
     def _admit(self, name: str, usable: bytes, pages: int) -> Admission | None:
-        """Admit a request with room for its first chunk, which begins behind what is cached."""
+        """Admit a request with room for its first chunk, which begins after the cached prefix."""
         for _ in range(_TRIES_MAX):
             reserved = pages
             if pages > self._chunk_pages:
@@ -95,7 +95,7 @@ class InstantGroup:
         return None
 
     def _compute(self, name: str, prompt: PagedPrompt, admission: Admission) -> bool:
-        """Compute what is not cached, chunk by chunk; False where there was no room for a chunk."""
+        """Compute the uncached pages chunk by chunk; return False if a chunk found no room."""
         replica, pages = self.replica, prompt.pages
         if replica.load_state(name) is not LoadState.READY:
             return False
@@ -103,7 +103,7 @@ class InstantGroup:
         ends = sorted({*chunks, *admission.checkpoints, pages})
         for end in ends:
             final = end == pages
-            # What is computed in one chunk has its room since it was admitted.
+            # A single-chunk prompt got all its room at admission.
             if prompt.reserved > self._chunk_pages:
                 fits, effects = replica.extend(name, prompt.reserved if final else end)
                 self._follow(effects)
@@ -114,7 +114,7 @@ class InstantGroup:
         return True
 
     def _follow(self, effects: Effects) -> None:
-        """Do all that was ordered, and apply the verdicts, until nothing is in flight."""
+        """Complete all orders and apply their verdicts, until nothing is in flight."""
         while effects.expectations or effects.orders:
             seats = self._seats(effects.expectations, effects.orders)
             watermarks = _watermarks(effects.expectations)
@@ -131,7 +131,7 @@ class InstantGroup:
     def _seats(
         self, expectations: Iterable[Expectation], orders: Iterable[Order]
     ) -> tuple[SeatVerdict, ...]:
-        """Return what the lookups and reads of prefetches have come to."""
+        """Return the results of lookups and reads, one per prefetch slot."""
         fetches: dict[int, Fetch] = {}
         for order in orders:
             if isinstance(order, LookUp):
@@ -153,7 +153,7 @@ class InstantGroup:
         return tuple(sorted(seats, key=_by_operation))
 
     def _restorable(self, order: LookUp) -> Sequence[int]:
-        """Return the lengths that can be restored."""
+        """Return the restorable lengths."""
         assert self._store is not None
         has = self._store.has
         present = [[has(need.pool, key) for key in need.keys] for need in order.needs]
@@ -171,7 +171,7 @@ class InstantGroup:
         return Arrived(order.operation, landed, None, None, None)
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
-        """Count the pages that orders move, and write what goes to the store."""
+        """Count the pages that orders move, and write persisted pages to the store."""
         for order in orders:
             if isinstance(order, CopyToHost | CopyToDevice):
                 way = "l1_to_l2" if isinstance(order, CopyToHost) else "l2_to_l1"
@@ -193,7 +193,7 @@ class InstantGroup:
 
 
 def _watermarks(expectations: Iterable[Expectation]) -> tuple[Watermark, ...]:
-    """Return that all which stands in a queue has ended well."""
+    """Return watermarks that report every queued operation as completed."""
     through: dict[Queue, int] = {}
     for each in expectations:
         if isinstance(each, Queued):

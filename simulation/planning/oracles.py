@@ -1,12 +1,13 @@
-"""What other caches would have hit: one without bounds, the best one there can be, and FIFO.
+"""Hit counts of reference caches on a trace: unbounded, optimal (Belady), and FIFO.
 
-The best one (Belady) knows what comes. Of all pages it lets go of those that are needed again last, and
-does not keep what is needed again later than all of them. A page is never needed later than one that
-follows it in some prompt, so of a prefix the last page leaves first, as it must. No cache of the same
-size hits more, whatever its tiers and its policy: in the time between two uses a page is cached or not,
-and to let go of the longest of these times leaves room for the most of them.
+Belady knows the future: it evicts the pages whose next use is furthest away, and does not admit a page
+that is needed later than all cached ones. A page is never needed later than its successors in a prompt,
+so the last page of a prefix is evicted first, as a tree requires. No cache of the same size has more
+hits, whatever its tiers and policy: between two uses a page is either cached or not, and evicting the
+longest such interval leaves room for the most intervals.
 
-Pages that every prompt has together are one run, so this takes time by runs and not by pages.
+Pages that always occur together form a run, so that the time depends on the number of runs instead of
+pages.
 """
 
 import heapq
@@ -20,12 +21,12 @@ from .prompts import ID_BYTES, PagedPrompt
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Pages that every prompt which has one of them has all of."""
+    """Consecutive pages that occur only together: every prompt with one of them has all."""
 
     number: int
-    """Runs are numbered from the beginning of prompts to their ends."""
+    """Number of the run; runs are numbered from the beginnings of prompts to their ends."""
     first_page: int
-    """The number of its first page among all pages of all runs."""
+    """Number of the run's first page, counted over all runs."""
     width: int
 
 
@@ -36,23 +37,23 @@ class _Branch:
     run: Run | None = None
 
     def cut(self, at: int) -> None:
-        """Divide it after `at` bytes."""
+        """Split the branch after `at` bytes."""
         lower = _Branch(self.ids[at:], self.below)
         self.ids, self.below = self.ids[:at], {lower.ids[:ID_BYTES]: lower}
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A prompt as runs."""
+    """A prompt as a sequence of runs."""
 
     usable: tuple[Run, ...]
-    """Those of which a cache can be of use."""
+    """The runs that can be cache hits."""
     whole: tuple[Run, ...]
-    """All that can be cached once it is computed."""
+    """All runs that can be cached after the prompt was computed."""
 
 
 def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
-    """Return all prompts as runs, and the number of different pages."""
+    """Return all prompts as runs, and the number of distinct pages."""
     top = _Branch(b"")
     for prompt in prompts:
         _grow(top, prompt.ids)
@@ -77,7 +78,7 @@ def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
 
 
 def _grow(top: _Branch, ids: bytes) -> None:
-    """Make branches for the pages of a prompt, and let one of them end where it ends."""
+    """Add a prompt's pages to the tree, with a branch boundary at the prompt's end."""
     branch, done = top, 0
     while done < len(ids):
         following = branch.below.get(ids[done : done + ID_BYTES])
@@ -92,7 +93,7 @@ def _grow(top: _Branch, ids: bytes) -> None:
 
 
 def _common(ids: bytes, other: bytes, at: int) -> int:
-    """Return how many bytes, in whole pages, `ids` has in common with `other` from `at` on."""
+    """Return the length in bytes of the common whole pages of `ids` and `other` from `at`."""
     if other.startswith(ids, at):
         return len(ids)
     few, many = 0, min(len(ids), len(other) - at) // ID_BYTES + 1
@@ -106,7 +107,7 @@ def _common(ids: bytes, other: bytes, at: int) -> int:
 
 
 def ideal(prompts: Sequence[Path]) -> list[int]:
-    """Return how many pages of each prompt a cache without bounds would have."""
+    """Return for each prompt how many pages an unbounded cache would hit."""
     seen: set[int] = set()
     hits: list[int] = []
     for path in prompts:
@@ -121,13 +122,13 @@ def ideal(prompts: Sequence[Path]) -> list[int]:
 
 
 def belady(prompts: Sequence[Path], pages: int) -> list[int]:
-    """Return how many pages of each prompt the best cache of `pages` pages would have."""
+    """Return for each prompt how many pages an optimal cache of `pages` pages would hit."""
     following = _next_uses(prompts)
     held: dict[int, int] = {}
-    """How many pages of each run are cached, from its first on."""
+    """Number of cached pages of each run, counted from its first page."""
     when: dict[int, float] = {}
     widest: list[tuple[float, int]] = []
-    """The runs by their next use, as a heap with the last one first. What is not in `when` is stale."""
+    """Heap of runs with the latest next use first; entries that differ from `when` are stale."""
     free = pages
     hits: list[int] = []
     for at, path in enumerate(prompts):
@@ -164,7 +165,7 @@ def belady(prompts: Sequence[Path], pages: int) -> list[int]:
 
 
 def _next_uses(prompts: Sequence[Path]) -> list[tuple[float, ...]]:
-    """Return for each prompt and run when a cache can be of use with it again."""
+    """Return for each prompt and run the index of the next prompt that can hit the run."""
     latest: dict[int, float] = {}
     uses: list[tuple[float, ...]] = []
     for at in range(len(prompts) - 1, -1, -1):
@@ -185,7 +186,7 @@ def _leading(runs: Sequence[Run], held: dict[int, int]) -> int:
 
 
 def fifo(prompts: Sequence[Path], pages: int) -> list[int]:
-    """Return how many pages of each prompt a cache would have that lets the oldest page go first."""
+    """Return for each prompt how many pages a FIFO cache of `pages` pages would hit."""
     cached = bytearray(
         max((run.first_page + run.width for p in prompts for run in p.whole), default=0)
     )

@@ -1,8 +1,8 @@
-"""Prompts in pages: one id for each whole page, so that a replica needs no tokens to know them.
+"""Prompts in pages: one id represents a whole page, so that a replica needs no tokens.
 
-Two pages have the same id only if they have the same tokens. A replica whose pages have one token,
-which is that id, finds, keeps and evicts just what one does that is given all tokens, and hashes a
-small part of the bytes.
+Two pages have the same id only if they have the same tokens. A replica with one-token pages, where the
+id is the token, finds, keeps and evicts the same pages as a replica with all tokens, but hashes far
+fewer bytes.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from ...errors import ConfigError
 from ...small_engine.request import BLOCK_TOKENS, WorkloadRequest
 
 ID_BYTES = 4
-"""An id is what a replica takes for a token."""
+"""Size of an id; the replica treats an id as a token."""
 _IDS_MAX = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedPrompt:
-    """A prompt as a replica sees it whose pages have one token."""
+    """A prompt for a replica whose pages have one token."""
 
     tokens: int
-    """Its length in tokens."""
+    """The prompt's length in tokens."""
     ids: bytes
-    """The ids of its whole pages."""
+    """The ids of the prompt's whole pages."""
     usable: int
-    """How many of them can come from a cache: at least one token is computed."""
+    """Number of pages that can be cache hits: at least one token is always computed."""
     reserved: int
-    """How many pages it needs, the last of which may not be full."""
+    """Number of pages that the prompt needs, including a last partial page."""
 
     @property
     def pages(self) -> int:
@@ -37,7 +37,7 @@ class PagedPrompt:
 
 
 def require_page_tokens(page_tokens: int) -> None:
-    """Raise `ConfigError` unless a trace says of pages of this size whether they are equal."""
+    """Raise `ConfigError` unless a trace's hashes distinguish pages of this size."""
     if page_tokens < 1 or (BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS):
         raise ConfigError(
             f"pages of {page_tokens} tokens cannot be told apart by a trace, whose ids stand for"

@@ -1,1 +1,1 @@
-"""One simulated rank: an executor, copies and stores in virtual time."""
+"""One simulated rank: executor, copies and stores in virtual time."""

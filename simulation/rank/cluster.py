@@ -1,7 +1,6 @@
-"""N real caches in one thread: every command goes to all of them, and all of them take every step.
+"""N real caches in one thread: every command goes to all of them, and all take every step.
 
-The ranks must answer alike, and must launch rounds that are equal in number and shape. Both are checked
-here, at the moment they happen.
+The ranks must answer alike and launch equally many rounds of the same shape. Violations raise at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +29,13 @@ def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Ans
 
 
 class WatchedCollective:
-    """A transport that records every collective that its rank reaches."""
+    """A transport that records every collective of its rank."""
 
     def __init__(self, inner: Collective) -> None:
         self._inner = inner
         self.transport = inner.transport
         self.reached: list[tuple[str, int]] = []
-        """By launch: the kind of element and the length; a gathering has the length 0."""
+        """Dtype and length of each launch; a gather has length 0."""
 
     @property
     def rank(self) -> int:
@@ -55,7 +54,7 @@ class WatchedCollective:
         return self._inner.launch(lanes)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Refuse: no step may gather, and one thread could not wait for the other ranks."""
+        """Refuse: no step may gather, and a single thread cannot wait for other ranks."""
         del payload, timeout_s
         self.reached.append(("gather", 0))
         raise CollectiveTimeout("the simulator compares the flight recorders itself")
@@ -68,14 +67,14 @@ class WatchedCollective:
 
 
 MakeCache = Callable[[int, Collective], RankCache]
-"""Makes the cache of one rank over its transport."""
+"""Creates the cache of one rank over its transport."""
 
 
 class Cluster:
     """The caches of one epoch.
 
-    A step has two halves. Every rank takes the first one before any rank takes the second, so that no
-    wait ever blocks.
+    A step has two halves. Every rank completes the first half before any rank starts the second, so
+    that no wait blocks.
     """
 
     def __init__(self, ranks: int, *, depth: int, clock: VirtualClock, make: MakeCache) -> None:
@@ -97,9 +96,9 @@ class Cluster:
         return self.end_step(missing=missing)
 
     def begin_step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Apply the verdicts of a round on every rank but `missing`; return what each rank has raised.
+        """Apply a round's verdicts on every rank but `missing`; return each rank's error or None.
 
-        `middle_us` of virtual time pass while the round is on its way.
+        `middle_us` of virtual time pass while the round is in flight.
         """
         self._errors = [None] * len(self.caches)
         self._reached = [len(each.reached) for each in self.collectives]
@@ -116,9 +115,9 @@ class Cluster:
     def end_step(
         self, *, idle_s: float = 0.0, missing: int | None = None
     ) -> list[GroupError | None]:
-        """Launch the step's round unless `begin_step` has; return what each rank has raised so far.
+        """Launch the step's round if `begin_step` did not; return each rank's error so far.
 
-        `idle_s` is how long an engine that has nothing to compute waits; see `RankCache.end_step`.
+        `idle_s` is how long an engine without work waits; see `RankCache.end_step`.
         """
         if idle_s:
             self._half(missing, lambda cache: cache.inspection.executor.wait(idle_s))
@@ -161,6 +160,6 @@ class Cluster:
         return launched.index(fewest) if fewest < max(launched) else None
 
     def first_difference(self) -> str:
-        """Return the first recorded change that is not the same on all ranks."""
+        """Return the first recorded change that differs between ranks."""
         recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

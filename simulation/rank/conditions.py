@@ -1,4 +1,4 @@
-"""The conditions under which one simulated rank works: its pace, its faults, and its reports."""
+"""Working conditions of one simulated rank: its pace, its faults, and its reports."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,57 +13,57 @@ from ..world.violated import Record
 from .stores import Origin
 
 LATE_US_MAX = 60_000
-"""How much later than usual a report may come."""
+"""The maximum extra delay of a report."""
 _SLOW_STORE_FACTOR = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One object of a fetch or persist, and the host page that belongs to it."""
+    """One object of a fetch or persist, with its host page."""
 
     index: int
-    """Its place in the sequence of all pages of the order."""
+    """Its index in the order's page sequence."""
     pool: str
     key: bytes
     page: int
     origin: Origin | None = None
-    """The group that it is read from; None stands for the store in use."""
+    """The group that the page is read from; None means the store in use."""
 
 
 @dataclass(slots=True)
 class OrderWork:
-    """The work on one order, until nothing of it touches memory any more."""
+    """The work on one order, until none of its I/O can access memory any more."""
 
     operation: int
     kind: Literal["lookup", "fetch", "persist", "copy", "serve"]
     timeout_us: int
     slowness: int = 1
     store: Origin | None = None
-    """The store or group that the order is for; None for a copy."""
+    """The store or group of the order; None for a copy."""
     touching: int = 0
-    """How many transfers run now, or can no longer be kept from running."""
+    """Number of transfers that run or can no longer be prevented."""
     cancelled: bool = False
     gave_up_quiet: bool = False
     over: bool = False
-    """Whether its outcome was reported."""
+    """Whether the outcome was reported."""
     queue: deque[Page] = field(default_factory=deque[Page])
-    """Pages whose transfer has not begun; their slots are claimed all the same."""
+    """Pages whose transfer has not started; their slots are claimed already."""
     pending: list[bool] = field(default_factory=list[bool])
-    """For each page of a fetch, by index, whether it has not landed yet."""
+    """By page index of a fetch: whether the page has not landed yet."""
     reading: list[Page] = field(default_factory=list[Page])
-    """Pages that another group is sending: what still comes after a cancel is thrown away."""
+    """Pages that another group is sending; data that arrives after a cancel is discarded."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True
 
     @property
     def is_closed(self) -> bool:
-        """Whether the store of the order was closed, so that a call that hangs comes to nothing."""
+        """Whether the order's store was closed, so that hung calls have no effect."""
         return self.store is not None and self.store.closed
 
 
 class Conditions:
-    """What the executor of one rank works under. All delays are drawn from the schedule's seed."""
+    """Conditions of one rank's executor. All delays are drawn from the schedule's seed."""
 
     def __init__(
         self, rank: int, *, clock: VirtualClock, faults: FaultSource, random: Random, find: Record
@@ -74,12 +74,12 @@ class Conditions:
         self.random = random
         self.closed = False
         self.find = find
-        """Receives the promises that are broken on this rank."""
+        """Receives findings about broken promises on this rank."""
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []
 
     def plan(self, delay_us: int, action: Action) -> None:
-        """Let `action` happen after `delay_us`, unless the rank has closed by then."""
+        """Run `action` after `delay_us`, unless the rank has closed by then."""
         self.clock.after(delay_us, partial(self._happen, action))
 
     def _happen(self, action: Action) -> None:
@@ -96,7 +96,7 @@ class Conditions:
         return bool(self._reports)
 
     def say(self, progress: Progress) -> None:
-        """Report `progress`, perhaps late, perhaps twice."""
+        """Report `progress`, possibly late, possibly twice."""
         if self.faults.strikes(Mishap.LATE_REPORT):
             self._say_later(progress)
             return
@@ -112,17 +112,17 @@ class Conditions:
         self._reports.append(progress)
 
     def slowness(self) -> int:
-        """Draw by what factor the store is slower than usual for one order."""
+        """Draw the store's slowdown factor for one order."""
         return _SLOW_STORE_FACTOR if self.faults.strikes(Mishap.SLOW_STORE) else 1
 
     def duration_us(self, work: OrderWork, spread_us: int) -> int:
-        """Draw how long a transfer takes: mostly a short time, at times up to `spread_us` or more."""
+        """Draw a transfer's duration: usually short, sometimes up to `spread_us` or more."""
         usual_us = 300 + self.random.random() ** 2 * spread_us
         pace = 1.0 if self.faults.over else self._pace
         return int(usual_us * pace * work.slowness)
 
     def plan_hung(self, work: OrderWork, end: Action) -> None:
-        """Let a transfer outlive its deadline: by a little, beyond all patience, or for ever."""
+        """Complete a transfer after its deadline: slightly late, very late, or never."""
         draw = self.random.random()
         if draw < 0.35:
             self.plan(int(work.timeout_us * self.random.uniform(0.8, 1.5)), end)
@@ -130,18 +130,18 @@ class Conditions:
             self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
 
     def end(self, work: OrderWork, *, ok: bool) -> None:
-        """Report how a copy or write has ended, unless that was reported before."""
+        """Report the outcome of a copy or write, unless it was reported before."""
         if not work.over:
             work.over = True
             self.say(Ended(work.operation, ok))
 
     def maybe_quiet(self, work: OrderWork) -> None:
-        """Report quiet if `work` was cancelled and touches nothing any more."""
+        """Report quiesced if `work` was cancelled and no transfer of it is in flight."""
         if work.cancelled and not work.touching:
             self.say(Quiesced(work.operation))
 
     def give_up_quiet(self, work: OrderWork) -> None:
-        """Report that quiet has not come in time, if it has not."""
+        """Report that the quiesce deadline passed, if transfers are still in flight."""
         if work.touching:
             work.gave_up_quiet = True
             self.say(QuiesceExpired(work.operation))

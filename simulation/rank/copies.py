@@ -1,7 +1,7 @@
-"""Copies between device and host in virtual time, and the fences that end their reading.
+"""Device-host copies in virtual time, and the fences that stop their reading.
 
-A copy is one piece over all of its pools: it begins once and ends as a whole. While it runs its
-destinations are torn. It may fail, and it may hang.
+A copy is one unit over all its pools: it starts once and ends as a whole. Its destinations are torn
+while it runs. A copy may fail, and it may hang.
 """
 
 from collections import Counter
@@ -19,25 +19,25 @@ from .memory import Slots, SymbolicMemory
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One page to copy, from one tier of its pool to the other."""
+    """One page to copy between the tiers of a pool."""
 
     sources: Slots
     source: int
     destinations: Slots
     destination: int
     sealed: tuple[str, int] | None = None
-    """Pool and host page of what is sealed, and has to be as it was then when it comes back."""
+    """Pool and host page of a sealed page, which must be unchanged when it is copied back."""
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A copy that was ordered, until it touches nothing any more."""
+    """An ordered copy, until it accesses no memory any more."""
 
     work: OrderWork
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
-    """Whether the engine may have written its sources while it read them."""
+    """Whether the engine may have overwritten the sources during the copy."""
 
     def finish_reading(self) -> None:
         for pair in self.pairs:
@@ -62,28 +62,28 @@ class Copies:
 
     @property
     def holds(self) -> bool:
-        """Whether copies wait for the engine."""
+        """Whether any copy waits for the engine."""
         return bool(self._held)
 
     def hold(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
-        """Let a copy wait for the engine; it claims no page before it begins."""
+        """Queue a copy until the engine starts it; it claims no page before."""
         self._held[work.operation] = (order, work)
 
     def begin_held(self, direction: Direction) -> None:
-        """Begin the waiting copies of one direction."""
+        """Start the queued copies of one direction."""
         for order, work in list(self._held.values()):
             if order.direction is direction:
                 del self._held[work.operation]
                 self.begin(order, work)
 
     def drop(self, operation: int) -> None:
-        """Let a copy fail that has not begun."""
+        """Fail a copy that has not started."""
         if operation in self._held:
             _, work = self._held.pop(operation)
             self._conditions.end(work, ok=False)
 
     def begin(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
-        """Claim the pages of a copy, and begin it at once or a little later."""
+        """Claim a copy's pages, and start the copy at once or slightly later."""
         to_device = isinstance(order, CopyToDevice)
         source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
         pairs = [
@@ -115,16 +115,16 @@ class Copies:
         return self._memory.named(HOST, pool).content[number] == self._seals.get(page)
 
     def writes_device(self, operation: int) -> bool:
-        """Whether a copy to the device was begun for `operation` and may still write."""
+        """Return whether a copy to the device has started and may still write."""
         copy = self._running.get(operation)
         return copy is not None and copy.to_device
 
     def fence(self, operations: Sequence[int], timeout_us: int) -> None:
-        """Let the engine write what these copies read: each has ended by then, or fails."""
+        """Let the engine overwrite the sources of copies, failing those that do not end in time."""
         for number in operations:
             self.drop(number)
         reading = [self._running[number] for number in operations if number in self._running]
-        # Whether the copies had time to end before the engine came is for the seed to say.
+        # The seed decides whether the copies had time to end before the engine's fence.
         until_us = self._conditions.clock.now_us
         if reading and self._conditions.random.random() < 0.5:
             until_us += timeout_us

@@ -1,4 +1,4 @@
-"""One epoch of a schedule: new processes with empty memory, over stores that outlive them."""
+"""One epoch of a schedule: new processes with empty memory, on stores that outlive them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ from .memory import SimulatedStore, SymbolicMemory
 from .stores import FIRST_STORE, RankStores
 
 _PAGE_BYTES = 1 << 10
-"""How many bytes a page counts as moved; nothing else depends on it."""
+"""The number of bytes that count per moved page; nothing else depends on it."""
 
 MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
-"""Makes the executor of one rank from its conditions, its memory and its store."""
+"""Creates one rank's executor from its conditions, its memory and its store."""
 
 
 def make_executor(
@@ -37,21 +37,21 @@ def make_executor(
     kind: type[SimulatedExecutor] = SimulatedExecutor,
     copies: type[Copies] = Copies,
 ) -> SimulatedExecutor:
-    """Return an executor; it keeps its promises unless other classes are handed in."""
+    """Return an executor; it is correct unless faulty classes are passed."""
     return kind(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES, copies=copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What the ranks of a schedule are made from; another part here puts a bug into them."""
+    """The parts from which a schedule's ranks are built; a faulty part revives a bug."""
 
     make: MakeExecutor = make_executor
     parts: Parts = SOUND
     """The parts of the replica."""
     cache: type[Cache] = Cache
-    """The cache of a rank whose replica owns the device pages."""
+    """The cache class for device pages owned by the replica."""
     host_cache: type[HostCache] = HostCache
-    """The cache of a rank whose engine owns them."""
+    """The cache class for device pages owned by the engine."""
     log: type[RequestLog] = RequestLog
 
 
@@ -60,14 +60,14 @@ SOUND_BUILD = Build()
 
 @dataclass(slots=True)
 class Epoch:
-    """The group of one epoch, with the memory of each rank."""
+    """The group of one epoch, with each rank's memory."""
 
     cluster: Cluster
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
-    """The memory of each rank, by rank."""
+    """Each rank's memory, by rank."""
     logs: list[RequestLog]
-    """The requests that have reached each rank, by rank."""
+    """The operator requests received by each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -76,10 +76,10 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """Why no rank can go on because copies do not end; None if the ranks can go on.
+        """Why no rank can continue because copies hang; None if the ranks can continue.
 
-        One copy into the engine's own device pages is enough for that; of other copies it takes too
-        many.
+        A single hung copy into engine-owned device pages is enough. Other copies must hang in large
+        numbers.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"
@@ -97,7 +97,7 @@ def begin_epoch(
     find: Record,
     build: Build,
 ) -> Epoch:
-    """Start a group. The epoch's number keeps its random draws apart from those of other epochs."""
+    """Start a group. The epoch's number separates its random draws from other epochs'."""
     config = world.config
     pools = config.pool_sizes()
     replica_config = ReplicaConfig.of(

@@ -1,9 +1,9 @@
-"""An executor that moves symbols instead of bytes, in virtual time, and watches who touches what.
+"""An executor in virtual time that moves symbols instead of bytes and tracks memory accesses.
 
-It keeps the promises of `ranks.executor.base.Executor` and uses every freedom that they leave: pages
-land out of order, transfers run on after a `Cancel` until they end, reports come late and come again.
-It never says more than is true: `Landed` counts verified pages only, and `Quiesced` follows the last
-touch. It makes forks at once, as a device does in the order of its stream.
+It obeys the contract of `ranks.executor.base.Executor` and uses all its freedom: pages land out of
+order, transfers continue after a `Cancel`, reports are late or repeated. Its reports are never wrong:
+`Landed` counts verified pages only, and `Quiesced` follows the last access. Forks happen at once, like
+device work in stream order.
 """
 
 from collections import deque
@@ -56,11 +56,11 @@ class SimulatedExecutor:
     ) -> None:
         self.memory = memory
         self.sick: str | None = None
-        """What `trouble` says; the schedule sets it."""
+        """The result of `trouble`; set by the schedule."""
         self.lends_device = False
-        """Whether the device pages are an engine's."""
+        """Whether the device pages are engine-owned."""
         self.lost_device = False
-        """A copy to an engine's device pages did not become quiet."""
+        """Whether a copy to engine-owned device pages missed the quiesce deadline."""
         self.conditions = conditions
         self.stores = SimulatedStores(store, conditions)
         self._faults = conditions.faults
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         self.copies = copies(conditions, memory, page_bytes)
         self.serving = Serving(conditions, memory, store)
         self.address = ""
-        """Where other groups read what this rank serves."""
+        """The address at which other groups read pages served by this rank."""
         self.connect: Callable[[str], Origin] = self._reach_nobody
         """Returns the group that serves pages at a URI."""
         self._lookups = Lookups(conditions)
@@ -130,20 +130,20 @@ class SimulatedExecutor:
         return self.sick
 
     def serving_address(self) -> str:
-        """Return where other groups read what this rank serves; empty where they are strangers."""
+        """Return the address of pages served by this rank; empty without a consumer group."""
         return self.address
 
     def counts(self) -> ExecutorCounts:
-        """Return what was moved, and what a read found damaged; late calls show in progress alone."""
+        """Return the moved bytes and corrupt pages; late calls are visible in progress only."""
         moved = BytesMoved(**self._moved, **self.copies.moved)
         return ExecutorCounts(bytes_moved=moved, pages_corrupt=self._corrupt)
 
     def close(self) -> None:
-        """End as a process ends: nothing that was begun touches memory or the store any more."""
+        """Stop like a dying process: no transfer accesses memory or the store any more."""
         self.conditions.closed = True
 
     def restless(self) -> set[int]:
-        """Return the operations that were cancelled and still touch memory."""
+        """Return the cancelled operations that still access memory."""
         return {w.operation for w in self._works.values() if w.cancelled and w.touching}
 
     def _begin(
@@ -198,7 +198,7 @@ class SimulatedExecutor:
             self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
     def _give_up(self, work: OrderWork) -> None:
-        # The replica cannot keep pages that are not its own out of use, so the rank gives up.
+        # The replica cannot quarantine engine-owned pages, so the rank reports itself unhealthy.
         if self.lends_device and self.copies.writes_device(work.operation):
             self.sick = f"the copy {work.operation} to the engine's device pages does not end"
             self.lost_device = True
@@ -214,7 +214,7 @@ class SimulatedExecutor:
     def _slots(self, pool: str) -> Slots:
         return self.memory.named(HOST, pool)
 
-    # Fetches and persists are a queue of pages, of which a few are moved at a time.
+    # Fetches and persists are queues of pages, with a few pages in flight at a time.
 
     def _fetch(self, order: Fetch) -> None:
         origin = self._origin(order.source)

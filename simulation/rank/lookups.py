@@ -1,4 +1,4 @@
-"""Lookups in the simulation. They touch no page, and are hints: wrong in both directions at times."""
+"""Simulated lookups: they access no page, and their answers are hints that may be wrong."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from .stores import Origin
 
 
 class Lookups:
-    """Answers what a store has, or a group that serves pages, for one simulated rank."""
+    """Answers one rank's lookups in a store or a serving group."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -19,7 +19,7 @@ class Lookups:
         self._random = conditions.random
 
     def begin(self, order: LookUp, work: OrderWork, origin: Origin) -> None:
-        """Answer an order after a while, or let its time pass."""
+        """Answer a lookup after a delay, or let it time out."""
         if self._faults.strikes(Mishap.LOOKUP_SILENT):
             self._conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
             return
@@ -36,7 +36,7 @@ class Lookups:
         self._conditions.say(Answered(work.operation, pages, beyond))
 
     def _seen(self, need: Need, origin: Origin) -> list[bool]:
-        """Say for each key of a need whether the origin claims to have the object."""
+        """Return for each key whether the origin claims to have the object."""
         seen = [bool(key) and origin.has(need.pool, key) for key in need.keys]
         absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
         present = [index for index, there in enumerate(seen) if there]
@@ -49,7 +49,7 @@ class Lookups:
         return seen
 
     def _some(self, indices: list[int]) -> list[int]:
-        """Draw at least one of `indices`: some from the beginning, from the end, or from anywhere."""
+        """Draw at least one of `indices`: a head, a tail, or a random sample."""
         count = self._random.randint(1, len(indices))
         match self._random.randrange(3):
             case 0:

@@ -1,4 +1,4 @@
-"""Symbolic memory: what every page slot holds, who touches it, and what is in a rank's store."""
+"""Symbolic memory: page contents, accesses to pages, and the objects in a rank's store."""
 
 from collections.abc import Mapping
 
@@ -11,43 +11,43 @@ from ..world.violated import Record
 class Slots:
     """The page slots of one pool on one tier of one rank.
 
-    An order claims the slots that it names from the moment it is given until its I/O is over. Many
-    orders may read a slot; one that writes it must be the only one.
+    An order claims its slots from its issue until its I/O is done. Several orders may read a slot; an
+    order that writes it must be the only one.
     """
 
     def __init__(
         self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
     ) -> None:
         self.content = [EMPTY] * pages
-        """What each slot holds: of a prefix, the shard of some rank."""
+        """Content of each slot: a prefix's number for some rank's shard."""
         self.shard = rank * SHARDS
-        """What this rank's shard of a content is more than the content."""
+        """The offset of this rank's shard in content numbers."""
         self._tier, self._pool, self.rank = tier, pool, rank
         self.writer: list[int | None] = [None] * pages
-        """The operation that writes each slot, or may still write it."""
+        """The operation that writes, or may still write, each slot."""
         self._readers = [0] * pages
         self._record = record
 
     def slot(self, page: int) -> str:
-        """Return the name of a slot, for a finding."""
+        """Return a slot's name for a finding."""
         return f"{self._tier} {self._pool} page {page}"
 
     def wrong_page(self, page: int, request: str, wanted: int) -> str:
-        """Return that a page does not hold the prefix that a request needs there."""
+        """Return the finding that a page does not hold its request's prefix."""
         held = f"holds {describe(self.content[page])} instead of {describe(wanted)}"
         return f"rank {self.rank}: {self.slot(page)} of request {request} {held}"
 
     def touched_although(self, page: int, why: str) -> str:
-        """Return that a transfer touches a page of which the cache has said that none does."""
+        """Return the finding that a transfer accesses a page although the cache excluded that."""
         return f"rank {self.rank}: a transfer touches {self.slot(page)}, although {why}"
 
     def nothing_to_copy(self, page: int, who: str) -> str:
-        """Return that a page is copied that holds no prefix's content."""
+        """Return the finding that a page without any prefix's content is copied."""
         holds = describe(self.content[page])
         return f"rank {self.rank}: {who} copies {self.slot(page)}, which holds {holds}"
 
     def claim_to_read(self, page: int, operation: int) -> None:
-        """Note that `operation` will read the slot."""
+        """Record that `operation` will read the slot."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.writer[page] is not None:
@@ -55,7 +55,7 @@ class Slots:
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
-        """Note that `operation` will write the slot."""
+        """Record that `operation` will write the slot."""
         if not self._exists(page, f"operation {operation}"):
             return
         if self.touched(page):
@@ -63,16 +63,16 @@ class Slots:
         self.writer[page] = operation
 
     def finish_reading(self, page: int) -> None:
-        """Drop one claim to read."""
+        """Drop one read claim."""
         self._readers[page] -= 1
 
     def finish_writing(self, page: int, operation: int) -> None:
-        """Drop the claim to write."""
+        """Drop the write claim of `operation`."""
         if self.writer[page] == operation:
             self.writer[page] = None
 
     def compute(self, page: int, before: int, after: int, request: str) -> None:
-        """Let the model change this rank's shard from `before` to `after`; EMPTY is any content."""
+        """Change this rank's shard from `before` (EMPTY: any content) to `after`, as the model does."""
         if self.touched(page):
             self._record(self.touched_although(page, f"request {request} computes into it"))
         wanted = before + self.shard
@@ -81,7 +81,7 @@ class Slots:
         self.content[page] = after + self.shard
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy one slot to another at once, at this place in the order of the engine's own work."""
+        """Copy one slot to another at once, in order with the engine's device work."""
         if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
             return
         content = self.content[source]
@@ -92,11 +92,11 @@ class Slots:
         self.content[destination] = content
 
     def touched(self, page: int) -> bool:
-        """Say whether some transfer has a claim on the slot."""
+        """Return whether some transfer has a claim on the slot."""
         return self.writer[page] is not None or self._readers[page] > 0
 
     def claims(self) -> list[int]:
-        """Return the slots on which some transfer has a claim."""
+        """Return the slots on which transfers have claims."""
         return [page for page in range(len(self.content)) if self.touched(page)]
 
     def _exists(self, page: int, who: str) -> bool:
@@ -107,19 +107,19 @@ class Slots:
         return False
 
     def _record_two(self, transfer: str, page: int) -> None:
-        """Record a transfer that keeps another one company at a page that either of them writes."""
+        """Record a finding about two transfers on a page, of which at least one writes."""
         writer = self.writer[page]
         other = "others still read" if writer is None else f"operation {writer} still writes"
         self._record(f"rank {self.rank}: {transfer} {self.slot(page)} while {other} it")
 
 
 class SymbolicMemory:
-    """The page slots of one rank: of each pool, on each tier."""
+    """One rank's page slots, by tier and pool."""
 
     def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
-        """`pools` has for each name how many pages the device has, and how many the host has."""
+        """Create the slots; `pools` has the device and host page counts by pool name."""
         self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
-        """By tier (`DEVICE`, `HOST`) and pool."""
+        """Slots by tier (`DEVICE`, `HOST`) and pool."""
         for pool, sizes in pools.items():
             for tier, name in ((DEVICE, "device"), (HOST, "host")):
                 self.tiers[tier][pool] = Slots(name, sizes[tier], record, pool=pool, rank=rank)
@@ -135,7 +135,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of a pool that an order names."""
+        """Return the slots of a pool named in an order."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(f"rank {self._rank}: an order {wrong}")
@@ -144,17 +144,20 @@ class SymbolicMemory:
 
 
 class SimulatedStore:
-    """The objects of one rank in storage. It outlives the processes of the group.
+    """One rank's objects in storage. It outlives the group's processes.
 
-    All ranks share `meanings`: a key of a pool stands for one token prefix, everywhere and for ever.
-    The object of each rank is that rank's shard.
+    All ranks share `meanings`: a pool's key means the same token prefix everywhere and permanently.
+    Each rank's object is that rank's shard.
     """
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self.accepted: set[tuple[str, bytes]] = set()
-        """Objects whose write has ended well, though they may be lost, and objects that came from
-        another group, which writes them itself."""
+        """Objects that need no write by this rank.
+
+        Either their write succeeded (they may be lost since), or they came from another group, which
+        writes them itself.
+        """
         self._meanings = meanings
         self._rank = rank
 
@@ -165,14 +168,14 @@ class SimulatedStore:
         return self._objects.get((pool, key))
 
     def write(self, pool: str, key: bytes, content: int) -> str | None:
-        """Write an object unless it is there; return what is wrong with it, if anything."""
+        """Write an object unless it exists; return what is wrong with the content, or None."""
         wrong = self.compare(pool, key, content)
         self._objects.setdefault((pool, key), content)
         self.accepted.add((pool, key))
         return wrong
 
     def compare(self, pool: str, key: bytes, content: int) -> str | None:
-        """Return what is wrong with a page that somebody gets under a key, if anything."""
+        """Return what is wrong with a page obtained under a key, or None."""
         under = "a page key"
         if content > EMPTY:
             meaning = self._meanings.setdefault((pool, key), content % SHARDS)
@@ -190,7 +193,7 @@ class SimulatedStore:
         self.accepted.clear()
 
     def lose(self, index: int) -> bool:
-        """Lose the object that was written at place `index`, counted around; False if there is none."""
+        """Lose the object at position `index` modulo the count; return False if there is none."""
         if not self._objects:
             return False
         names = list(self._objects)

@@ -1,4 +1,4 @@
-"""How one simulated process opens and closes stores: that takes a while, may fail, or may never end."""
+"""Simulated opening and closing of stores, which takes time and may fail or hang."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,15 +12,15 @@ _OPENING_US_MAX = 90_000
 
 
 class SimulatedStores:
-    """The store that one process uses, and one that is staged."""
+    """One process's store in use, and its staged stores."""
 
     def __init__(self, store: SimulatedStore, conditions: Conditions) -> None:
         self.find: Callable[[str], SimulatedStore] = {FIRST_STORE: store}.__getitem__
         """Returns the store of a URI."""
         self.refusals = 0.0
-        """How often a store that is to be attached does not open."""
+        """The chance that opening a staged store fails."""
         self.used = OpenStore(FIRST_STORE, store, conditions.find, conditions.rank)
-        """The store in use, or the last one, which is closed."""
+        """The store in use, or the last one, closed."""
         self._conditions = conditions
         self._staged: dict[int, OpenStore] = {}
         self._readiness: dict[int, Readiness | str] = {}

@@ -1,7 +1,7 @@
-"""Reading out of the host memory of another simulated group, as `peer://` does.
+"""Reads from the host memory of another simulated group, like `peer://`.
 
-A read holds the pages of all ranks that it needs from its beginning to its end. What one of them does
-not serve, or cuts off, is missing.
+A read holds the pages of all needed ranks from its start to its end. A page that one of them does not
+serve, or cuts off, is missing.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ class ServingGroup:
     """The page servers of all ranks of a group."""
 
     def __init__(self, layouts: Mapping[str, PageLayout], servers: Sequence[Serving]) -> None:
-        """`layouts` are by pool, `servers` by rank."""
+        """Create the group with `layouts` by pool and `servers` by rank."""
         self.ranks = len(servers)
         self.layouts = layouts
         self._servers = {
@@ -31,20 +31,20 @@ class ServingGroup:
         }
 
     def servers_for(self, pool: str, place: ShardPlace) -> list[Serving]:
-        """Return the servers that together have the part of a page that belongs to `place`."""
+        """Return the servers that together have the shard of `place`."""
         names = _objects_for(self.layouts[pool], place, self.ranks)
         return [self._servers[pool, name] for name in names]
 
 
 @cache
 def _objects_for(layout: PageLayout, place: ShardPlace, ranks: int) -> tuple[str, ...]:
-    """Return the shards that a group of so many ranks names the objects by that a rank reads."""
+    """Return the names of the shards in a group of `ranks` that overlap the shard of `place`."""
     others = tuple(each.name for each in sources_of(layout, place, ranks))
     return others or (layout.shard_name(place),)
 
 
 class Peers:
-    """A group that serves pages, as one rank of another group reads them; see `Origin`."""
+    """A group that serves pages, from the view of one rank of another group; see `Origin`."""
 
     closed = False
 
@@ -53,10 +53,10 @@ class Peers:
         self._place = place
         self._coverage = coverage
         self._reads = defaultdict[tuple[str, bytes], list[list[Reading | None]]](list)
-        """By object: what each read of it holds."""
+        """Readings of each object in flight, one entry per read."""
 
     def touch(self, who: str) -> None:
-        """See `Origin`."""
+        """See `Origin`; no check is needed."""
 
     def has(self, pool: str, key: bytes) -> bool:
         servers = self._group.servers_for(pool, self._place)
@@ -76,4 +76,4 @@ class Peers:
         return first % SHARDS + self._place.tp_rank * SHARDS
 
     def remove(self, pool: str, key: bytes) -> None:
-        """Lose nothing: what is damaged on its way is whole where it lies."""
+        """Do nothing: damage in transit does not affect the source page."""

@@ -1,8 +1,8 @@
-"""Serving in the simulation: readers of other groups, who come and go at moments of their own.
+"""Simulated serving of pages to readers of other groups, who come and go at random.
 
-Each takes a while over a page, and looks at what it gets. No reader begins after the order is
-cancelled, and quiet is reported when the last one has left; those that stay too long are cut off.
-Readers are strangers that are drawn here, and the ranks of another simulated group (`peers`).
+A reader takes time over a page and checks its content. No reader starts after the order is cancelled.
+Quiesced is reported after the last reader has left, and slow readers are cut off. Readers are drawn
+here, or are the ranks of another simulated group (`peers`).
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from .conditions import Conditions, OrderWork, Page
 from .memory import SimulatedStore, SymbolicMemory
 
 READERS = 3
-"""How many strangers read a page at most."""
+"""The maximum number of drawn readers per page."""
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A page that somebody reads."""
+    """A read of a served page in progress."""
 
     server: "Serving"
     work: OrderWork
@@ -27,7 +27,7 @@ class Reading:
     is_cut_off: bool = False
 
     def end(self) -> int | None:
-        """Stop reading; return what was read, or None where nothing of it can be used."""
+        """Stop reading; return the content, or None if it is not usable."""
         return self.server.end(self)
 
 
@@ -37,7 +37,7 @@ class Serving:
     def __init__(
         self, conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
     ) -> None:
-        """What the keys of pages mean is known to the `store`."""
+        """Create the server; `store` knows the meanings of page keys."""
         self._conditions = conditions
         self._memory = memory
         self._store = store
@@ -45,7 +45,7 @@ class Serving:
         self._readings: list[Reading] = []
 
     def serve(self, order: Serve, work: OrderWork) -> None:
-        """Let others read the pages of an order."""
+        """Offer an order's pages to other groups."""
         conditions = self._conditions
         for transfer in order.transfers:
             for key, slot in zip(transfer.keys, transfer.pages, strict=True):
@@ -58,7 +58,7 @@ class Serving:
                     conditions.plan(delay_us, partial(self._visit, work, page))
 
     def withdraw(self, work: OrderWork, cut_off_us: int) -> None:
-        """Let nobody begin to read under an order any more, and cut off who still reads later."""
+        """Stop offering an order's pages, and cut off remaining readers after `cut_off_us`."""
         for page in work.queue:
             copies = self._offered[page.pool, page.key]
             copies.remove((work, page))
@@ -71,7 +71,7 @@ class Serving:
         return not self._conditions.closed and (pool, key) in self._offered
 
     def begin(self, pool: str, key: bytes) -> Reading | None:
-        """Begin to read an object; None if it is not served."""
+        """Start to read an object; return None if it is not served."""
         if not self.has(pool, key):
             return None
         return self._begin(*self._offered[pool, key][0])

@@ -1,4 +1,4 @@
-"""The stores of a simulated rank by URI, and one of them as a process has opened it."""
+"""The stores of a simulated rank by URI, and a store as opened by one process."""
 
 from typing import Protocol
 
@@ -6,32 +6,32 @@ from ..world.violated import Record
 from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"
-"""The store that a group starts with, if it starts with one."""
+"""The store with which a group starts, if any."""
 OTHER_STORE = "memory://other"
 
 
 class Origin(Protocol):
-    """Where pages are read from: a store, or another group that serves them."""
+    """A source of pages: a store, or another group that serves them."""
 
     @property
     def closed(self) -> bool:
-        """Whether calls that hang come to nothing."""
+        """Whether hung calls have no effect."""
         ...
 
     def touch(self, who: str) -> None:
-        """Note that something begins to use it."""
+        """Record an access; a closed source reports a finding."""
         ...
 
     def has(self, pool: str, key: bytes) -> bool:
-        """Say whether an object is there."""
+        """Return whether the object exists."""
         ...
 
     def begin(self, pool: str, key: bytes) -> None:
-        """Begin to read an object."""
+        """Start to read an object."""
         ...
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """End a read; return the content, or None if it was not to be had."""
+        """Complete a read; return the content, or None if it is not available."""
         ...
 
     def remove(self, pool: str, key: bytes) -> None:
@@ -40,7 +40,7 @@ class Origin(Protocol):
 
 
 class RankStores:
-    """What one rank reaches of each store. It outlives the processes of the group."""
+    """One rank's objects in each store. It outlives the group's processes."""
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
         self._meanings = meanings
@@ -48,12 +48,12 @@ class RankStores:
         self._stores: dict[str, SimulatedStore] = {}
 
     def named(self, uri: str) -> SimulatedStore:
-        """Return the store of a URI; it is made when it is named first."""
+        """Return the store of a URI, creating it on first use."""
         return self._stores.setdefault(uri, SimulatedStore(self._meanings, self._rank))
 
 
 class OpenStore:
-    """A store as one process has opened it; nothing may touch it after it was closed."""
+    """A store as opened by one process; an access after its close is a finding."""
 
     def __init__(self, uri: str, store: SimulatedStore, record: Record, rank: int) -> None:
         self.uri = uri
@@ -63,7 +63,7 @@ class OpenStore:
         self._rank = rank
 
     def touch(self, who: str) -> None:
-        """Note that something begins to use the store."""
+        """Record an access; report a finding if the store is closed."""
         if self.closed:
             self._record(f"rank {self._rank}: {who} touches store {self.uri}, which was closed")
 
@@ -84,7 +84,7 @@ class OpenStore:
         return self._store.write(pool, key, content)
 
     def note_accepted(self, pool: str, key: bytes) -> None:
-        """Note that an object need not be written any more, whether it is there or not."""
+        """Record that an object needs no further write, whether it exists or not."""
         self._store.accepted.add((pool, key))
 
     def remove(self, pool: str, key: bytes) -> None:

@@ -1,1 +1,1 @@
-"""Bugs that serving engines have had, put back on purpose."""
+"""Historical bugs of serving engines, reintroduced on purpose."""

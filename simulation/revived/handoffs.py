@@ -1,4 +1,4 @@
-"""Bugs in how groups handed requests over, each as what the code did; see `revived`."""
+"""Bugs in the handoff between groups, each reimplementing the faulty behaviour; see `revived`."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from ..rank.epoch import Build
 
 
 def first_pages_of_a_window() -> Build:
-    """A prefetch reads as many of a window's pages as it needs, from the first that it looked up."""
+    """Build a prefetch that reads the first pages that it looked up of a window, not the last."""
     return Build(parts=Parts(prefetching=_ReadsFirstPages))
 
 
@@ -60,7 +60,7 @@ class _NamesFirstPages(Lookups):
 
 
 def one_pin_for_all_ends() -> Build:
-    """A request is served at several ends, and only the needs of a match at the farthest are pinned."""
+    """Build serving at several ends that pins only the pages of a match at the farthest end."""
     return Build(parts=Parts(serving=_PinsTheFarthestEnd))
 
 

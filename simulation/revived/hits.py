@@ -1,4 +1,4 @@
-"""Bugs by which prompts are never found again although nothing is wrong; see `revived`."""
+"""Bugs that permanently prevent cache hits without any fault; see `revived`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from ..rank.epoch import Build
 
 
 def write_once() -> Build:
-    """A write to the store that failed is not tried again."""
+    """Build persists without a retry after a failed write."""
     return Build(parts=Parts(persisting=_WritesOnce))
 
 
@@ -24,7 +24,7 @@ class _WritesOnce(Persisting):
 
 
 def trust_for_good() -> Build:
-    """Pages that the store had once are never written to it again."""
+    """Build a store that never rewrites pages that it has accepted once."""
     return Build(parts=Parts(store=_TrustsForGood))
 
 
@@ -35,7 +35,7 @@ class _TrustsForGood(Store):
 
 
 def back_up_once() -> Build:
-    """A backup that found no room in host memory is not tried again."""
+    """Build backups without a retry after a lack of room in host memory."""
     return Build(parts=Parts(backing_up=_BacksUpOnce))
 
 

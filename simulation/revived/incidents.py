@@ -1,4 +1,4 @@
-"""The incidents that the project starts from, each as what the old code did; see `revived`."""
+"""The project's founding incidents, each reimplementing the faulty behaviour; see `revived`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ from ..rank.memory import SymbolicMemory
 
 
 def backups_of_unfilled_pages() -> Build:
-    """A backup takes all that an engine lends for the prefix's, also where no load has filled it."""
+    """Build backups that take all pages provided by an engine, even those that no load has filled."""
     return Build(parts=Parts(lent=_TakesAllForFilled))
 
 
@@ -37,9 +37,9 @@ class _TakesAllForFilled(LentDevice):
 
 
 def shared_descriptor() -> Build:
-    """Incident A: a load back has the node's own page numbers, and the executor changes them.
+    """Build incident A: a load back shares the node's page numbers, and the executor changes them.
 
-    Only transfers of other pools than full attention's do that, since these were the new ones.
+    Only transfers of pools other than full attention do that, as in the original code.
     """
     make = partial(make_executor, kind=_MovesDescriptors)
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
@@ -51,7 +51,7 @@ class _SharedTransfer(CopyTransfer, frozen=True, kw_only=True):
     shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
-        """Change the numbers to those of the device, which counts pinned pages from the other end."""
+        """Convert the numbers for the device, which counts pinned pages from the other end."""
         for at, page in enumerate(self.shared):
             self.shared[at] = host_pages - 1 - page
 
@@ -75,7 +75,7 @@ class _MovesDescriptors(SimulatedExecutor):
 
 
 def load_back_from_the_last_host_node() -> Build:
-    """Incident B: admission takes `last_host_node` where it must take `best_match_node`."""
+    """Build incident B: admission loads from `last_host_node` instead of `best_match_node`."""
     return Build(parts=Parts(owned=_ReachesTheLastHostNode))
 
 
@@ -86,7 +86,7 @@ class _ReachesTheLastHostNode(OwnedDevice):
 
 
 def complete_without_the_other_pools() -> Build:
-    """Incident C: a prefetch counts as complete once the pages of full attention have landed."""
+    """Build incident C: a prefetch counts as complete once its full-attention pages have landed."""
     return Build(parts=Parts(prefetching=_WaitsForTheKvAlone))
 
 
@@ -101,7 +101,7 @@ class _WaitsForTheKvAlone(Prefetching):
 
 
 def cascade_past_pins() -> Build:
-    """Incident D: the cascade stops at locks on the device only, and not at pins."""
+    """Build incident D: the cascade stops at device locks only, and ignores pins."""
     return Build(parts=Parts(residence=_LooksAtLocksOnly))
 
 
@@ -122,9 +122,9 @@ class _LooksAtLocksOnly(Residence):
 
 
 def retract_the_kv_alone() -> Build:
-    """Incident E: only the KV pool's part of what a retracted request had computed in is saved.
+    """Build incident E: retraction saves only the KV pool's pages.
 
-    In the other pools it goes on from slots that other requests have used in between.
+    In the other pools the resumed request continues with slots that other requests have used since.
     """
     return Build(parts=Parts(owned=_SavesTheKvAlone))
 
@@ -136,9 +136,9 @@ class _SavesTheKvAlone(OwnedDevice):
 
 
 def retract_hands_out_views() -> Build:
-    """Incident E, its other half: what a retracted request has of its own is saved as views.
+    """Build incident E, second half: retraction saves views instead of copies.
 
-    When it resumes, it reads what its old slots on the device hold by then.
+    On resume, the request reads the current content of its old device slots.
     """
     return Build(make=partial(make_executor, copies=_HandsOutViews))
 
@@ -147,10 +147,10 @@ class _HandsOutViews(Copies):
     def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         super().__init__(conditions, memory, page_bytes)
         self._views: dict[tuple[str, int], int] = {}
-        """By pool and host page: the slot on the device of which the page is a view."""
+        """By pool and host page: the device slot of which the page is a view."""
 
     def _is_whole(self, page: tuple[str, int]) -> bool:
-        # Nobody looked at what came back.
+        # The original code did not verify restored pages.
         del page
         return True
 

@@ -1,7 +1,7 @@
-"""Bugs that serving engines have had, put back on purpose to prove that the simulator finds them.
+"""Historical bugs of serving engines, reintroduced to prove that the simulator finds them.
 
-To revive one is to make the ranks with a part that does what the old code did; nothing in the product
-knows of it. Which checker notices it, and in which step, is for the simulator to show.
+Reviving a bug means building the ranks with a part that behaves like the old code. The product code
+contains no such switches. The simulation shows which checker finds the bug, and in which step.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from . import handoffs, hits, incidents, votes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevivedBug:
-    """A bug, and the kind of schedules that can show it."""
+    """A bug, with the kind of schedules that can expose it."""
 
     name: str
     about: str
-    """One line about what the code did wrong, and where that happened."""
+    """One line on the faulty behaviour and its source."""
     build: Callable[[], Build]
-    """Returns what to make the ranks from, so that they have the bug."""
+    """Returns the build with the bug."""
     profile: str
-    """A model that has what the bug needs."""
+    """A model profile with the components that the bug needs."""
     faults: str = "mixed"
     l1: str = REPLICA
 
@@ -153,11 +153,11 @@ _BUGS = (
 )
 
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}
-"""Every bug by its name, as `lockstep simulate --revive` takes it."""
+"""All bugs by name, as in `lockstep simulate --revive`."""
 
 
 def find_bug(name: str) -> RevivedBug:
-    """Return the bug of this name, in either case. Raises `ValueError` if there is none."""
+    """Return the bug of this name, ignoring case. Raises `ValueError` for an unknown name."""
     bugs = REVIVED_BUGS
     bug = bugs.get(name) or bugs.get(name.upper()) or bugs.get(name.lower())
     if bug is None:

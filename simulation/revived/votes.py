@@ -1,4 +1,4 @@
-"""Bugs in how ranks agreed, or believed that they had, each as what the old code did; see `revived`."""
+"""Bugs in agreement between ranks, each reimplementing the faulty behaviour; see `revived`."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from ..world.contents import EMPTY
 
 
 def free_on_local_evidence() -> Build:
-    """A rank frees the pages of a cancelled operation as soon as its own I/O is quiet."""
+    """Build ranks that free a cancelled operation's pages once their own I/O has quiesced."""
     return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
 
 
@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """The watermark of backups says how many have ended, and each rank settles as many of its own."""
+    """Build a backup watermark that counts completions; each rank settles any of its own."""
     parts = Parts(agenda=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -85,7 +85,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Give the tickets that settle now to copies that have ended on this rank."""
+        """Move the settling queue indices to copies that have completed on this rank."""
         agenda, ballot = self._replica.agenda, self._ballot
         assert isinstance(agenda, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -106,7 +106,7 @@ class _SettlesOwnLent(_SettlesOwn, HostCache): ...
 
 
 def return_before_the_vote() -> Build:
-    """A rank stops voting once it has voted that its part of everything in flight is over."""
+    """Build ranks that stop voting once their own part of all operations is done."""
     return Build(cache=_ReturnsEarlyOwned, host_cache=_ReturnsEarlyLent)
 
 
@@ -140,9 +140,9 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """The ranks take the MIN of their longest lengths, and each restores it as well as it can.
+    """Build ranks that take the MIN of their longest lengths, restorable or not.
 
-    A rank without a state at that length goes on from the last state before it, or from none.
+    A rank without a state at that length continues from the last state before it, or from none.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
@@ -152,7 +152,7 @@ class _UncommonFetch(Fetch, frozen=True):
     """A fetch of a length that some rank cannot restore."""
 
     needs: tuple[Need, ...] = ()
-    """Where to look for a state that lies before the one that is named."""
+    """Lookup needs, searched for a state before the named one."""
 
 
 class _TakesTheSmallest(Prefetching):
@@ -178,7 +178,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
-        """Yield the transfers, with the last state before it in the place of one that is not there."""
+        """Yield the transfers, replacing a missing state by the last existing one before it."""
         need_of = {need.pool: need for need in order.needs}
         for transfer in order.transfers:
             keys, need = transfer.keys, need_of[transfer.pool]

@@ -1,1 +1,1 @@
-"""What a seed draws: the world of a schedule, its faults, models, prompts and requests."""
+"""The seed's draws: a schedule's world, faults, models, prompts and requests."""

@@ -1,7 +1,7 @@
-"""Virtual time: only the schedule moves it, and everything that is due happens in one order.
+"""Virtual time, moved only by the schedule; all planned events happen in one order.
 
-Events that are due at the same instant happen in the order in which they were planned. So a schedule
-depends on its seed and on nothing else.
+Events due at the same instant happen in the order in which they were planned. A schedule therefore
+depends on its seed only.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 
 Action = Callable[[], object]
-"""What happens at a planned instant."""
+"""The callback of a planned event."""
 
 
 class VirtualClock:
@@ -18,17 +18,17 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now_us = 0
         self.beside: VirtualClock | None = None
-        """The clock of a group that runs side by side with this one, for which as much time passes."""
+        """The clock of the other group in a pair; both advance together."""
         self._planned: list[tuple[int, int, Action]] = []
         self._sequence = 0
 
     def after(self, delay_us: int, action: Action) -> None:
-        """Plan `action` for `delay_us` from now; it happens when the clock is advanced that far."""
+        """Plan `action` for `delay_us` from now; it runs when the clock reaches that time."""
         self._sequence += 1
         heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
 
     def advance(self, duration_us: int) -> None:
-        """Let `duration_us` pass; what is planned within it happens at its instant, on either clock."""
+        """Advance by `duration_us`, running planned events of either clock at their times."""
         end_us = self.now_us + duration_us
         clocks = (self,) if self.beside is None else (self, self.beside)
         while True:
@@ -41,16 +41,16 @@ class VirtualClock:
             first.happen()
 
     def wait_us(self) -> float:
-        """Return how long it is until something happens that is planned here."""
+        """Return the time until this clock's next planned event."""
         return self._planned[0][0] - self.now_us if self._planned else inf
 
     def happen(self) -> None:
-        """Let happen what is planned first, which is due."""
+        """Run the first planned event, which is due."""
         _, _, action = heappop(self._planned)
         action()
 
     def advance_to_next(self, duration_us_max: int) -> None:
-        """Let time pass until something has happened, but no longer than `duration_us_max`."""
+        """Advance to the next planned event, by at most `duration_us_max`."""
         if self._planned:
             until_us = self._planned[0][0] - self.now_us
             self.advance(min(max(0, until_us), duration_us_max))
@@ -58,12 +58,12 @@ class VirtualClock:
             self.advance(duration_us_max)
 
     def forget_plans(self) -> None:
-        """Drop everything that is planned, as when every process of the group has ended."""
+        """Drop all planned events, as when every process of the group has ended."""
         self._planned.clear()
 
 
 class RankClock:
-    """The clock of one rank: it runs ahead of the schedule's, and may leap ahead or stand still."""
+    """The clock of one rank, with an offset to the group's clock; it may leap ahead or stand still."""
 
     def __init__(self, clock: VirtualClock, ahead_ms: int) -> None:
         self._clock = clock
@@ -71,15 +71,15 @@ class RankClock:
         self._stands_until_us = 0
 
     def now_ms(self) -> int:
-        """Return the time, which never goes back."""
+        """Return the time in milliseconds; it never decreases."""
         return (max(self._clock.now_us, self._stands_until_us) + self._ahead_us) // 1000
 
     def leap(self, by_ms: int) -> None:
-        """Jump ahead by so much."""
+        """Jump ahead by `by_ms`."""
         self._ahead_us += by_ms * 1000
 
     def stand_still(self, for_ms: int) -> None:
-        """Stop for so long, and go on from the time at which it stopped."""
+        """Stand still for `for_ms`, then continue from the time of the stop."""
         from_us = max(self._clock.now_us, self._stands_until_us)
         self._stands_until_us = from_us + for_ms * 1000
         self._ahead_us -= for_ms * 1000

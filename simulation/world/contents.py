@@ -1,31 +1,31 @@
-"""What a page may hold, as a number.
+"""Page contents represented by numbers.
 
-The number stands for the pool, for the token prefix whose last page it is, and for the rank whose shard
-it is. So the checkers tell the right page from every wrong one without keys or trees. A recurrent state
-has the number of the prefix after which it is the state. Numbers below one stand for bytes that belong
-to no prefix.
+A number represents the pool, the token prefix that ends with the page, and the rank whose shard the
+page is. Checkers can therefore tell the right page from any wrong one without keys or trees. A
+recurrent state has the number of the prefix that it follows. Numbers below one represent bytes that
+belong to no prefix.
 """
 
 from ...ranks.protocol.orders import KV_POOL
 
 EMPTY = 0
-"""Nothing was ever written to this slot."""
+"""The slot was never written."""
 TORN = -1
 """A transfer is writing to this slot."""
 GARBAGE = -2
 """A transfer into this slot has failed."""
 
 SHARDS = 1 << 40
-"""The shard of rank r has this many times r added to the content's number."""
+"""The content number of rank r's shard is the base number plus r times this."""
 
 OVERWRITTEN = SHARDS - 1
-"""What an engine writes over its own pages after a request has left them."""
+"""Written by an engine over its pages after a request has left them."""
 
 _NAMES = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
 
 
 def describe(held: int) -> str:
-    """Return in words what a slot holds."""
+    """Return a description of a slot's content."""
     rank, content = divmod(held, SHARDS)
     if content == OVERWRITTEN and held > EMPTY:
         return f"what was written over a page that was left, of rank {rank}"
@@ -33,10 +33,9 @@ def describe(held: int) -> str:
 
 
 class Contents:
-    """Numbers for token prefixes, equal exactly when pool, namespace, generation and all tokens are.
+    """Numbers of token prefixes, equal only if pool, namespace, generation and all tokens are.
 
-    What was computed before a reset differs from what is computed after it, as when the model has got
-    new weights in between.
+    Generations differ across resets, for example because the model got new weights.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,7 @@ class Contents:
     def of(self, namespace: str, prefix: bytes, generation: int = 0, *, pool: str = KV_POOL) -> int:
         """Return the content of the last page of `prefix`, which may be partly filled.
 
-        For a pool of states it is the state after all of `prefix`.
+        For a pool of states, the content is the state after all of `prefix`.
         """
         name = (pool, namespace, generation, prefix)
         return self._numbers.setdefault(name, len(self._numbers) + 1)

@@ -1,7 +1,7 @@
-"""What goes wrong in a schedule: which kinds of fault, how often, and at which step.
+"""Faults of a schedule: kinds, rates, and the steps at which they strike.
 
-Every schedule has its own selection: the seed switches each kind on or off, so that rare pairs of
-faults also meet without all the others. Every fault that strikes is counted by its kind.
+The seed switches each kind on or off per schedule, so that rare pairs of faults also occur without the
+others. Every fault that strikes is counted by kind.
 """
 
 from collections import Counter
@@ -15,41 +15,41 @@ class Mishap(StrEnum):
     """The kinds of fault."""
 
     MISSING_PAGE = "missing_page"
-    """One rank's store does not have a page that was written."""
+    """One rank's store lacks a page that was written."""
     LOST_OBJECT = "lost_object"
-    """One rank's store drops an object of its own accord."""
+    """One rank's store loses an object spontaneously."""
     CORRUPT_PAGE = "corrupt_page"
-    """A read finds bytes that are not the object, and the store drops it."""
+    """A read finds corrupt bytes, and the store drops the object."""
     FAILED_READ = "failed_read"
     """A read ends with an error."""
     HUNG_READ = "hung_read"
-    """A read outlives its deadline; it ends late, very late, or never."""
+    """A read outlives its deadline; it completes late, very late, or never."""
     LATE_WRITE = "late_write"
-    """A hung read writes into its slot after the wait for quiet was given up."""
+    """A hung read writes into its slot after the quiesce deadline."""
     SLOW_STORE = "slow_store"
-    """One order takes many times as long as others."""
+    """One order takes many times as long as usual."""
     LOOKUP_TOO_MANY = "lookup_too_many"
-    """A lookup counts objects that are not there."""
+    """A lookup reports objects that do not exist."""
     LOOKUP_TOO_FEW = "lookup_too_few"
-    """A lookup does not see objects that are there."""
+    """A lookup misses objects that exist."""
     LOOKUP_SILENT = "lookup_silent"
     """A lookup is never answered."""
     FAILED_PERSIST = "failed_persist"
     """A write ends with an error."""
     LOST_WRITE = "lost_write"
-    """A write ends well, and nothing was stored."""
+    """A write reports success, but nothing was stored."""
     HUNG_PERSIST = "hung_persist"
-    """A write outlives its deadline, reading its host page all the while."""
+    """A write outlives its deadline and keeps reading its host page."""
     FAILED_COPY = "failed_copy"
     """A copy between device and host ends with an error."""
     SPOILED_SAVE = "spoiled_save"
-    """A host page that a request has saved changes while it lies there."""
+    """A host page saved on retraction changes while it is in host memory."""
     HUNG_COPY = "hung_copy"
     """A copy outlives its deadline."""
     REPEATED_REPORT = "repeated_report"
-    """A report comes again, perhaps after its operation has ended."""
+    """A report is repeated, perhaps after its operation has ended."""
     LATE_REPORT = "late_report"
-    """A report comes later than those that follow it."""
+    """A report arrives after later ones."""
     SLOW_RANK = "slow_rank"
     """One rank's transfers take several times as long as the others'."""
     CLOCK_SKEW = "clock_skew"
@@ -59,21 +59,21 @@ class Mishap(StrEnum):
     CLOCK_STILL = "clock_still"
     """The clock of one rank, or of all of them, stands still for a while."""
     TINY_POOLS = "tiny_pools"
-    """The pools hold a fraction of what is in use."""
+    """Pools hold only a fraction of the working set."""
     TINY_BOUNDS = "tiny_bounds"
     """Few operations may be in flight, and few may wait."""
     ABORTED_REQUEST = "aborted_request"
-    """The engine aborts a request at some moment of its life."""
+    """The engine aborts a request at some moment."""
     DEAD_RANK = "dead_rank"
-    """A rank's process ends, and its transport notices."""
+    """A rank's process dies, and its transport detects that."""
     SILENT_RANK = "silent_rank"
-    """A rank launches no round any more, and nobody notices but by time."""
+    """A rank stops launching rounds; others detect that by timeout only."""
     UNHEALTHY_RANK = "unhealthy_rank"
-    """A rank says that it cannot go on."""
+    """A rank reports that it cannot continue."""
     SAMPLED_APART = "sampled_apart"
-    """The ranks' engines put out different tokens, equal in count."""
+    """The ranks' engines sample different tokens, equal in number."""
     RESTART = "restart"
-    """All processes end and start again upon the same stores."""
+    """All processes end and restart on the same stores."""
 
 
 BASE_RATES: Mapping[Mishap, float] = {
@@ -95,8 +95,7 @@ BASE_RATES: Mapping[Mishap, float] = {
     Mishap.LATE_REPORT: 0.1,
     Mishap.ABORTED_REQUEST: 0.02,
 }
-"""How often a fault strikes where it can (a page read, an order, a report), before the seed scales
-it."""
+"""The chance that a fault strikes per opportunity (page read, order, report), before seed scaling."""
 
 GROUP_FAULTS = {
     Mishap.DEAD_RANK: (0.12,),
@@ -104,17 +103,19 @@ GROUP_FAULTS = {
     Mishap.UNHEALTHY_RANK: (0.08,),
     Mishap.RESTART: (0.8, 0.5),
 }
-"""Faults that end the group's epoch, with the chance of a first one in a schedule and of a second. The
-schedule goes on with new processes over the old stores."""
+"""Faults that end the epoch, with the chances of a first and a second one per schedule.
+
+The schedule continues with new processes on the old stores.
+"""
 _SAMPLED_APART_SHARE = 0.12
 _CLOCK_FAULTS = {Mishap.CLOCK_LEAP: (300, 5_000), Mishap.CLOCK_STILL: (100, 1_000)}
-"""For how many milliseconds a clock leaps ahead or stands still: one number or the other."""
+"""Durations in milliseconds of a clock leap or stop: one or the other is drawn."""
 _CLOCK_FAULTS_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultProfile:
-    """What the faults of a schedule are drawn from, under one name."""
+    """A named distribution from which a schedule's faults are drawn."""
 
     about: str
     """One line about the profile for `--help`."""
@@ -125,9 +126,9 @@ class FaultProfile:
     always: frozenset[Mishap] = frozenset()
     """The kinds that are on in every schedule."""
     retracted: float = 0.03
-    """How often an engine retracts a request that computes, where it can."""
+    """The chance that the engine retracts a computing request, per opportunity."""
     controlled: float = 0.0
-    """How often an operator drops a namespace, gives one other limits, or names other weights."""
+    """The chance that an operator drops a namespace, changes its limits, or renames weights."""
 
 
 _STORAGE = frozenset(
@@ -179,12 +180,12 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         controlled=0.1,
     ),
 }
-"""The profiles that `lockstep simulate --faults` knows."""
+"""The fault profiles of `lockstep simulate --faults`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockFault:
-    """What happens to the clocks of some ranks at one step."""
+    """A clock fault on some ranks at one step."""
 
     fault: Mishap
     ranks: tuple[int, ...]
@@ -196,41 +197,41 @@ class Mishaps:
     """The faults of one schedule."""
 
     rates: Mapping[Mishap, float]
-    """How often each kind strikes where it can; kinds that are switched off are left out."""
+    """Rates of the kinds that are switched on."""
     paces: tuple[float, ...]
-    """By what factor each rank's transfers are slower than usual, by rank."""
+    """Slowdown factor of each rank's transfers, by rank."""
     skews_ms: tuple[int, ...]
     """How far each rank's clock is ahead, by rank."""
     tiny_pools: bool
     tiny_bounds: bool
     group_faults: Mapping[int, tuple[Mishap, int]]
-    """The fault that ends the epoch at a step, and the rank that it strikes, by step."""
+    """The fault that ends the epoch, and the struck rank, by step."""
     clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
-    """What happens to clocks, by step."""
+    """Clock faults by step."""
 
     @property
     def still_us(self) -> int:
-        """How long the time that the ranks agree on stands still in all, at most."""
+        """Upper bound of the total time for which agreed time stands still."""
         faults = self.clock_faults.values()
         stills = (each.duration_ms for each in faults if each.fault is Mishap.CLOCK_STILL)
         return 1000 * sum(stills)
 
     @property
     def calm(self) -> bool:
-        """Whether storage, copies and reports all do what they should, and no rank is lost."""
+        """Whether storage, copies and reports work without faults, and no rank is lost."""
         kinds = {fault for fault, _ in self.group_faults.values()}
         return not self.rates and kinds <= {Mishap.RESTART}
 
 
 @dataclass(slots=True)
 class FaultSource:
-    """Draws from its own stream of the seed whether a fault strikes, and counts those that do."""
+    """Draws from a separate stream of the seed whether faults strike, and counts them."""
 
     plan: Mishaps
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
     over: bool = False
-    """Whether nothing fails, and no rank is slow, any more."""
+    """Whether faults and slow ranks are switched off from now on."""
 
     def strikes(self, fault: Mishap) -> bool:
         """Draw whether `fault` strikes now."""
@@ -246,7 +247,7 @@ class FaultSource:
 
 
 def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
-    """Draw the faults of a schedule; the stream `apart` is for draws that must not shift the others."""
+    """Draw a schedule's faults; draws from `apart` do not shift the other draws."""
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Mishap]()

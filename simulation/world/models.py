@@ -1,4 +1,4 @@
-"""The models that a schedule may serve: their components, and how large the pools of these are."""
+"""Model profiles of a schedule: their components and pool sizes."""
 
 from collections.abc import Mapping
 from random import Random
@@ -14,8 +14,7 @@ MODEL_PROFILES: Mapping[str, tuple[str, ...]] = {
     "qwen-next": (Recurrent.kind,),
     "hybrid-all": (SlidingWindow.kind, Recurrent.kind),
 }
-"""The profiles that `lockstep simulate --profile` knows, and the components that each has beside full
-attention."""
+"""The model profiles of `lockstep simulate --profile`, with their components besides full attention."""
 
 
 def draw_components(
@@ -28,7 +27,7 @@ def draw_components(
     prompt_pages_max: int,
     tiny: bool,
 ) -> tuple[ComponentConfig, ...]:
-    """Draw the components of a model beside full attention; their pools are small if `tiny`."""
+    """Draw a model's components besides full attention; `tiny` makes their pools small."""
     components: list[ComponentConfig] = []
     for kind in MODEL_PROFILES[profile]:
         if kind == SlidingWindow.kind:
@@ -38,7 +37,7 @@ def draw_components(
             )
             components.append(
                 SlidingWindow(
-                    # Mostly not a whole number of pages.
+                    # Usually not a whole number of pages.
                     window_tokens=window_pages * page_tokens - random.randrange(page_tokens),
                     layout=_layout(kind, page_tokens, heads),
                     device_pages=max(device_pages, window_pages + 1),
@@ -66,7 +65,7 @@ def _layout(name: str, page_tokens: int, heads: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw how many pages a window has on device and host; all but the least hold one prompt."""
+    """Draw a window's device and host pages; all but the smallest pools hold one prompt."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(
@@ -82,7 +81,7 @@ def _draw_window_pools(
 
 
 def _draw_state_pools(random: Random, requests: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw how many slots for states device and host have; each request works on a slot of its own."""
+    """Draw the device and host slots for states; each request works on a separate slot."""
     if tiny:
         device_pages = random.choice((2, 2, 1 + (requests + 1) // 2, requests + 1, requests * 3))
         return device_pages, random.choice((1, 2, 4, 40))

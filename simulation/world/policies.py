@@ -1,4 +1,4 @@
-"""What a schedule's cache copies and keeps: write policy, order of eviction, limits and pins."""
+"""Cache policies of a schedule: write policy, eviction order, limits and pins."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -18,7 +18,7 @@ class Policies:
 
 
 def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
-    """Draw the policies; an engine that owns the device pages decides itself what to back up."""
+    """Draw the policies; an engine that owns the device pages chooses the backups itself."""
     policies = Policies(
         write_policy=random.choice((*[WritePolicy.WRITE_THROUGH] * 3, *WritePolicy)),
         selective_hits=random.randint(1, 3),
@@ -33,7 +33,7 @@ def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
 
 
 def draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:
-    """Draw limits of one namespace or several; some bound nothing."""
+    """Draw limits of one or several namespaces; some limits are unbounded."""
     return tuple(
         NamespaceLimit(
             namespace=namespace,

@@ -1,4 +1,4 @@
-"""Prompts that share prefixes: they branch within pages and between them, repeat, and continue."""
+"""Prompts that share prefixes: they branch within and between pages, repeat, and continue."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from .world import World
 TOKEN_BYTES = 4
 _SEGMENT_WORDS = 50
 _ASKED_AGAIN = 10
-"""So many requests after a restart ask mostly what was asked before."""
+"""Number of requests after a restart that mostly repeat earlier prompts."""
 _OUTPUT_WORDS = 2
-"""So few that answers to one prompt often begin alike, and two requests compute the same."""
+"""Vocabulary of answers; small, so that answers often begin alike and requests compute the same KV."""
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A piece of text that prompts may share, and the pieces that may follow it."""
+    """A piece of text that prompts may share, and its possible continuations."""
 
     tokens: bytes
     branches: list["_Branch"] = field(default_factory=list["_Branch"])
@@ -37,11 +37,11 @@ class Prompts:
         self._checkpoint_tokens = world.checkpoint_tokens or 0
 
     def begin_epoch(self) -> None:
-        """Let users of a group that has ended ask a new one the same again."""
+        """Make the next requests repeat prompts from before the restart."""
         self._asked_again = _ASKED_AGAIN
 
     def draw(self) -> tuple[str, bytes]:
-        """Return a namespace and the tokens of a prompt, of at least two tokens."""
+        """Return a namespace and the tokens of a prompt, at least two tokens."""
         draw = self._random.random()
         again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
         at_checkpoint = False
@@ -69,7 +69,7 @@ class Prompts:
         return namespace, tokens
 
     def earlier(self, random: Random) -> tuple[str, bytes]:
-        """Return namespace and tokens of an earlier request, or the first text if there was none."""
+        """Return an earlier request's namespace and tokens, or the first text if there is none."""
         return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
 
     @property
@@ -78,21 +78,21 @@ class Prompts:
         return self._earlier
 
     def remember(self, namespace: str, tokens: bytes) -> None:
-        """Let later prompts repeat or continue `tokens`: the prompt and answer of a request."""
+        """Let later prompts repeat or continue `tokens`, a request's prompt and answer."""
         self._earlier.append((namespace, tokens))
         if len(self._earlier) > 24:
             del self._earlier[self._random.randrange(len(self._earlier))]
 
     def answer(self, tokens_max: int) -> bytes:
-        """Return tokens that the model puts out."""
+        """Return tokens of a model's answer."""
         return _words(self._random, self._random.randint(1, tokens_max), _OUTPUT_WORDS)
 
     def _grow(self, depth: int, start: int) -> _Branch:
-        """Return a piece of text that begins at token `start`, with all that may follow it."""
+        """Return a text that begins at token `start`, with all its continuations."""
         length = self._random.randint(1, 3 * self._page_tokens)
         choices = (1, 1, 2, 2, 3)
         if self._sparse:
-            # State that exists at some lengths only shows most where prompts part there, and between.
+            # Sparse state is tested best by prompts that part at and between its positions.
             choices = (1, 2, 2, 3, 3)
             if self._random.random() < 0.6:
                 length += -(start + length) % self._page_tokens

@@ -1,4 +1,4 @@
-"""A request as the engine knows it: its tokens, and how far it has come."""
+"""A request from the engine's view: its tokens and its progress."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -8,87 +8,89 @@ from .prompts import TOKEN_BYTES
 
 
 class EngineStage(Enum):
-    """Where a request stands, in the eyes of the engine."""
+    """Stage of a request from the engine's view."""
 
     ARRIVED = auto()
-    """The engine has asked the cache for nothing yet."""
+    """The engine has not yet called the cache for this request."""
     PREFETCHING = auto()
     """Its prefetch has begun, and the engine may have to wait for it."""
     WAITING = auto()
-    """It waits for admission."""
+    """The request waits for admission."""
     LOADING = auto()
     """Its load back is in flight."""
     COMPUTING = auto()
-    """It has its prefix, and computes the rest of the prompt."""
+    """Its prefix is available, and the rest of the prompt is being computed."""
     ANSWERING = auto()
-    """It puts out tokens."""
+    """The request is decoding tokens."""
     PUBLISHED = auto()
-    """All that it computed is in the tree."""
+    """All computed tokens are in the tree."""
     RETRACTED = auto()
-    """It is in host memory, or on its way there or back."""
+    """The request was retracted: its KV is in host memory, or being copied there or back."""
     GONE = auto()
-    """The cache holds nothing for it any more."""
+    """The cache holds nothing for the request any more."""
 
 
 @dataclass(slots=True)
 class EngineRequest:
-    """One request as the engine knows it. Lengths are in tokens."""
+    """One request from the engine's view. Lengths are in tokens."""
 
     name: str
     namespace: str
     tokens: bytes
     prompt: int
-    """The length of the prompt; the tokens behind it are the answer."""
+    """The length of the prompt; the tokens after it are the answer."""
     stage: EngineStage = EngineStage.ARRIVED
     source: str = ""
-    """Where another group serves what it has computed of it; empty if none has."""
+    """The address of another group that serves its computed pages; empty if none does."""
     is_served: bool = False
-    """Whether it has ended, and stays so that another group can read what it has."""
+    """Whether the request finished and stays only to serve its pages to another group."""
     is_handed_over: bool = False
-    """Whether that group was told of it."""
+    """Whether the other group was notified of the request."""
     computed: int = 0
-    """How many tokens it has computed: their KV is in its pages on every rank, and its state stands for
-    them."""
+    """Number of computed tokens.
+
+    Their KV is in the request's pages on every rank, and its state covers them.
+    """
     room: int = 0
-    """How many tokens its pages have room for."""
+    """The token capacity of its pages."""
     shared: int = 0
-    """How many tokens it shares with the tree, as a hit or because it has published them."""
+    """Tokens shared with the tree, either as a hit or by publishing."""
     priority: int = 0
-    """What requests of lower priority have used is to be evicted before what this one has."""
+    """Pages last used by lower-priority requests are evicted first."""
     answer: int = 0
-    """The length of its answer when it ends."""
+    """The length of its answer when it finishes."""
     refused: int = 0
-    """How often in a row it was told that there is no room."""
+    """Number of consecutive refusals for lack of room."""
     prefetched: bool = False
-    """Whether a prefetch was begun for it."""
+    """Whether a prefetch was started for it."""
     cached_before: int = 0
-    """How many tokens a match found right before that prefetch."""
+    """Tokens matched right before the prefetch."""
     came_from: EngineStage = EngineStage.COMPUTING
-    """The stage in which it was retracted."""
+    """The stage at its retraction."""
     resumes: bool = False
-    """Whether it comes back from a retract, so that its load brings all that it had."""
+    """Whether it resumes after a retraction, so that its load restores everything."""
     checkpoints: tuple[int, ...] = ()
     """Lengths at which it should publish, so that a recurrent state is kept there."""
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """Its device pages by pool, as the engine has read them last."""
+    """Its device pages by pool, as last read by the engine."""
 
-    # Where the engine owns the device pages.
+    # Fields for engines that own the device pages.
     generation: int = 0
-    """How often the cache had been reset when it began to compute."""
+    """The number of cache resets before it began to compute."""
     admitted: bool = False
-    """Whether the cache knows that it computes, since it has loaded or backed up."""
+    """Whether the cache knows that it computes, because it has loaded or backed up."""
     unknown: bool = False
-    """Whether it computed before a reset without the cache knowing that it had pages."""
+    """Whether it computed before a reset, unknown to the cache."""
     failed: bool = False
-    """Whether one of its copies has failed; nothing is loaded for it after that."""
+    """Whether one of its copies has failed; nothing is loaded for it afterwards."""
     bringing: int = 0
-    """How many tokens it has once its load is over, or had when it was retracted."""
+    """The number of its tokens after its load, or at its retraction."""
     keeps_windows: bool = False
-    """Whether it lends pages for all of a window, also those that the window has left behind."""
+    """Whether it provides pages for a whole window, including those that the window has passed."""
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
-    """By pool: the entries of its tables that its last load was lent and did not fill."""
+    """By pool: table entries that were provided for its last load and not filled by it."""
     state_comes: bool = False
-    """Whether its load brings the state too; until then the content of its slot is not known."""
+    """Whether its load includes the state; the content of its state slot is unknown until then."""
     kept: list[int] = field(default_factory=list[int])
     """Slots with copies of its state, which a backup may still read."""
     lends_state: bool = False
@@ -96,13 +98,13 @@ class EngineRequest:
     copies_state: bool = False
     """Whether the last slot of `kept` gets its state after this step's forward pass."""
     planned: int = 0
-    """How many tokens it will have computed after this step's forward pass; 0 if it computes none."""
+    """Computed tokens after this step's forward pass; 0 if it computes none."""
     fence_due: bool = False
-    """Whether it was preempted in this step and its fence is still to come."""
+    """Whether it was preempted in this step and still needs its fence."""
 
     @property
     def table(self) -> list[int]:
-        """Its device pages of full attention."""
+        """Its full-attention device pages."""
         return self.tables.get(KV_POOL, [])
 
     @table.setter

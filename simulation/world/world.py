@@ -1,4 +1,4 @@
-"""The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
+"""The world of one schedule: settings, sizes and pace, drawn from the seed before the first step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,51 +28,51 @@ from .policies import Policies, draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
-"""Who owns the device pages (L1); with `both`, the seed decides."""
+"""Owners of the device pages (L1); with `both`, the seed decides."""
 
 TP_SIZES = (1, 2, 4, 8)
 PAIRS = {f"{p}x{d}": (p, d) for p, d in product(TP_SIZES, TP_SIZES)}
-"""The TP sizes of producer and consumer, as `lockstep simulate --pd` has them."""
+"""TP sizes of producer and consumer, as in `lockstep simulate --pd`."""
 DRAWN = "drawn"
-"""The seed draws one of `PAIRS`."""
+"""The value of `--pd` that lets the seed draw one of `PAIRS`."""
 
 IDLE_S = 0.002
-"""How long an engine waits for progress in a step that computes nothing."""
+"""How long an engine waits for I/O in a step that computes nothing."""
 
 STEPS_MIN = 100
-"""The fewest steps of a schedule; a shorter one proves little."""
+"""The minimum number of steps of a schedule; a shorter one proves little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What the seed of a schedule has decided before its first step."""
+    """All draws made before a schedule's first step."""
 
     seed: int
     ranks: int
     steps: int
     profile: str
-    """The profile of the model, one of `MODEL_PROFILES`."""
+    """The model profile, one of `MODEL_PROFILES`."""
     fault_profile: str
-    """The profile of the faults, one of `FAULT_PROFILES`."""
+    """The fault profile, one of `FAULT_PROFILES`."""
     depth: int
     l1: str
-    """Who owns the device pages: REPLICA or ENGINE."""
+    """Owner of the device pages: REPLICA or ENGINE."""
     device_pools: Mapping[str, int]
-    """How many pages each pool has on the device of each rank, by name, whoever owns them."""
+    """Device pages of each pool on each rank, by pool name, for either owner."""
     config: RankCacheConfig
     faults: Mishaps
     requests_max: int
-    """How many requests the engine has in flight at a time."""
+    """The maximum number of requests in flight in the engine."""
     arrival_rate: float
     """The chance that a request arrives in a step with room for it."""
     step_us_max: int
-    """How long a forward pass takes at most."""
+    """The maximum duration of a forward pass."""
     prompt_pages_max: int
-    """How long a prompt is at most, in pages."""
+    """The maximum length of a prompt, in pages."""
     role: str = ""
-    """See `Side`; empty for a group alone."""
+    """The role from `Side`; empty for a single group."""
     meanwhile_us: int = 0
-    """How long another group may take over its own steps between two of this one."""
+    """The maximum time that another group's steps may take between two of this group's."""
 
     @property
     def page_tokens(self) -> int:
@@ -80,24 +80,24 @@ class World:
 
     @property
     def device_pages(self) -> int:
-        """How many pages full attention has on each rank, whoever owns them."""
+        """Full-attention pages on each rank, for either owner."""
         return self.device_pools[KV_POOL]
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
-        """How many pages each pool has on the device and on the host, by name."""
+        """Device and host pages of each pool, by pool name."""
         sizes = self.config.pool_sizes()
         return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
 
     @property
     def state_pools(self) -> frozenset[str]:
-        """The names of the pools of recurrent states."""
+        """Names of the pools of recurrent states."""
         components = self.config.components
         return frozenset(each.pool for each in components if isinstance(each, Recurrent))
 
     @property
     def checkpoint_tokens(self) -> int | None:
-        """How many tokens lie between checkpoints of a recurrent state; None in a model without one."""
+        """The distance between checkpoints of a recurrent state; None in a model without one."""
         for component in self.config.components:
             if isinstance(component, Recurrent):
                 return component.checkpoint_tokens
@@ -105,18 +105,18 @@ class World:
 
     @property
     def whole_step_us_max(self) -> int:
-        """How long a step takes at most, with all that an engine with pages of its own waits for."""
+        """The maximum duration of a step, including waits of an engine that owns the device pages."""
         waits_s = 0.0
         if self.l1 == ENGINE:
             waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
         return 2 * self.step_us_max + int(waits_s * 1_000_000) + self.meanwhile_us
 
     def stream(self, name: str) -> Random:
-        """Return a random stream of its own, so that draws of one part never shift those of another."""
+        """Return a named random stream, so that draws of one part do not shift another's."""
         return Random(f"{self.seed}/{self.fault_profile}/{self.role}{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
-        """Say whether an empty device has room for the cached part of a request and its reserve."""
+        """Return whether an empty device has room for a request's cached part and its reserve."""
         unit = self.page_tokens
         cached = cached_tokens // unit
         wanted = max(cached, -(-reserve_tokens // unit))
@@ -132,7 +132,7 @@ class World:
 
     @property
     def replay(self) -> str:
-        """The command that runs this schedule again."""
+        """The command that replays this schedule."""
         return (
             f"lockstep simulate --seeds {self.seed}:{self.seed + 1} --ranks {self.ranks} "
             f"--steps {self.steps} --profile {self.profile} --faults {self.fault_profile} "
@@ -147,14 +147,14 @@ def _draw_layout(random: Random, heads: int) -> PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is settled for one of two groups before its world is drawn."""
+    """Fixed parameters of one of two groups, set before its world is drawn."""
 
     role: str
-    """What tells the groups apart."""
+    """The role that distinguishes the groups."""
     heads: int
-    """As many heads of a layer as the ranks of both can divide; 0 for one for each rank."""
+    """A number of heads that the ranks of both groups can divide; 0 for one head per rank."""
     prompt_pages: int
-    """How long a prompt is at most, in pages; 0 lets it be drawn."""
+    """The maximum length of a prompt, in pages; 0 means drawn."""
 
 
 _ALONE = Side("", 0, 0)
@@ -171,10 +171,10 @@ def draw_world(
     l1: str = BOTH,
     side: Side = _ALONE,
 ) -> World:
-    """Draw the world of one schedule. Raises `ValueError` for a size or name that is not possible."""
+    """Draw the world of one schedule. Raises `ValueError` for an invalid size or name."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
     scope = f"{seed}/{faults}/{side.role}{ranks}"
-    # Owner and model are drawn from streams of their own, so that all else is the same for each.
+    # Owner and model have separate streams, so that all other draws are the same for each.
     owner, model = Random(f"{scope}/l1"), Random(f"{scope}/model")
     l1, profile = _choose(owner, model, l1, profile)
     random = Random(f"{scope}/world")
@@ -237,7 +237,7 @@ def _config(
     policies: Policies,
     **others: Any,
 ) -> RankCacheConfig:
-    """Return the settings of a cache, which owns the device pages or has them lent."""
+    """Return the cache settings, with device pages owned by the replica or by the engine."""
     shared: dict[str, Any] = {**others, "eviction": policies.eviction, "limits": policies.limits}
     if l1 != REPLICA:
         lent = tuple(structs.replace(each, device_pages=0) for each in components)
@@ -252,13 +252,13 @@ def _config(
 
 
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
-    """Return who owns L1, and the model: as given, or else drawn."""
+    """Return the L1 owner and the model profile: as given, or else drawn."""
     drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
     return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
 
 
 def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str) -> None:
-    """Raise `ValueError` for the first setting of a schedule that is not possible."""
+    """Raise `ValueError` for the first invalid setting of a schedule."""
     if profile not in (None, *MODEL_PROFILES):
         raise ValueError(f"unknown profile {profile!r}; known: {', '.join(MODEL_PROFILES)}")
     if faults not in FAULT_PROFILES:
@@ -281,7 +281,7 @@ def _draw_stop_policy(random: Random) -> StopPolicy:
 
 
 def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
-    """Draw short ones, so that a schedule meets them."""
+    """Draw short timeouts, so that schedules reach them."""
     return Timeouts(
         round_s=0.004,
         lookup_s=random.choice((0.05, 0.3)),
@@ -297,7 +297,7 @@ def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
 
 
 def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw how many pages device and host have. A roomy device holds what all requests use."""
+    """Draw the device and host pages. A roomy device holds all pages that requests use."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         host_pages = random.choice(

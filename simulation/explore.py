@@ -115,7 +115,6 @@ def print_report(report: ExplorationReport) -> None:
 
 
 def _print_violations(violations: Sequence[ReportedViolation]) -> None:
-    """Print each finding with the command that replays it."""
     for violation in violations:
         print(f"seed {violation['seed']}, step {violation['step']}: {violation['what']}")
         print(f"  replay: {violation['replay']}")
@@ -126,7 +125,6 @@ def _print_violations(violations: Sequence[ReportedViolation]) -> None:
 def _print_revived(
     bug: RevivedBug, violations: Sequence[ReportedViolation], schedules: int, steps: int
 ) -> None:
-    """Print the findings for a revived bug."""
     print(f"revived bug {bug.name}: {bug.about}")
     for violation in violations:
         print(
@@ -181,7 +179,7 @@ def _run_all(
             if until_found and result.violation is not None:
                 return
     finally:
-        # The results of running workers are no longer needed.
+        # Kill the workers, because their results are no longer needed.
         for each in set(active_children()).difference(others):
             each.kill()
         pool.shutdown(cancel_futures=True)
@@ -240,5 +238,4 @@ def _reported(violation: Violation, revived: str | None) -> ReportedViolation:
 
 
 def _added(counts: Iterable[Counter[str]]) -> dict[str, int]:
-    """Return the sum of all counters, by name."""
     return dict(sorted(sum(counts, Counter[str]()).items()))

@@ -140,7 +140,7 @@ class PairSchedule:
 
 
 class _Group(Schedule):
-    """One of the two groups."""
+    """One of the two groups of a pair."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from .world.violated import Violated
 from .world.world import World
 
 _STEPS_TO_HEAR = 2
-"""Steps until a request that every rank has is a command; a round may be in flight."""
+"""Steps within which a request that every rank has must become a command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,6 @@ class Schedule:
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
 
-    # The end of an epoch: a group fault or a restart, followed by a new group.
-
     def _strike(self, fault: Mishap, rank: int) -> None:
         self._faults.count(fault)
         self._trace(f"{fault} strikes rank {rank}")
@@ -366,7 +364,7 @@ class Schedule:
         self._check_written()
         in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
-            # Pages held by a transfer that never ends cannot be allocated.
+            # A page held by a transfer that never ends cannot be allocated, so the probe is skipped.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
                 return
             if self._workload.probe():

@@ -201,8 +201,6 @@ class LockstepRadixCache(UnifiedRadixCache):
         with self._lower.behind_forward():
             self._lower.host.begin_backups()
 
-    # Called once per scheduler iteration, on every rank.
-
     def check_hicache_events(self) -> None:
         """Run this iteration's step: apply a verdict, follow it up, launch the next round."""
         # Visited requests may have finished; do not keep them alive.
@@ -225,8 +223,6 @@ class LockstepRadixCache(UnifiedRadixCache):
     def engine_idles(self) -> None:
         """Record that this iteration computes nothing, so that the next step may wait for I/O."""
         self._idle = True
-
-    # Flush, weight updates, sleep, shutdown.
 
     def settle(self) -> None:
         """Run rounds until no copy accesses a slot; every rank calls it at the same point."""
@@ -306,7 +302,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep.compare_now()
 
     def clear_storage_backend(self) -> bool:
-        """Make all current pages in host memory and storage unfindable."""
+        """Start new namespaces, so that no current page in host memory or storage is found again."""
         self._forget_all()
         self._weights.clear()
         return True
@@ -390,7 +386,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._running.begin_anew()
 
     def _follow(self) -> None:
-        """Follow up a verdict: collect finished backups and loads."""
+        """Unlock completed backups, and insert completed loads into the tree."""
         self._backups.collect()
         self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))

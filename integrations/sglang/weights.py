@@ -95,7 +95,7 @@ class WeightsVersions:
         self._tree_is_stale = False
 
     def clear(self) -> None:
-        """Make all current pages in host memory and storage unfindable."""
+        """Start new namespaces, so that no current page in host memory or storage is found again."""
         self._cleared += 1
         life = self.host.inspection.config.life.hex()
         self.namespaces.cleared = f"{life} {self._cleared}"

@@ -98,10 +98,9 @@ class Published:
             raise not_kept(shared, f"are shared by request {request.name}", there)
 
     def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
-        """Return whether the tree must have the state of the request's last computed token."""
+        """Return whether the tree must have the state after the request's last computed token."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
-        # Each request works on a separate slot.
         used = len(self._ends) + self._loads + self._requests
         slots = min(
             seen.prefixes.residence.pools[DEVICE][each.index].capacity

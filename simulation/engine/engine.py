@@ -119,7 +119,7 @@ class Engine(ABC, Generic[CacheT]):
         """Return the commands that carry tokens, including those of a new prompt."""
 
     def _control(self) -> None:
-        """Give an operator's command now and then."""
+        """Give an operator's command to the caches now and then."""
         done = self._controls.step(self._caches, self.requests)
         if done:
             self._coverage[done] += 1

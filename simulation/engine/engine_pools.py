@@ -103,7 +103,7 @@ class EnginePools:
         return min(length, request.room)
 
     def publish(self, request: EngineRequest) -> None:
-        """Cache a request's full pages for others."""
+        """Publish a request's full pages in the device prefix cache."""
         length = request.computed
         for each in self._paged:
             pool = self.pools[each.pool]
@@ -134,8 +134,6 @@ class EnginePools:
             count += len(left)
         return count
 
-    # The state: a request's slot, and copies of it.
-
     def slot(self, request: EngineRequest) -> list[int]:
         """Return the slot of a request's state; empty if the model has none."""
         return [] if self.state is None else request.tables[self.state.pool]
@@ -160,8 +158,6 @@ class EnginePools:
         if self.state is not None:
             self.pools[self.state.pool].give_back(request.kept)
             request.kept = []
-
-    # Pages passed to copies, and pages to free.
 
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]

@@ -47,7 +47,7 @@ class Handover:
         if random.random() < (0.03 if request.is_handed_over else 0.02):
             return False
         if request.is_handed_over and random.random() < 0.7:
-            # Its TTL may expire before it is served again.
+            # The handed-over request's TTL may expire before it is served again.
             return True
         request.is_served = True
         tokens, ttl_s = request.head(request.computed), random.choice((0.1, 1.0, 30.0))

@@ -61,7 +61,7 @@ class Pins:
 
     def _unpin(self, caches: Sequence[Cache], pin: _Pinned) -> None:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
-        # Its TTL may have expired; until then the pinned tokens must stay.
+        # The pin's TTL may have expired; until then the pinned tokens must stay cached.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
             raise not_kept(pin.kept, "were pinned", found.host_tokens)
 

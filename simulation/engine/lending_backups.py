@@ -6,7 +6,7 @@ from .lending import Lending
 
 
 class LendingBackups(Lending):
-    """Backs up computed tokens of requests."""
+    """Backs up requests' computed tokens from engine-owned device pages."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
         """Back up the whole pages that exist after this step's forward pass, or sometimes fewer.

@@ -160,8 +160,6 @@ class LendingWorkload(Engine[HostCache]):
         if request.stage in _COMPUTES and self._random.random() < 0.015:
             self._preempt(request)
 
-    # Before a request computes.
-
     def _admit(self, request: EngineRequest) -> None:
         first, last = self._loads.choose(request)
         computes = first == last
@@ -202,8 +200,6 @@ class LendingWorkload(Engine[HostCache]):
             request.computed = 0
             request.stage = EngineStage.WAITING
 
-    # While a request computes.
-
     def _stage(self, request: EngineRequest) -> EngineStage:
         return (
             EngineStage.ANSWERING if request.computed >= request.prompt else EngineStage.COMPUTING
@@ -241,8 +237,6 @@ class LendingWorkload(Engine[HostCache]):
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
                 self._back_up(request)
-
-    # The end of a request, temporary or final.
 
     def _refused(self, request: EngineRequest) -> None:
         """React to a lack of room: wait, preempt or retract another request, or abort this one."""

@@ -24,7 +24,6 @@ def cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes
 ) -> list[Bringing[Cache]]:
     """Return token-carrying commands for a `Cache`: with a new prompt, and with computed tokens."""
-    # Two tokens fit any device.
     head = prompt[: 2 * TOKEN_BYTES]
     commands: list[Bringing[Cache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),

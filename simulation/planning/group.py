@@ -153,7 +153,7 @@ class InstantGroup:
         return tuple(sorted(seats, key=_by_operation))
 
     def _restorable(self, order: LookUp) -> Sequence[int]:
-        """Return the restorable lengths."""
+        """Return the prefix lengths, in pages, that the store can restore for a lookup."""
         assert self._store is not None
         has = self._store.has
         present = [[has(need.pool, key) for key in need.keys] for need in order.needs]

@@ -62,7 +62,7 @@ class Copies:
 
     @property
     def holds(self) -> bool:
-        """Whether any copy waits for the engine."""
+        """Whether any ordered copy still waits for the engine to start it."""
         return bool(self._held)
 
     def hold(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:

@@ -65,7 +65,7 @@ class Epoch:
     cluster: Cluster
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
-    """Each rank's memory, by rank."""
+    """Simulated device and host memory of each rank, by rank."""
     logs: list[RequestLog]
     """The operator requests received by each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])

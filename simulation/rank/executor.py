@@ -56,7 +56,7 @@ class SimulatedExecutor:
     ) -> None:
         self.memory = memory
         self.sick: str | None = None
-        """The result of `trouble`; set by the schedule."""
+        """Why the rank is unhealthy, as returned by `trouble`; set by the schedule."""
         self.lends_device = False
         """Whether the device pages are engine-owned."""
         self.lost_device = False

@@ -15,7 +15,7 @@ class Origin(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether hung calls have no effect."""
+        """Whether the source is closed, so that calls that still hang have no effect."""
         ...
 
     def touch(self, who: str) -> None:

@@ -51,7 +51,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """Build a backup watermark that counts completions; each rank settles any of its own."""
+    """Build backup votes that count without names: each rank settles that many of its own."""
     parts = Parts(agenda=_ShowsItsLine, ballot=_Counts)
     return Build(parts=parts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -85,7 +85,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Move the settling queue indices to copies that have completed on this rank."""
+        """Assign the settling queue indices to copies that have completed on this rank."""
         agenda, ballot = self._replica.agenda, self._ballot
         assert isinstance(agenda, _ShowsItsLine)
         assert isinstance(ballot, _Counts)

@@ -37,7 +37,6 @@ def draw_components(
             )
             components.append(
                 SlidingWindow(
-                    # Usually not a whole number of pages.
                     window_tokens=window_pages * page_tokens - random.randrange(page_tokens),
                     layout=_layout(kind, page_tokens, heads),
                     device_pages=max(device_pages, window_pages + 1),

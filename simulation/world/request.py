@@ -74,7 +74,6 @@ class EngineRequest:
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     """Its device pages by pool, as last read by the engine."""
 
-    # Fields for engines that own the device pages.
     generation: int = 0
     """The number of cache resets before it began to compute."""
     admitted: bool = False

@@ -192,7 +192,6 @@ def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Te
 
 
 _ORDERS = {"nhd": AxisOrder.TOKENS_FIRST, "hnd": AxisOrder.HEADS_FIRST}
-"""SGLang's names of axis orders."""
 
 _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
     "MHATokenToKVPool": _attention,

@@ -61,9 +61,9 @@ class Controls:
     def batch_failed(self) -> None:
         """Log this rank's failed batch, and whether the other ranks computed the same one."""
         rank = self._host.rank
-        log.error("rank %d was to compute the batch %s", rank, self._batch)
+        log.error("rank %d failed in the batch %s", rank, self._batch)
         found = self._host.compare(COMPARE_S)
-        log.error("rank %d: %s", rank, found or "all ranks have done the same up to here")
+        log.error("rank %d: %s", rank, found or "no difference between the ranks so far")
 
     def attach(
         self,
@@ -110,7 +110,7 @@ class Controls:
         except (ConfigError, UsageError) as error:
             return str(error)
         if not self._host.run_until_decided(proposal):
-            return "the ranks have not come to a decision in time"
+            return "the ranks did not decide in time"
         refusal = proposal.exception()
         return "" if refusal is None else str(refusal)
 

@@ -14,8 +14,8 @@ from .items import PromptItems, PromptsWithItems
 _log = logging.getLogger(__name__)
 
 NOT_KNOWN = (
-    "not known on this rank, which could not read its files or found them changed, and names it in its"
-    " log; a version in adapter_versions avoids reading"
+    "not known on this rank: its files could not be read or have changed (see this rank's log);"
+    " a version in adapter_versions avoids reading them"
 )
 """Flight-recorder text for an adapter whose weights this rank could not identify."""
 
@@ -40,8 +40,8 @@ class Namespaces:
         self._items = PromptsWithItems(page_tokens)
         self.names = ItemNames(
             lambda: _log.warning(
-                "a client has given one hash to two items; requests with a hash that stands for"
-                " several items stay on the device"
+                "a client has sent one hash for two different items; requests with such a hash are"
+                " not cached on the host"
             )
         )
         """The item contents that belong to SGLang's item hashes."""
@@ -76,12 +76,12 @@ class Namespaces:
         known = found is not None and self.names.trusted(found.items)
         if request.multimodal_inputs is not None:
             contents = [each.content.hex() for each in found.items] if known and found else []
-            self._host.witness("items of a request are", *contents or ["of unknown content"])
+            self._host.witness("items of a request are", *contents or ["unknown"])
         if found is None and not self._told:
             self._told = True
             _log.warning(
-                "requests with images or other items stay on the device where this rank does not have"
-                " what its encoder reads of them, or does not know their tokens"
+                "requests with images or other items are not cached on the host if this rank lacks"
+                " the items' encoder input or cannot identify their tokens"
             )
         if found is None or not known:
             return None

@@ -37,8 +37,8 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)
     if ctx.is_hybrid_ssm and STATE_POOL not in pools:
         raise ConfigError(
-            "the model keeps a recurrent state beside a"
-            f" {type(allocator.get_kvcache()).__name__}, and Lockstep serves one beside full attention;"
+            "the model has a recurrent state and its KV in a"
+            f" {type(allocator.get_kvcache()).__name__}; Lockstep supports a state with full attention;"
             " run without --radix-cache-backend"
         )
     identity = Identity(settings.plugin, ctx.model_config)
@@ -102,7 +102,7 @@ def _open_host(
         host.close(flush=False)
         raise ConfigError(
             f"this is rank {host.rank} of {host.world_size} of torch.distributed and rank {ctx.tp_rank}"
-            f" of {ctx.tp_size} of the TP group; Lockstep needs one TP group for all ranks"
+            f" of {ctx.tp_size} of the TP group; Lockstep needs one TP group of all ranks"
         )
     watch(host, plugin.metrics_port)
     if host.rank == 0:
@@ -153,5 +153,5 @@ def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> 
         host.config.stop_policy.rule,
         host.config.pipeline_depth,
         host.stats().transport,
-        ", batches witnessed" if settings.plugin.witness else "",
+        ", batches compared" if settings.plugin.witness else "",
     )

@@ -242,8 +242,8 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._follow()
             if host.inspection.agreed_ms - began_ms > patience_ms:
                 raise InternalError(
-                    f"a load of {self._waiting.loads} requests has not ended within"
-                    f" {patience_ms / 1000:.0f} s, and its slots cannot be given to others"
+                    f"loads of {self._waiting.loads} requests have not completed within"
+                    f" {patience_ms / 1000:.0f} s, so their slots cannot be reused"
                 )
         host.finish_copies()
         self._backups.collect()

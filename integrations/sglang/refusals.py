@@ -11,7 +11,7 @@ from .identity.key_exclusions import RELEASES
 
 log = logging.getLogger(__name__)
 
-_UNTRIED = "has not been tried with Lockstep; leave it away, or run without --radix-cache-backend"
+_UNTRIED = "is untested with Lockstep; remove it, or run without --radix-cache-backend"
 
 _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("pp_size", lambda size: size > 1, f"pipeline parallelism {_UNTRIED}"),
@@ -29,22 +29,22 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "enable_lora_overlap_loading",
         bool,
-        "each rank admits by its own device's word that an adapter was copied; leave it away",
+        "ranks admit requests when their own adapter copy is done, so they can differ; remove it",
     ),
     ("enable_int8_mamba_checkpoint", bool, f"keeping recurrent states as int8 {_UNTRIED}"),
     (
         "enable_linear_replayssm",
         bool,
-        "a state lags behind its tokens by what is still to be replayed; leave it away",
+        "a state does not cover tokens that are still to be replayed; remove it",
     ),
     (
         "mamba_radix_cache_strategy",
         lambda strategy: strategy == "extra_buffer_lazy",
         f"tracking recurrent states only at times {_UNTRIED}",
     ),
-    ("enable_lmcache", bool, "LMCache is another cache in the same place; leave it away"),
-    ("enable_flexkv", bool, "FlexKV is another cache in the same place; leave it away"),
-    ("disable_radix_cache", bool, "Lockstep keeps prefixes, and needs the radix cache"),
+    ("enable_lmcache", bool, "LMCache replaces the same cache; remove it"),
+    ("enable_flexkv", bool, "FlexKV replaces the same cache; remove it"),
+    ("disable_radix_cache", bool, "Lockstep needs the radix cache; remove it"),
 )
 """Each entry: name of a flag, predicate of refused values, reason."""
 
@@ -65,8 +65,8 @@ def require_supported(server_args: object) -> None:
     """Raise `ConfigError` for the first flag with an unsupported value."""
     if not getattr(server_args, "enable_hierarchical_cache", False):
         raise ConfigError(
-            "--radix-cache-backend lockstep needs --enable-hierarchical-cache: with it SGLang calls its"
-            " cache in each iteration"
+            "--radix-cache-backend lockstep needs --enable-hierarchical-cache, because only then SGLang"
+            " calls its cache in each iteration; add it"
         )
     for name, refused, why in _FLAGS:
         value = getattr(server_args, name, None)

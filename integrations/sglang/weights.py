@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 class Taken(Enum):
     """Result of an update on this rank."""
 
-    ALL = "all"
-    NOTHING = "nothing: the weights are those of before"
-    PERHAPS = "nobody knows what of it"
+    ALL = "applied"
+    NOTHING = "not applied"
+    PERHAPS = "unknown"
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class WeightsVersions:
 
     def changed(self, taken: Taken, update: Update, *, holds_nothing: bool) -> None:
         """Record the result of an update; ranks with different results raise in the next round."""
-        self.host.witness("of new weights was taken", taken.value)
+        self.host.witness("result of a weight update is", taken.value)
         if taken is Taken.NOTHING:
             return
         if self._session is None:
@@ -117,11 +117,11 @@ class WeightsVersions:
     def _tell(self, name: str | None) -> None:
         if name is None:
             _log.warning(
-                "nobody can name the new weights: what is computed with them is not stored; a"
-                " weight_version with the update names them"
+                "the new weights have no name, so their KV is not written to storage; give a"
+                " weight_version with the update"
             )
         if self._tree_is_stale:
             _log.warning(
-                "SGLang has kept KV of other weights, so nothing is cached below its tree until it is"
-                " flushed; flush_cache with the update does so"
+                "SGLang's tree still has KV of other weights, so Lockstep caches nothing until the tree"
+                " is flushed; give flush_cache with the update"
             )

@@ -48,13 +48,13 @@ class Flags(Settings):
         super().__post_init__()
         if self.hicache_storage_backend not in {None, BACKEND}:
             raise ConfigError(
-                f"hicache_storage_backend is {self.hicache_storage_backend!r}, which is a store of"
-                f" HiCache's; give {BACKEND!r}, and the store's URI as 'store' in {WHERE}"
+                f"hicache_storage_backend is {self.hicache_storage_backend!r}, a HiCache"
+                f" backend; give {BACKEND!r}, and the URI of a Lockstep store as 'store' in {WHERE}"
             )
         if self.hicache_write_policy is WritePolicy.WRITE_BACK:
             raise ConfigError(
-                "hicache_write_policy is 'write_back': SGLang's tree does not say whose tokens a page"
-                " has when it evicts it, so nothing could be copied then; take"
+                "hicache_write_policy is 'write_back': SGLang's tree does not report the tokens of a"
+                " page that it evicts, so the page cannot be copied then; use"
                 " 'write_through_selective'"
             )
 
@@ -114,9 +114,9 @@ class SglangSettings:
             ratio = nbytes / sum(each.device_pages * each.page_bytes for each in pools.values())
             if int(ratio * device) < 1:
                 raise ConfigError(
-                    f"{nbytes} bytes of host memory hold no page of this model, which takes"
-                    f" {pools[main].page_bytes} bytes and its share of the other pools; raise"
-                    " --hicache-size, or host_memory_gib"
+                    f"{nbytes} bytes of host memory are less than one page of this model"
+                    f" ({pools[main].page_bytes} bytes and its share of the other pools); raise"
+                    " --hicache-size or host_memory_gib"
                 )
         # The epsilon keeps rounding errors from making an exact page count one too small.
         return {
@@ -137,7 +137,7 @@ def parse(resolved: object) -> SglangSettings:
     plugin = ExtraSettings.read(_ours(extra))
     if plugin.store is not None and flags.hicache_storage_backend is None:
         raise ConfigError(
-            f"{WHERE} names a store, and SGLang asks for prefetches only with"
+            f"{WHERE} names a store, but SGLang requests prefetches only with"
             f" --hicache-storage-backend {BACKEND}; add it"
         )
     times = {
@@ -150,8 +150,8 @@ def parse(resolved: object) -> SglangSettings:
         plugin = replace(plugin, stop_policy=policy)
     elif given:
         raise ConfigError(
-            f"{WHERE}: give stop_policy or prefetch_timeout_base and"
-            " prefetch_timeout_per_ki_token, and not both"
+            f"{WHERE}: give either stop_policy, or prefetch_timeout_base and"
+            " prefetch_timeout_per_ki_token"
         )
     return SglangSettings(plugin=plugin, flags=flags)
 
@@ -165,13 +165,13 @@ def store_to_attach(
     `ConfigError` if the request would change a policy or any other setting.
     """
     if backend != BACKEND:
-        raise ConfigError(f"the storage backend is {backend!r}; Lockstep's is {BACKEND!r}")
+        raise ConfigError(f"the storage backend is {backend!r}, must be {BACKEND!r}")
     # `@path` is not accepted here, because the file could differ between ranks.
     extra = _parsed(WHERE, given or "{}")
     store = read_settings(_AttachSettings, _ours(extra), WHERE).store
     for name, (asked, started) in policies.items():
         if asked not in {None, started}:
-            raise ConfigError(f"{name} is {asked!r}, and was {started!r} when the engine started")
+            raise ConfigError(f"{name} is {asked!r}, must stay {started!r} as at startup")
     return store
 
 
@@ -197,7 +197,9 @@ def _parsed(where: str, given: str) -> Mapping[str, Any]:
     try:
         values = cast("object", json.loads(given))
     except ValueError as error:
-        raise ConfigError(f"{where} is no JSON: {error}") from error
+        raise ConfigError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} is a {type(values).__name__}, must hold keys and values")
+        raise ConfigError(
+            f"{where} is a {type(values).__name__}, must be an object of keys and values"
+        )
     return cast("Mapping[str, Any]", values)

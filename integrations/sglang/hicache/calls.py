@@ -64,8 +64,8 @@ class HiCacheCalls:
         self._settings = parse(config.extra_config or {})
         if config.dcp_size > 1 or config.tp_lcm_size:
             raise ConfigError(
-                "Lockstep's storage under HiCache keeps each rank's pages apart, so it can have neither"
-                " decode context parallelism (DCP) nor tp_lcm_size; leave them out"
+                "Lockstep's storage under HiCache stores each rank's pages separately, so it supports"
+                " neither decode context parallelism (DCP) nor tp_lcm_size; remove them"
             )
         self._store = BlockingStore(self._settings.store, "SGLang")
         self._pools: dict[str, _Pool] = {}
@@ -160,7 +160,7 @@ class HiCacheCalls:
             self._complain("cleared", repr(error))
             return False
         if not gone:
-            self._complain("cleared", "some stay, or time was up")
+            self._complain("cleared", "some pages remain, or the deadline passed")
         return gone
 
     def take_moved(self) -> tuple[list[Moved], list[Moved]]:
@@ -270,7 +270,7 @@ class HiCacheCalls:
     def _complain(self, verb: str, what: str) -> None:
         self._troubles[verb].warn(
             "HiCache's pages cannot be %s in the store %s (%s): they count as missing;"
-            " look at the store",
+            " check the store",
             verb,
             self._store.shown,
             what,

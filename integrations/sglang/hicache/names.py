@@ -71,9 +71,7 @@ def pool_names(
     Raises `ConfigError` if the model has no name.
     """
     if not config.model_name:
-        raise ConfigError(
-            "the model has no name to keep its pages apart from another's; give --served-model-name"
-        )
+        raise ConfigError("the model has no name, which page keys need; give --served-model-name")
     form = [
         type(pool).__name__,
         str(getattr(pool, "storage_format_tag", None)),

@@ -118,9 +118,9 @@ class PoolPages:
             self.pool.get_data_page(0)
         except (NotImplementedError, ValueError) as error:
             raise ConfigError(
-                f"HiCache's pool {self.name!r} ({type(self.pool).__name__}) has no pages to store in"
-                f" the layout {self.pool.layout!r}; give --hicache-mem-layout page_first or"
-                " page_first_direct"
+                f"HiCache's pool {self.name!r} ({type(self.pool).__name__}) has the layout"
+                f" {self.pool.layout!r}, which gives no access to single pages; set"
+                " --hicache-mem-layout to page_first or page_first_direct"
             ) from error
 
 

@@ -68,7 +68,8 @@ def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has:
             lengths &= ends
         else:
             raise UsageError(
-                f"SGLang's hit policy {policy!r} is not known here; update lockstep-kv"
+                f"SGLang's hit policy is {policy!r}, which this version does not support;"
+                " update lockstep-kv"
             )
     ascending = sorted(lengths)
     return Found(ascending[-1] if ascending else 0, pools, ascending)

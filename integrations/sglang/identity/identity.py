@@ -51,7 +51,7 @@ class Identity:
         try:
             return weights_of(files, None, self._digests, WHERE)
         except ConfigError as error:
-            log.warning("what is computed with the new weights is not stored: %s", error)
+            log.warning("KV of the new weights is not written to storage: %s", error)
             return None
 
     def adapters(self, tp_worker: Any) -> Adapters:

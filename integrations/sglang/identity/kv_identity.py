@@ -58,8 +58,8 @@ class Resolved:
             return self.fields[namespace][name]
         except KeyError:
             raise ConfigError(
-                f"SGLang {self.engine_version} has no {name} among its {namespace} settings, by which"
-                " Lockstep tells KV apart; use a version of SGLang that Lockstep knows"
+                f"SGLang {self.engine_version} has no {name} among its {namespace} settings,"
+                " which Lockstep needs to identify KV; use a version of SGLang that Lockstep supports"
             ) from None
 
     def reloaded(self, path: str, load_format: str) -> "Resolved":
@@ -138,12 +138,13 @@ def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, wh
     field = resolved.field
     if field("model", "weight_cache_mode") != NO_CACHE_OF_WEIGHTS:
         raise ConfigError(
-            "weight_cache_mode takes weights from another process, whatever it holds;"
+            "weight_cache_mode takes weights from another process, so their content is unknown;"
             f" {remedy(where)}"
         )
     if field("model", "checkpoint_engine_wait_weights_before_ready"):
         raise ConfigError(
-            "checkpoint_engine_wait_weights_before_ready takes weights that another process sends;"
+            "checkpoint_engine_wait_weights_before_ready takes weights from another process, so their"
+            " content is unknown;"
             f" {remedy(where)}"
         )
     load_format = field("model", "load_format")

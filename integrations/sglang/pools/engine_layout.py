@@ -53,7 +53,7 @@ def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, Eng
     describe = _KINDS.get(kind)
     if describe is None:
         raise ConfigError(
-            f"the model's KV is in a {kind}, and Lockstep serves {', '.join(_KINDS)}; run without"
+            f"the model's KV is in a {kind}; Lockstep supports {', '.join(_KINDS)}; run without"
             " --radix-cache-backend"
         )
     return describe(kv_cache, page_tokens, tp_size)
@@ -69,8 +69,8 @@ def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]
     for _, part in parts:
         if type(part).__name__ != "MHATokenToKVPool" or not part.layer_num:
             raise ConfigError(
-                f"the model's windows are beside a {type(part).__name__} of {part.layer_num} layers,"
-                " and Lockstep serves MHATokenToKVPool with one layer or more; run without"
+                f"the windowed model has a {type(part).__name__} of {part.layer_num} layers;"
+                " Lockstep supports MHATokenToKVPool with one layer or more; run without"
                 " --radix-cache-backend"
             )
     return {name: _attention(part, page_tokens, tp_size)[KV_POOL] for name, part in parts}
@@ -89,8 +89,8 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
     if order is None or info.scales is not None or info.page_size != page_tokens:
         raise ConfigError(
             f"the model's {kind} has layout {layout!r},"
-            f" {'no scales' if info.scales is None else 'scales beside its KV'} and pages of"
-            f" {info.page_size} tokens; Lockstep serves {' and '.join(_ORDERS)} without scales, with"
+            f" {'no scales' if info.scales is None else 'separate scales'} and pages of"
+            f" {info.page_size} tokens; Lockstep supports {' and '.join(_ORDERS)} without scales, with"
             f" pages of {page_tokens}"
         )
     sides = ((KEYS, info.buffers.k, info.head_dim), (VALUES, info.buffers.v, info.v_head_dim))
@@ -122,7 +122,7 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
     if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
         raise ConfigError(
             f"the model's {type(pool).__name__} keeps one index key for {pool.index_kpool} tokens, and"
-            f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep serves one for each"
+            f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep supports one for each"
             " token; run without --radix-cache-backend"
         )
     # A layer that reuses another layer's selection has no index.
@@ -152,15 +152,15 @@ def _rows(
     if not whole or info.scales is not None or info.page_size != page_tokens:
         raise ConfigError(
             f"the model's {kind} has {'one tensor' if whole else 'several tensors'}"
-            f" for each layer, {'no scales' if info.scales is None else 'scales beside its KV'} and"
-            f" pages of {info.page_size} tokens; Lockstep serves one tensor without scales, with pages"
-            f" of {page_tokens}"
+            f" for each layer, {'no scales' if info.scales is None else 'separate scales'} and"
+            f" pages of {info.page_size} tokens; Lockstep supports one tensor without scales, with"
+            f" pages of {page_tokens}"
         )
     layers = cast("tuple[torch.Tensor, ...]", info.buffers)
     if len(layers) != info.device_layer_num:
         raise ConfigError(
-            f"the model's {kind} has {len(layers)} of {info.device_layer_num} layers on this rank, and"
-            " Lockstep serves ranks that have all of them; run without --radix-cache-backend"
+            f"the model's {kind} has {len(layers)} of {info.device_layer_num} layers on this rank;"
+            " Lockstep supports only ranks with all layers; run without --radix-cache-backend"
         )
     column = Column(
         name=LATENT,

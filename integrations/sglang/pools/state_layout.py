@@ -58,7 +58,7 @@ class _Part:
         except RuntimeError as error:
             raise ConfigError(
                 f"the model's states {self.name!r} are {list(tensor.shape)} with strides"
-                f" {tensor.stride()}, and Lockstep serves ranges of channels that are contiguous; run"
+                f" {tensor.stride()}; Lockstep supports contiguous ranges of channels only; run"
                 " without --radix-cache-backend"
             ) from error
 
@@ -72,9 +72,9 @@ def state_columns(pool: Any, tp_size: int) -> dict[Column, list[torch.Tensor]]:
     buffers: StateBuffers = info.buffer_info
     kind = type(pool).__name__
     if kind != "MambaPool" or buffers.extra_checkpoint_buffers:
-        beside = " with other states beside it" if buffers.extra_checkpoint_buffers else ""
+        beside = " with other states" if buffers.extra_checkpoint_buffers else ""
         raise ConfigError(
-            f"the model's states are in a {kind}{beside}, and Lockstep serves MambaPool alone; run"
+            f"the model's states are in a {kind}{beside}; Lockstep supports MambaPool alone; run"
             " without --radix-cache-backend"
         )
     parts = _divided(buffers, pool.conv_shard_groups, pool.conv_slice_axis, tp_size)

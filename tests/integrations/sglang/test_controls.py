@@ -84,8 +84,8 @@ def test_after_a_failure_every_rank_says_whether_it_computed_what_the_others_did
         for each in caplog.records
         if each.name == "lockstep.integrations.sglang.controls"
     ]
-    assert "rank 0 was to compute the batch ('EXTEND', [['a', 0, 16]])" in told
-    assert "rank 1 was to compute the batch ('EXTEND', [['a', 8, 16]])" in told
+    assert "rank 0 failed in the batch ('EXTEND', [['a', 0, 16]])" in told
+    assert "rank 1 failed in the batch ('EXTEND', [['a', 8, 16]])" in told
     assert len([each for each in told if "rank 1: engine batch EXTEND [['a', 8, 16]]" in each]) == 2
 
 
@@ -102,7 +102,7 @@ def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
     caplog.set_level(logging.ERROR, logger="lockstep.integrations.sglang.controls")
 
     assert on_every_rank(program) == [2, 2]
-    assert "rank 1: all ranks have done the same up to here" in caplog.text
+    assert "rank 1: no difference between the ranks so far" in caplog.text
 
 
 def attach(controls: Controls, folder: Path, name: str = "") -> tuple[bool, str]:
@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_refused_without_a_round() -> None:
     )
 
     assert not well
-    assert "was 'write_through' when the engine started" in why
+    assert "must stay 'write_through' as at startup" in why
     assert host.inspection.rounds == 0
 
 
@@ -172,7 +172,7 @@ def test_a_decision_that_never_comes_is_not_awaited_for_ever(
     monkeypatch.setattr(ranks.caches[0], "detach_store", Future[None])
     controls = Controls(ranks.caches[0], witness=False)
 
-    assert controls.detach() == (False, "the ranks have not come to a decision in time")
+    assert controls.detach() == (False, "the ranks did not decide in time")
     assert controls.storage_scheme == "memory"
 
 

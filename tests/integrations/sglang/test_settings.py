@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name, why in (
         ("none", "cannot be read"),
         ("bytes", "cannot be read"),
-        ("words", "no JSON"),
+        ("words", "is not valid JSON"),
     ):
         refused = refusal(parse, Given(hicache_storage_backend_extra_config=f"@{tmp_path / name}"))
         check(refused, f"{WHERE}: {tmp_path / name}", why)
@@ -118,10 +118,10 @@ def check(refused: str, *parts: str) -> None:
         ({"hicache_ratio": 0.0}, "hicache_ratio is 0.0, must be more than 0"),
         ({"hicache_ratio": float("inf")}, "hicache_ratio is inf, must be at most"),
         ({"hicache_size": -1}, "hicache_size is -1, must be at least 0"),
-        ({"hicache_write_policy": "write_back"}, "take 'write_through_selective'"),
+        ({"hicache_write_policy": "write_back"}, "use 'write_through_selective'"),
         ({"hicache_write_policy": "never"}, "is 'never', must be one of write_through, "),
         ({"hicache_host_memory_mode": "buffer"}, "is 'buffer', must be one of cache"),
-        ({"hicache_storage_backend": "file"}, "hicache_storage_backend is 'file', which is"),
+        ({"hicache_storage_backend": "file"}, "hicache_storage_backend is 'file', a HiCache"),
     ],
 )
 def test_a_flag_that_is_wrong_is_refused_by_its_name(flags: dict[str, Any], named: str) -> None:
@@ -131,13 +131,13 @@ def test_a_flag_that_is_wrong_is_refused_by_its_name(flags: dict[str, Any], name
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ([], "is a list, must hold keys and values"),
+        ([], "is a list, must be an object of keys and values"),
         ({"stor": "file:///kv"}, "no key 'stor'; known: adapter_versions, bounds,"),
         ({"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
         ({"prefetch_threshold": -1}, "prefetch_threshold is -1, must be at least 0"),
         (
             {"prefetch_timeout_per_ki_token": 1, "stop_policy": {}},
-            "give stop_policy or prefetch_timeout_base",
+            "give either stop_policy, or prefetch_timeout_base",
         ),
     ],
 )
@@ -198,11 +198,11 @@ def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> 
 @pytest.mark.parametrize(
     ("told", "named"),
     [
-        ({"backend": "file"}, "the storage backend is 'file'; Lockstep's is 'dynamic'"),
+        ({"backend": "file"}, "the storage backend is 'file', must be 'dynamic'"),
         ({"extra": None}, "store is missing; give it"),
         ({"extra": '{"store": "file:///kv", "witness": true}'}, "no key 'witness'; known: store"),
-        ({"extra": "@/a/file"}, "is no JSON"),
-        ({"rule": "timeout"}, "prefetch_policy is 'timeout', and was 'wait_complete'"),
+        ({"extra": "@/a/file"}, "is not valid JSON"),
+        ({"rule": "timeout"}, "prefetch_policy is 'timeout', must stay 'wait_complete'"),
     ],
 )
 def test_an_attach_that_says_anything_else_is_refused(told: dict[str, Any], named: str) -> None:

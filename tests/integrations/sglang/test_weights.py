@@ -232,7 +232,7 @@ def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_
 @pytest.mark.parametrize(
     ("version", "taken", "named"),
     [
-        ("2", Taken.PERHAPS, "of new weights was taken nobody knows what of it"),
+        ("2", Taken.PERHAPS, "result of a weight update is unknown"),
         ("3", Taken.ALL, "weights become 3"),
     ],
 )

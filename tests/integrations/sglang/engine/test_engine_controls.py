@@ -70,7 +70,7 @@ def test_a_store_is_detached_and_another_attached_while_the_engine_runs(
     answers = engine.generate(REQUESTS)
 
     assert (detached[0], refused[0], attached[0]) == (True, False, True)
-    assert "Lockstep's is 'dynamic'" in refused[1]
+    assert "must be 'dynamic'" in refused[1]
     assert differences(stock_tp2.cold[:12], without, tolerance=TOLERANCE) == []
     assert differences(stock_tp2.cold[:12], answers, tolerance=TOLERANCE) == []
     assert {answer.cached_by_tier["storage_backend"] for answer in answers[1:]} == {"file"}

@@ -54,4 +54,4 @@ def test_ranks_that_compute_different_batches_are_named_beside_the_error_of_thei
         log = engine.log()
 
     assert SIZES_DIFFER in log
-    assert "rank 1 was to compute the batch ('EXTEND', [['request-1-1-', 0, 256]])" in log
+    assert "rank 1 failed in the batch ('EXTEND', [['request-1-1-', 0, 256]])" in log

@@ -296,7 +296,7 @@ def test_calls_are_counted_for_the_engine_only_where_it_asks(opens: Opens, store
         (Standing(), {"store": "ftp://x"}, "unknown scheme 'ftp'"),
         (Standing(), {"store": "memory://", "read_timeout_s": 0}, "must be more than 0"),
         (Standing(dcp_size=2), {"store": "memory://"}, "decode context parallelism"),
-        (Standing(tp_lcm_size=4), {"store": "memory://"}, "tp_lcm_size; leave them out"),
+        (Standing(tp_lcm_size=4), {"store": "memory://"}, "tp_lcm_size; remove them"),
     ],
 )
 def test_a_wrong_configuration_is_named_before_anything_is_opened(
@@ -315,5 +315,5 @@ def test_a_pool_whose_pages_cannot_be_had_is_refused_by_its_layout() -> None:
         def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
             raise ValueError("Unsupported layout")
 
-    with pytest.raises(ConfigError, match="'page_unified'; give --hicache-mem-layout page_first"):
+    with pytest.raises(ConfigError, match="'page_unified', which gives no access"):
         PoolPages("kv", Unified())

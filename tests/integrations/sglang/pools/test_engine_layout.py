@@ -126,18 +126,21 @@ def test_a_model_with_windows_has_two_pools() -> None:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "another class": (
         lambda: MHATokenToKVPoolFP4([], []),
-        "in a MHATokenToKVPoolFP4, and Lockstep serves MHATokenToKVPool,",
+        "in a MHATokenToKVPoolFP4; Lockstep supports MHATokenToKVPool,",
     ),
-    "scales": (lambda: pool(scales=object()), "scales beside its KV"),
-    "another size of pages": (lambda: pool(page_size=1), "pages of 1 tokens; Lockstep serves nhd"),
+    "scales": (lambda: pool(scales=object()), "separate scales"),
+    "another size of pages": (
+        lambda: pool(page_size=1),
+        "pages of 1 tokens; Lockstep supports nhd",
+    ),
     "another layout": (lambda: replace(pool(), layout="packed"), "layout 'packed', no scales"),
     "windows in another class": (
         lambda: SWAKVPool(pool(), MHATokenToKVPoolFP4([], [])),
-        "windows are beside a MHATokenToKVPoolFP4 of 0 layers",
+        "windowed model has a MHATokenToKVPoolFP4 of 0 layers",
     ),
     "windows alone": (
         lambda: SWAKVPool(MHATokenToKVPool([], []), pool()),
-        "beside a MHATokenToKVPool of 0 layers",
+        "has a MHATokenToKVPool of 0 layers",
     ),
 }
 

@@ -92,7 +92,7 @@ def test_layers_that_all_lack_an_index_are_latent_attention_alone() -> None:
 @pytest.mark.parametrize(
     ("pool", "said"),
     [
-        (MLATokenToKVPool(scales=(torch.zeros(1),)), "scales beside its KV"),
+        (MLATokenToKVPool(scales=(torch.zeros(1),)), "separate scales"),
         (MLATokenToKVPool(buffers=object()), "several tensors for each layer"),
         (MLATokenToKVPool(page_size=1), "pages of 1 tokens"),
         (MLATokenToKVPool(device_layer_num=3), "2 of 3 layers on this rank"),

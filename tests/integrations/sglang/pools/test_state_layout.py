@@ -112,8 +112,8 @@ def test_a_tensor_is_seen_and_not_copied() -> None:
 @pytest.mark.parametrize(
     ("refused", "told"),
     [
-        (UnifiedMambaPool(*vars(pool(8)).values()), "in a UnifiedMambaPool, and Lockstep serves"),
-        (pool(8, beside=[object()]), "in a MambaPool with other states beside it"),
+        (UnifiedMambaPool(*vars(pool(8)).values()), "in a UnifiedMambaPool; Lockstep supports"),
+        (pool(8, beside=[object()]), "in a MambaPool with other states;"),
         (
             MambaPool([torch.zeros(LAYERS, SLOTS, INPUTS, 64).transpose(2, 3)], torch.zeros(0)),
             "'conv0.0' are [5, 64, 3] with strides (192, 1, 64)",

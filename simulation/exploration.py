@@ -71,20 +71,20 @@ class Exploration:
             choices=(DRAWN, *PAIRS), show_choices=False, metavar="PxD", show_default="one group"
         ),
     ] = None
-    """Two groups instead, of which one hands requests over to the other: their TP sizes, as 2x1 with
-    each 1, 2, 4 or 8, or `drawn` by the seed."""
+    """Simulate two groups, of which one hands requests over to the other: their TP sizes, as in 2x1
+    with each 1, 2, 4 or 8, or `drawn` by the seed."""
     steps: Annotated[int, Parameter(validator=Number(gte=STEPS_MIN))] = STEPS_MIN
-    """Steps of each schedule."""
+    """Number of steps of each schedule."""
     profile: Annotated[
         str | None,
         Parameter(choices=MODEL_PROFILES, show_default="drawn by the seed, or what --revive needs"),
     ] = None
-    """Model."""
+    """Model profile."""
     faults: Annotated[
         str | None,
         Parameter(choices=FAULT_PROFILES, show_default="mixed, or what --revive needs"),
     ] = None
-    """Mixture of faults and pressure."""
+    """Profile of faults and memory pressure."""
     depth: Annotated[
         int | None, Parameter(validator=Number(gte=0, lte=1), show_default="both in turn")
     ] = None
@@ -92,16 +92,16 @@ class Exploration:
     l1: Annotated[
         str | None, Parameter(choices=L1_CHOICES, show_default="both, or what --revive needs")
     ] = None
-    """Who owns the device pages: replica, engine, or both in turn, by the seed."""
+    """Owner of the device pages: replica, engine, or both in turn, by the seed."""
     revive: Annotated[
         str | None, Parameter(metavar="BUG", show_default="none", validator=_check_bug)
     ] = None
-    """Put an old bug back, and stop at the first schedule that finds it: A to E, or a name that
-    `--revive list` tells. Exits with 1 if it is found and with 4 if not."""
+    """Reintroduce a known bug, and stop at the first schedule that finds it: A to E, or a name from
+    `--revive list`. The exit status is 1 if the bug is found, and 4 if not."""
 
     def __post_init__(self) -> None:
         if self.pd is not None and self.ranks is not None:
-            raise ConfigError("--pd says how many ranks there are; leave out --ranks")
+            raise ConfigError("--pd sets the number of ranks; remove --ranks")
 
     def with_what_its_bug_needs(self) -> "Exploration":
         """Return a copy with the seeds, model, faults and L1 owner that the bug needs, if unset."""

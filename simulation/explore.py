@@ -110,7 +110,7 @@ def print_report(report: ExplorationReport) -> None:
         print(f"{cycles} retract and resume cycles")
     asked = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
     if asked:
-        print(f"an operator: {', '.join(asked)}")
+        print(f"operator commands: {', '.join(asked)}")
     _print_violations(report["violations"])
 
 

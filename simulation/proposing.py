@@ -133,8 +133,8 @@ class Proposing:
         if len(set(states)) > 1 or len(set(used)) > 1:
             raise Violated(f"the ranks have different stores: {[*map(str, states)]}, {used}")
         if (used[0] is None) != (states[0] in {*_WITHOUT, StoreState.ATTACHING}):
-            has = "none of them has any in use" if used[0] is None else f"they use {used[0]}"
-            raise Violated(f"the store is {states[0]} on every rank, and {has}")
+            has = "none of them uses a store" if used[0] is None else f"they use {used[0]}"
+            raise Violated(f"the store is {states[0]} on every rank, but {has}")
         self._check_ended_alike([told for told in self._told if told.outcome.done()])
         self._told = [told for told in self._told if not told.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
@@ -142,18 +142,20 @@ class Proposing:
         for told in self._told:
             told.late_steps += now_us - told.since_us > self._patience_us
             if told.late_steps > _STEPS_TO_END:
-                was_told = f"rank {told.rank} was told: {told.proposal}"
-                raise Violated(f"{was_told}, and it does not end")
+                received = f"rank {told.rank} received the proposal {told.proposal}"
+                raise Violated(f"{received}, which does not end")
 
     def check_rest(self) -> None:
         """Raise, at rest, if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
-            raise Violated("nothing is in flight, and the store is not let go of")
+            raise Violated("nothing is in flight, but the store is still being detached")
 
     def check_gone(self, rank: int) -> None:
         """Raise, after the end of an epoch, if one of the rank's proposals has no outcome."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
-            raise Violated(f"rank {rank} has left its group, and a proposal waits for it")
+            raise Violated(
+                f"rank {rank} has left its group, but one of its proposals has no outcome"
+            )
 
     def _begin_campaign(self) -> None:
         random, ranks = self._random, range(len(self._caches))
@@ -186,10 +188,12 @@ class Proposing:
             errors = [told.outcome.exception() for told in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
-                raise Violated(f"{proposal} was done on {done} of the ranks that were told")
+                raise Violated(
+                    f"{proposal} was applied on only {done} of the ranks that received it"
+                )
             needs_all = proposal.change is Change.ATTACH or had_store
             if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
-                raise Violated(f"{proposal} was done, and not every rank was told of it")
+                raise Violated(f"{proposal} was applied although not every rank received it")
             if done:
                 had_store = proposal.change is Change.ATTACH
                 self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1

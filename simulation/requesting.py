@@ -96,7 +96,7 @@ class Requesting:
             self._told += 1
             sent = self._sent[self._told - 1] if self._told <= len(self._sent) else b""
             if told != sent:
-                was = f"was sent as {sent!r} and carried out as {told!r}"
+                was = f"was sent as {sent!r} but executed as {told!r}"
                 raise Violated(f"request {self._told} {was}")
             for rank, had in enumerate(self._had):
                 if self._told not in had:
@@ -109,7 +109,7 @@ class Requesting:
         self._common.append(common)
         if len(self._common) > _STEPS_TO_HEAR and self._told < self._common[0]:
             late = f"every rank has request {self._told + 1}"
-            raise Violated(f"{late}, and it does not become a command")
+            raise Violated(f"{late}, but it does not become a command")
 
     def _taken(self, rank: int) -> tuple[bytes, ...]:
         taken = tuple(self._carried_out[rank])

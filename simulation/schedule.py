@@ -204,11 +204,11 @@ class Schedule:
 
     def _unexpected(self, rank: int, error: GroupError) -> None:
         cluster, name = self._epoch.cluster, type(error).__name__
-        what = f"rank {rank} ends the epoch for no reason: {name}: {error}"
+        what = f"rank {rank} ends the epoch without a fault: {name}: {error}"
         if isinstance(error, DivergenceError):
             what += f"; {cluster.first_difference()}"
         elif isinstance(error, CollectiveTimeout) and (absent := cluster.absent()) is not None:
-            what += f"; rank {absent} did not come to the round"
+            what += f"; rank {absent} did not join the round"
         raise Violated(what)
 
     def _check(self) -> None:
@@ -318,8 +318,8 @@ class Schedule:
         for each in others:
             if not isinstance(errors[each], expected):
                 raise Violated(
-                    f"{fault} struck rank {rank}, and rank {each} raised {errors[each]!r} where the"
-                    f" ranks raised {errors}"
+                    f"{fault} struck rank {rank}, but rank {each} raised {errors[each]!r}; all ranks:"
+                    f" {errors}"
                 )
             self._check_ended(each)
 
@@ -332,7 +332,7 @@ class Schedule:
         except GroupError:
             pass
         else:
-            raise Violated(f"rank {rank} steps on after the epoch has ended")
+            raise Violated(f"rank {rank} can still step after the epoch has ended")
         cache.close()
         self._proposing.check_gone(rank)
         if len(collective.reached) != reached:

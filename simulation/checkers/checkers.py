@@ -50,7 +50,7 @@ def check_admission(
     if more < 0 or (more and not sparse) or total < before.host_tokens:
         raise Violated(f"an admission says {answer} right after a match found {before}")
     if (answer.operation is None) != (total == before.device_tokens):
-        raise Violated(f"an admission loads without need, or needs without loading: {answer}")
+        raise Violated(f"an admission's load operation does not match its tokens: {answer}")
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
@@ -70,7 +70,7 @@ def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
         if held[page] != content + shard:
             raise Violated(slots.wrong_page(page, request, content + shard))
         if writer[page] is not None:
-            what = f"{slots.slot(page)} of request {request} is in use and being written"
+            what = f"{slots.slot(page)} of request {request} is in use and may still be written"
             raise Violated(f"rank {slots.rank}: {what}")
 
 
@@ -117,7 +117,7 @@ class TreeChecker:
                         p for at, p in enumerate(run) if p in offered[tier] or p in run[:at]
                     )
                     slot = f"{TIER_NAMES[tier]} {pool} page {twice}"
-                    raise Violated(f"{slot} belongs to a cached prefix and to another")
+                    raise Violated(f"{slot} is in two cached prefixes")
                 offered[tier].update(zip(run, contents, strict=True))
         return offered
 
@@ -154,7 +154,7 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
     for page, content in offered.items():
         if held[page] != content + shard:
             offered_as, holds = describe(content + shard), describe(held[page])
-            raise Violated(f"{_offers(slots, page)} as {offered_as}, and it holds {holds}")
+            raise Violated(f"{_offers(slots, page)} as {offered_as}, but it holds {holds}")
         if writer[page] is not None:
             raise Violated(f"{_offers(slots, page)}, which a transfer may still write")
 
@@ -205,8 +205,8 @@ class DeadlineChecker:
             if limit_s is not None and now_us - before[1] > limit_s * 1_000_000 + slack_us:
                 stood_s = (now_us - before[1]) / 1e6
                 raise Violated(
-                    f"{operation.kind.name} {operation.id} stands in {operation.phase.name} for"
-                    f" {stood_s:.3f} s, and {limit_s} s is its limit"
+                    f"{operation.kind.name} {operation.id} has been in {operation.phase.name} for"
+                    f" {stood_s:.3f} s, its limit is {limit_s} s"
                 )
         self._since = current
 
@@ -233,7 +233,7 @@ class ReplicaChecker:
             self._check_invariants(range(len(caches)))
             states = [cache.inspection.state_digest for cache in caches]
             if len(set(states)) > 1:
-                raise Violated(f"the states differ, and the rolling digests do not: {states}")
+                raise Violated(f"the states differ, but the rolling digests are equal: {states}")
         elif digests[0] != self._checked:
             self._check_invariants([step % len(caches)])
         self._checked = digests[0]
@@ -253,7 +253,7 @@ def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
     if agreed_ms > first_ms:
         rank = clocks_ms.index(first_ms)
         raise Violated(
-            f"the ranks agree on {agreed_ms} ms, and the clock of rank {rank} says {first_ms} ms"
+            f"the agreed time is {agreed_ms} ms, ahead of rank {rank}'s clock at {first_ms} ms"
         )
 
 
@@ -267,7 +267,7 @@ def check_loads(cache: HostCache) -> None:
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
         if loads and operation.phase is Phase.QUARANTINED:
             raise Violated(
-                f"load {operation.id} is quarantined, and nobody can keep the engine from its pages"
+                f"load {operation.id} is quarantined, but its pages belong to the engine"
             )
     for request in cache.inspection.requests:
         if request.waits_for is not None and request.waits_for not in in_flight:
@@ -287,7 +287,7 @@ def check_at_rest(
     counted = cache.stats(rounds=0).replica
     found = sum(counted.hit_tokens.values()) + sum(counted.missed_tokens.values())
     if found != counted.asked_tokens:
-        raise Violated(f"{counted.asked_tokens} tokens were asked for, {found} hit or missed")
+        raise Violated(f"{counted.asked_tokens} tokens were requested, but {found} hit or missed")
     in_flight = cache.inspection.in_flight
     never_quiet = set[int]().union(*restless)
     for operation in in_flight.values():
@@ -296,7 +296,7 @@ def check_at_rest(
             raise Violated(f"{name} is still in {operation.phase.name} at rest")
     for number in in_flight:
         if number not in never_quiet:
-            state = "quarantined, and every rank is quiet"
+            state = "quarantined without I/O in flight"
             raise Violated(f"operation {number} is {state} at rest")
     if not in_flight:
         for node in cache.inspection.prefixes.tree.nodes():

@@ -96,7 +96,7 @@ class AllocatedPages(EveryRank):
                     raise Violated(device.touched_although(number, "it is free"))
                 if (holds := device.content[number]) != left[page]:
                     held = f"{describe(holds)} instead of {describe(left[page])}"
-                    what = f"{device.slot(number)} is free, and holds {held}"
+                    what = f"{device.slot(number)} is free, but holds {held}"
                     raise Violated(f"rank {device.rank}: {what}")
 
     def _forget(self, page: int) -> None:

@@ -329,11 +329,11 @@ class LendingWorkload(Engine[HostCache]):
     def _collect_freed(self) -> None:
         for name in self._ask_all("collect_freed", lambda c: c.collect_freed()):
             if name not in self._leaving:
-                raise Violated(f"a collect_freed names {name}, which is staying")
+                raise Violated(f"collect_freed names {name}, which was not released")
             self._freed(name, self._leaving.pop(name))
         # Pages of a quarantined copy may never become free, and no caller may wait for them.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
-            raise Violated("a pending_frees is true, and nobody is leaving")
+            raise Violated("pending_frees is true, but no released request is pending")
 
     def _freed(self, name: str, held: Held) -> None:
         self._pools.give_back(held, overwrite=self._random.random() < 0.5)

@@ -42,7 +42,7 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
 
 def refused_and_changed(rank: int, what: str) -> Violated:
     """Return the finding that a refused call changed something."""
-    return Violated(f"rank {rank}: {what} was refused, and changed something all the same")
+    return Violated(f"rank {rank}: {what} was refused, but changed the state")
 
 
 def _wrong_calls(

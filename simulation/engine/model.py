@@ -124,7 +124,7 @@ class Model:
             if len(set(pages)) != len(pages) or not there.issuperset(needed):
                 raise Violated(
                     f"request {request.name} has computed {request.computed} tokens and has room for"
-                    f" {request.room}, and its page table of pool {layers.pool!r} is {table}"
+                    f" {request.room}, but its page table of pool {layers.pool!r} is {table}"
                 )
             wanted = [
                 (table[index], content, request.name)

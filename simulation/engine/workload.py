@@ -187,7 +187,7 @@ class Workload(Engine[Cache]):
         brought_max = max(0, total - request.cached_before) if request.prefetched else 0
         if answer.storage_tokens > brought_max:
             before_it = f"there were {request.cached_before} tokens before its prefetch"
-            raise Violated(f"an admission says {answer}, and {before_it}")
+            raise Violated(f"an admission says {answer}, but {before_it}")
         if self._world.config.eviction is Eviction.PRIORITY:
             self._coverage["admitted with a priority"] += request.priority > 0
         self._coverage["tokens from device"] += answer.device_tokens

@@ -40,8 +40,8 @@ def require_page_tokens(page_tokens: int) -> None:
     """Raise `ConfigError` unless a trace's hashes distinguish pages of this size."""
     if page_tokens < 1 or (BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS):
         raise ConfigError(
-            f"pages of {page_tokens} tokens cannot be told apart by a trace, whose ids stand for"
-            f" {BLOCK_TOKENS} tokens; take a divisor or a multiple of that"
+            f"pages of {page_tokens} tokens do not fit a trace, whose ids cover {BLOCK_TOKENS}"
+            " tokens each; use a divisor or a multiple of that"
         )
 
 
@@ -71,7 +71,7 @@ def paged(requests: Iterable[WorkloadRequest], page_tokens: int) -> list[PagedPr
         )
     if len(numbers) * each > _IDS_MAX:
         raise ConfigError(
-            f"the trace has {len(numbers) * each:,} different pages of {page_tokens} tokens, and"
-            f" {_IDS_MAX:,} can be told apart; take larger pages or fewer requests"
+            f"the trace has {len(numbers) * each:,} different pages of {page_tokens} tokens, but"
+            f" at most {_IDS_MAX:,} are supported; use larger pages or fewer requests"
         )
     return prompts

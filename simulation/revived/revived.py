@@ -38,8 +38,8 @@ _BUGS = (
     ),
     RevivedBug(
         name="B",
-        about="a load back goes down to where full attention is in host memory, and not to where"
-        " every component accepts a match (incident B)",
+        about="a load back extends to the last node with full attention in host memory, instead of the"
+        " last one that every component accepts (incident B)",
         build=incidents.load_back_from_the_last_host_node,
         profile="gemma",
         faults="pressure",
@@ -54,7 +54,7 @@ _BUGS = (
     ),
     RevivedBug(
         name="D",
-        about="the cleanup after an eviction looks at device locks only, and removes a parent that a"
+        about="the cleanup after an eviction checks device locks only, and removes a parent that a"
         " prefetch or backup has pinned (incident D)",
         build=incidents.cascade_past_pins,
         profile="hybrid-all",
@@ -69,14 +69,14 @@ _BUGS = (
     ),
     RevivedBug(
         name="views",
-        about="what a retracted request saves are views of its slots on the device, which others use"
-        " until it resumes (incident E)",
+        about="a retraction saves views of its device slots, which other requests overwrite before"
+        " the resume (incident E)",
         build=incidents.retract_hands_out_views,
         profile="qwen-next",
     ),
     RevivedBug(
         name="local-free",
-        about="a rank gives pages back once its own transfers are over, before the others' are"
+        about="a rank frees pages once its own transfers have ended, before the other ranks'"
         " (sglang#33442, TensorRT-LLM#14020)",
         build=votes.free_on_local_evidence,
         profile="llama",
@@ -84,8 +84,8 @@ _BUGS = (
     ),
     RevivedBug(
         name="count-not-name",
-        about="the ranks agree on how many copies have ended, and each takes those of its own that"
-        " have (sglang#28429)",
+        about="the ranks agree on the number of completed copies, and each settles its own"
+        " completed ones (sglang#28429)",
         build=votes.count_without_names,
         profile="llama",
     ),
@@ -114,8 +114,8 @@ _BUGS = (
     ),
     RevivedBug(
         name="trust-for-good",
-        about="what the store had once is never written again while it stays in memory, though a quota"
-        " may have removed it (sglang#37172)",
+        about="a page that the store had once is never written again while it stays in memory,"
+        " although a quota may have removed it (sglang#37172)",
         build=hits.trust_for_good,
         profile="llama",
     ),
@@ -144,8 +144,8 @@ _BUGS = (
     ),
     RevivedBug(
         name="unfilled",
-        about="window pages that an engine lends to a load, and that the load does not fill, are backed"
-        " up as if they held the prefix's KV",
+        about="engine-owned window pages that a load does not fill are backed up as if they held the"
+        " prefix's KV",
         build=incidents.backups_of_unfilled_pages,
         profile="gemma",
         l1=ENGINE,
@@ -161,5 +161,5 @@ def find_bug(name: str) -> RevivedBug:
     bugs = REVIVED_BUGS
     bug = bugs.get(name) or bugs.get(name.upper()) or bugs.get(name.lower())
     if bug is None:
-        raise ValueError(f"there is no bug {name!r} to revive; known: {', '.join(bugs)}")
+        raise ValueError(f"unknown bug {name!r}; known: {', '.join(bugs)}")
     return bug

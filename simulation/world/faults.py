@@ -155,7 +155,7 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         about="every kind of fault, a selection for each seed", faults=frozenset(Mishap)
     ),
     "calm": FaultProfile(
-        about="no faults; at most the group starts again on its store",
+        about="no faults; at most the group restarts on its store",
         faults=frozenset({Mishap.RESTART}),
         calm=0.5,
     ),
@@ -167,14 +167,14 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         calm=0.0,
     ),
     "retracts": FaultProfile(
-        about="pools that are far too small, and requests that are retracted and resumed all the time",
+        about="far too small pools, so that requests are constantly retracted and resumed",
         faults=frozenset({Mishap.TINY_POOLS}),
         calm=0.0,
         always=frozenset({Mishap.TINY_POOLS}),
         retracted=0.5,
     ),
     "controls": FaultProfile(
-        about="an operator who drops namespaces, changes limits and weights, and tiny pools",
+        about="tiny pools, and an operator who drops namespaces and changes limits and weights",
         faults=_PRESSURE | _STORAGE,
         calm=0.2,
         controlled=0.1,

@@ -9,12 +9,12 @@ class Violated(Exception):
 
 def not_kept(tokens: int, why: str, found: int) -> Violated:
     """Return the finding that cached tokens were lost; `why` continues the word "tokens"."""
-    return Violated(f"{tokens} tokens {why}, and a match finds {found} of them")
+    return Violated(f"{tokens} tokens {why}, but a match finds {found} of them")
 
 
 def not_to_be_had(what: str, found: object) -> Violated:
     """Return the finding that pages cannot be allocated at rest, without requests."""
-    return Violated(f"nobody holds any of {what}, and what can be had is {found}")
+    return Violated(f"{what} are unused, but the available ones are {found}")
 
 
 Record = Callable[[str], None]

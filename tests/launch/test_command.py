@@ -103,7 +103,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
         (["--seeds", f"0:{10**30}"], "must be A:B with A less than B, and B at most"),
         (["--profile", "sunny"], '--profile. Choose from: "llama", '),
         (["--pd", "3x1"], "--pd"),
-        (["--pd", "2x1", "--ranks", "4"], "--pd says how many ranks there are; leave out --ranks"),
+        (["--pd", "2x1", "--ranks", "4"], "--pd sets the number of ranks; remove --ranks"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_store_that_is_let_go_of_with_work_in_flight_is_found() -> None:
 
 
 def test_a_proposal_that_nobody_ends_is_found() -> None:
-    assert_found(found(Build(parts=Parts(attaching=_NeverWithdraws))), "and it does not end")
+    assert_found(found(Build(parts=Parts(attaching=_NeverWithdraws))), "which does not end")
 
 
 def test_a_rank_that_keeps_its_store_is_found() -> None:

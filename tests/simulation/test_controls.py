@@ -22,4 +22,4 @@ def test_what_an_operator_asks_for_breaks_nothing_whoever_owns_the_device(
 
     assert report["violations"] == []
     assert asked <= report["coverage"].keys()
-    assert f"an operator: drops {report['coverage']['drops']}" in capsys.readouterr().out
+    assert f"operator commands: drops {report['coverage']['drops']}" in capsys.readouterr().out

@@ -124,7 +124,7 @@ def test_a_time_that_is_not_that_of_the_last_clock_is_found() -> None:
             first = replace(substitutes, clock_ms=lambda: max(each() for each in latest))
             super().__init__(*parts, substitutes=first, **others)
 
-    assert_found(violations(Build(cache=GoesByTheFirstClock)), "the ranks agree on")
+    assert_found(violations(Build(cache=GoesByTheFirstClock)), "the agreed time is")
 
 
 def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
@@ -312,7 +312,7 @@ def test_a_failed_backup_taken_for_a_good_one_is_found() -> None:
 @seeds_from(14)
 def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
     build = Build(parts=Parts(prefetching=_WaitsForAll))
-    assert_found(violations(build, faults="storage", seeds=seeds), "stands in TRANSFER")
+    assert_found(violations(build, faults="storage", seeds=seeds), "has been in TRANSFER")
 
 
 # Bugs of an executor: the replica believes what it is told, so the memory must tell.
@@ -366,7 +366,7 @@ def test_an_executor_that_reports_a_page_too_early_is_found(seeds: range) -> Non
 
 
 def test_an_executor_that_never_answers_is_found() -> None:
-    assert_found(violations(making(_Mute)), "stands in ISSUED")
+    assert_found(violations(making(_Mute)), "has been in ISSUED")
 
 
 def test_a_read_without_a_checksum_is_found() -> None:

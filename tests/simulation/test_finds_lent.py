@@ -219,7 +219,7 @@ def test_a_request_that_loads_again_after_a_failure_is_found() -> None:
 
 def test_a_load_that_is_ready_too_early_is_found() -> None:
     found = violations(making(_HastyLoads, every_rank=True), l1=ENGINE)
-    assert_found(found, TOUCHED, "is in use and being written")
+    assert_found(found, TOUCHED, "is in use and may still be written")
 
 
 @seeds_from(12)

@@ -128,7 +128,7 @@ def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
 def test_a_bug_that_nobody_knows_is_bad_input(lockstep: Run) -> None:
     said = refusal(lockstep, "simulate", "--revive", "Z")
 
-    assert "--revive: there is no bug 'Z' to revive; known: A, B, C, D, E, " in said
+    assert "--revive: unknown bug 'Z'; known: A, B, C, D, E, " in said
 
 
 def test_the_bugs_can_be_listed(lockstep: Run) -> None:

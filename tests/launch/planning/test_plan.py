@@ -174,7 +174,7 @@ def test_processes_side_by_side_come_to_what_one_comes_to(tmp_path: Path) -> Non
         (["--host-gib", "0.001"], "--host-gib 0.001 does not fit one page of 64 tokens"),
         (["--host-gib", "0", "--storage-gib", "inf"], "--storage-gib needs host memory"),
         (["--storage-gib", "-1"], "--storage-gib. Must be >= 0"),
-        (["--page-tokens", "48"], "pages of 48 tokens cannot be told apart by a trace"),
+        (["--page-tokens", "48"], "pages of 48 tokens do not fit a trace"),
         (["--policy", "mru"], "--policy is 'mru', must be one of: lfu, lru, priority, slru, fifo"),
         (["--goal", "much"], "--goal: 'much' is not a share such as 0.3 or 30%"),
         (["--goal", "30%", "--host-gib", "8"], "--goal searches for the host memory; leave out"),

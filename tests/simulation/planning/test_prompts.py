@@ -31,5 +31,5 @@ def test_two_prompts_share_the_pages_of_the_blocks_that_they_share(
 
 @pytest.mark.parametrize("page_tokens", [0, -1, 48, 1000])
 def test_a_page_size_that_a_trace_cannot_tell_apart_is_refused(page_tokens: int) -> None:
-    with pytest.raises(ConfigError, match=f"pages of {page_tokens} tokens cannot be told apart"):
+    with pytest.raises(ConfigError, match=f"pages of {page_tokens} tokens do not fit a trace"):
         paged([ONE], page_tokens)

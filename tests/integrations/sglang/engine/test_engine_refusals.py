@@ -27,8 +27,8 @@ DYNAMIC = {"hicache_storage_backend": "dynamic"}
 WRONG: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
     ({"enable_hierarchical_cache": False}, None, "lockstep needs --enable-hierarchical-cache"),
     ({"pp_size": 2}, None, "--pp-size is 2: pipeline parallelism is untested"),
-    ({"hicache_write_policy": "write_back"}, None, "take 'write_through_selective'"),
-    ({"hicache_storage_backend": "file"}, None, "give 'dynamic', and the store's URI as 'store'"),
+    ({"hicache_write_policy": "write_back"}, None, "use 'write_through_selective'"),
+    ({"hicache_storage_backend": "file"}, None, "give 'dynamic', and the URI of a Lockstep store as 'store'"),
     ({}, {"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
     (DYNAMIC, {"stroe": "file:///kv"}, "there is no key 'stroe'; known: adapter_versions"),
     (DYNAMIC, {"store": "flie:///kv"}, "store 'flie:///kv': unknown scheme 'flie'; known: 3fs,"),

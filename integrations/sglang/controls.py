@@ -21,7 +21,7 @@ COMPARE_S = 5.0
 """How long a rank whose batch failed waits for the other ranks, which may be blocked elsewhere."""
 
 VERDICT_S = 1e-6
-"""How long a step that must get the verdict of its own round waits for any I/O."""
+"""I/O wait of a step that must return the verdict of its round: practically none."""
 
 
 class Controls:

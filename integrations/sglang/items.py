@@ -81,7 +81,7 @@ class PromptsWithItems:
         padded = ids[: max((item.end for item in items), default=0)].copy()
         for item in items:
             ids[item.start : item.end] = PLACEHOLDER
-        # Items of a separate encoder are not among the prompt's tokens.
+        # A separate encoder's items are not among the prompt's tokens, so their ids are unknown here.
         if inputs.num_image_tokens is not None or ids.max(initial=0) >= TEXT_IDS:
             return None
         if not all(each.offsets for each in inputs.mm_items):

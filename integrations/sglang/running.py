@@ -27,9 +27,9 @@ class _Running:
     namespace: str
     prompt: PromptItems
     shared: int
-    """How many of its leading tokens had already been computed for another request."""
+    """How many of the request's leading tokens had already been computed for another request."""
     backed_up: int = 0
-    """How many of its tokens were offered for backup."""
+    """How many of the request's tokens were offered for backup."""
 
 
 @dataclass(slots=True)

@@ -61,13 +61,13 @@ class Waiting:
     room: int = 0
     """Device tokens needed in total, including the tokens to decode."""
     held_by: str | None = None
-    """The backup from the request's retraction, which must complete first."""
+    """The backup of a retracted request, which must complete before the request is prefetched."""
     prefix: int = 0
-    """How many of its tokens are on the device or loadable, as of the last match."""
+    """How many of the request's tokens are on the device or loadable, as of the last match."""
     on_device: int = 0
-    """How many of its tokens are on the device, as of the last match."""
+    """How many of the request's tokens are on the device, as of the last match."""
     load: Load | None = None
-    """The load in flight."""
+    """The request's load in flight."""
     landed: tuple[int, int] = (0, 0)
     """The token range (start, end) that loads have brought to the device."""
     landed_at: int = NEVER

@@ -88,7 +88,7 @@ def _promised(seen: Inspection, node: Node) -> Iterator[_Piece]:
     if node.is_match_end and seen.prefixes.tree.is_whole(node) and fits:
         yield from _for_match(components[1:], node)
         if all(each.per_page for each in components) and node.width > 1:
-            # The last token of a repeated prompt is always computed, so it may match one page less.
+            # A repeated prompt may match one page less, because its last token is always computed.
             yield from _before(components[1:], node)
 
 

@@ -56,7 +56,7 @@ class Handover:
         told = ask("serve", caches, lambda c: c.serve(request.name, end, ttl_s=ttl_s))
         if told % self.page_tokens or not 0 <= told <= found.host_tokens:
             raise Violated(f"a serve of {found.host_tokens} tokens says {told}")
-        # Usually once all of it can be read; an answer may also be sent earlier.
+        # Hand over usually once all tokens can be read, rarely before.
         is_whole = 0 < told == found.host_tokens
         if not request.is_handed_over and random.random() < (0.7 if is_whole else 0.04):
             request.is_handed_over = True

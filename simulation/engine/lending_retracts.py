@@ -44,7 +44,7 @@ class LendingRetracts(Lending):
             self.pools.require_untouched(f"request {request.name} is SAVED", request)
             request.bringing, request.computed, request.refused = request.computed, 0, 0
             held = self.pools.take_all(request)
-            # Other requests may use these pages from now on.
+            # Other requests may use the freed pages from now on.
             self.pools.give_back(held, overwrite=self.random.random() < 0.7)
         elif self.random.random() < 0.6:
             return self._resume(request)

@@ -47,7 +47,7 @@ class LendingWorkload(Engine[HostCache]):
         """Released requests with their pages, which are not free yet."""
         self._generation, self._windows = 0, self._world.stream("windows")
         self._holds_copies = False
-        """Whether copies of this step wait for its forward pass."""
+        """Whether copies ordered in this step wait for the engine's forward pass."""
         # Groups with different weights cannot hand requests over, so resets are rare in a pair.
         rates = (0.0, 0.0, 0.0, 0.005) if self._world.role else (0.0, 0.0, 0.01, 0.06)
         self._resets = self._random.choice(rates)
@@ -165,7 +165,7 @@ class LendingWorkload(Engine[HostCache]):
         computes = first == last
         if computes:
             for each in self.requests:
-                # A request preempted in this step needs its fence first: its pages are written at once.
+                # Fence requests preempted in this step first, because their pages are written at once.
                 self._fence_if_due(each)
         forks = computes and first > 0
         if not self._pools.begin(request, first, last * self._page, forks=forks):

@@ -22,7 +22,7 @@ class Page:
     """One object of a fetch or persist, with its host page."""
 
     index: int
-    """Its index in the order's page sequence."""
+    """The page's index in the order's page sequence."""
     pool: str
     key: bytes
     page: int

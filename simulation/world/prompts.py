@@ -52,7 +52,7 @@ class Prompts:
         if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
             if at_checkpoint:
-                # The last token is computed in any case.
+                # Add one word: the last token is computed in any case.
                 step = self._checkpoint_tokens * TOKEN_BYTES
                 tokens = tokens[: len(tokens) // step * step] + _words(
                     self._random, 1, _SEGMENT_WORDS

@@ -13,13 +13,13 @@ class EngineStage(Enum):
     ARRIVED = auto()
     """The engine has not yet called the cache for this request."""
     PREFETCHING = auto()
-    """Its prefetch has begun, and the engine may have to wait for it."""
+    """The request's prefetch has begun, and the engine may have to wait for it."""
     WAITING = auto()
     """The request waits for admission."""
     LOADING = auto()
-    """Its load back is in flight."""
+    """The request's load back is in flight."""
     COMPUTING = auto()
-    """Its prefix is available, and the rest of the prompt is being computed."""
+    """The request's prefix is available, and the rest of its prompt is being computed."""
     ANSWERING = auto()
     """The request is decoding tokens."""
     PUBLISHED = auto()
@@ -41,7 +41,7 @@ class EngineRequest:
     """The length of the prompt; the tokens after it are the answer."""
     stage: EngineStage = EngineStage.ARRIVED
     source: str = ""
-    """The address of another group that serves its computed pages; empty if none does."""
+    """The address of another group that serves the request's pages; empty if none does."""
     is_served: bool = False
     """Whether the request finished and stays only to serve its pages to another group."""
     is_handed_over: bool = False
@@ -52,58 +52,58 @@ class EngineRequest:
     Their KV is in the request's pages on every rank, and its state covers them.
     """
     room: int = 0
-    """The token capacity of its pages."""
+    """The token capacity of the request's pages."""
     shared: int = 0
-    """Tokens shared with the tree, either as a hit or by publishing."""
+    """Tokens that the request shares with the tree, as a hit or by publishing."""
     priority: int = 0
     """Pages last used by lower-priority requests are evicted first."""
     answer: int = 0
-    """The length of its answer when it finishes."""
+    """The length of the request's answer when it finishes."""
     refused: int = 0
     """Number of consecutive refusals for lack of room."""
     prefetched: bool = False
-    """Whether a prefetch was started for it."""
+    """Whether a prefetch was started for the request."""
     cached_before: int = 0
     """Tokens matched right before the prefetch."""
     came_from: EngineStage = EngineStage.COMPUTING
-    """The stage at its retraction."""
+    """The request's stage when it was retracted."""
     resumes: bool = False
-    """Whether it resumes after a retraction, so that its load restores everything."""
+    """Whether the request resumes after a retraction, so that its load restores everything."""
     checkpoints: tuple[int, ...] = ()
-    """Lengths at which it should publish, so that a recurrent state is kept there."""
+    """Lengths at which the request should publish, so that a recurrent state is kept there."""
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """Its device pages by pool, as last read by the engine."""
+    """The request's device pages by pool, as last read by the engine."""
 
     generation: int = 0
-    """The number of cache resets before it began to compute."""
+    """The number of cache resets before the request began to compute."""
     admitted: bool = False
-    """Whether the cache knows that it computes, because it has loaded or backed up."""
+    """Whether the cache knows that the request computes, because it has loaded or backed up."""
     unknown: bool = False
-    """Whether it computed before a reset, unknown to the cache."""
+    """Whether the request computed before a reset, unknown to the cache."""
     failed: bool = False
-    """Whether one of its copies has failed; nothing is loaded for it afterwards."""
+    """Whether a copy of the request has failed; nothing is loaded for it afterwards."""
     bringing: int = 0
-    """The number of its tokens after its load, or at its retraction."""
+    """The number of the request's tokens after its load, or at its retraction."""
     keeps_windows: bool = False
-    """Whether it provides pages for a whole window, including those that the window has passed."""
+    """Whether the request provides pages for a whole window, even those that the window has passed."""
     unfilled: dict[str, range] = field(default_factory=dict[str, range])
-    """By pool: table entries that were provided for its last load and not filled by it."""
+    """By pool: page-table entries provided for the request's last load and not filled by it."""
     state_comes: bool = False
-    """Whether its load includes the state; the content of its state slot is unknown until then."""
+    """Whether the request's load includes its state, whose slot has unknown content until then."""
     kept: list[int] = field(default_factory=list[int])
-    """Slots with copies of its state, which a backup may still read."""
+    """Slots with copies of the request's state, which a backup may still read."""
     lends_state: bool = False
-    """Whether a backup may still read the slot in which its state is computed."""
+    """Whether a backup may still read the slot in which the request's state is computed."""
     copies_state: bool = False
-    """Whether the last slot of `kept` gets its state after this step's forward pass."""
+    """Whether the last slot of `kept` gets a copy of the state after this step's forward pass."""
     planned: int = 0
-    """Computed tokens after this step's forward pass; 0 if it computes none."""
+    """The request's computed tokens after this step's forward pass; 0 if it computes none."""
     fence_due: bool = False
-    """Whether it was preempted in this step and still needs its fence."""
+    """Whether the request was preempted in this step and still needs its fence."""
 
     @property
     def table(self) -> list[int]:
-        """Its full-attention device pages."""
+        """The request's full-attention device pages."""
         return self.tables.get(KV_POOL, [])
 
     @table.setter

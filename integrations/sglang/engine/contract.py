@@ -49,7 +49,7 @@ class MultimodalItem(Protocol):
     offsets: Sequence[tuple[int, int]] | None
     """The first and last position of each run of the item's placeholders."""
     feature: object | None
-    """The encoder's input; None after SGLang has consumed it."""
+    """The encoder's input for the item; None after SGLang has consumed it."""
     precomputed_embeddings: object | None
     """Embeddings of the item that an encoder in another process computed."""
     model_specific_data: dict[str, object]

@@ -99,7 +99,7 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(indices)
         except (NotImplementedError, ValueError):
-            # Some pools have more data in a page than these pieces, and raise.
+            # Some pools have more data in a page than these pieces, and raise an error.
             return None
         if not meta or not meta[0]:
             return None

@@ -68,9 +68,10 @@ class LentBackups:
             self._end(name)
 
     def save(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str | None:
-        """Copy the part of a prefix that is not on the host, and order its slots' reuse after the copy.
+        """Copy the part of a prefix that is not on the host, and wait for this rank's copies.
 
-        Returns the name of the backup while other ranks still have to complete it, or None.
+        Returns the name of the backup while other ranks still have to complete it, or None. The slots
+        may be overwritten on this rank after the return.
         """
         self.retracted += 1
         name = self._begin(tokens, device_pages, namespace)

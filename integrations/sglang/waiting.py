@@ -134,12 +134,11 @@ class WaitingRequests:
     def waits_for_others(self, waiting: Waiting) -> bool:
         """Return whether SGLang should skip a request in this step because of other loads.
 
-        During loads other requests would find no room, and SGLang would stop looking for room until a
-        request finishes. Loaded tokens should be used before room is made for more, in any visiting
-        order. The wait is bounded by `LANDED_FIRST_STEPS`, because SGLang may not admit a loaded
-        request. A loaded request briefly waits for loads that started with its own, so that one batch
-        computes them all. After the bound it counts as any other request, because its tokens may have
-        been evicted.
+        While loads are in flight, other requests would find no room, and SGLang would stop admitting
+        until a request finishes. Loaded tokens should be used before room is made for more. A loaded
+        request waits briefly for loads that started with its own, so that one batch computes them all.
+        Others wait at most `LANDED_FIRST_STEPS` for its admission; after that its tokens may have been
+        evicted.
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(

@@ -2,9 +2,8 @@
 
 Belady knows the future: it evicts the pages whose next use is furthest away, and does not admit a page
 that is needed later than all cached ones. A page is never needed later than its successors in a prompt,
-so the last page of a prefix is evicted first, as a tree requires. No cache of the same size has more
-hits, whatever its tiers and policy: between two uses a page is either cached or not, and evicting the
-longest such interval leaves room for the most intervals.
+so a prefix is evicted from its end, as a tree requires. No cache of the same size has more hits,
+whatever its tiers and policy.
 
 Pages that always occur together form a run, so that the time depends on the number of runs instead of
 pages.

@@ -37,9 +37,9 @@ class LoraRef(Protocol):
 class Adapters:
     """Identifies adapters by their weights. Call it only from the scheduler's thread.
 
-    `loaded` is SGLang's own mapping of this rank's loaded adapters, by id. SGLang reads an adapter's
-    files once, at the load, and keeps the weights under that id until it unloads them. Each id is
-    therefore hashed once: call `look` after every possible load, before the files can change.
+    `loaded` is SGLang's mapping of this rank's loaded adapters, by id. SGLang reads an adapter's files
+    once, at the load. Each id is therefore hashed once: call `look` after every possible load, before
+    the files can change.
 
     `versions` are the user's versions of adapter weights, by name; `where` names the setting that holds
     them. `options` is a digest of SGLang's adapter options. `shares` says that no option can make

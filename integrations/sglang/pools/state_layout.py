@@ -1,14 +1,12 @@
 """SGLang's pool of recurrent states as Lockstep pages: one slot is one page of the state pool.
 
 For each layer with a state, a slot holds the last inputs of a convolution (one row per channel) and the
-recurrent state (one matrix per head). Channels and heads are divided among ranks. A convolution's
-channels are queries, keys and values in turn, and each part is divided separately. A rank's rows are
-therefore not contiguous in the whole, so each part is a separate column here. All columns are cut into
+recurrent state (one matrix per head). A convolution's channels are queries, keys and values in turn.
+Ranks divide each of these parts separately, so each part is a separate column. All columns are cut into
 the same number of units, so that ranks of any TP size can find theirs.
 
-If SGLang does not report how parts are divided, or the units do not divide evenly among ranks, a page
-is one rank's whole state. Its column names include the TP size, so that groups of another TP size do
-not match it.
+If the division is unknown or uneven, a page is one rank's whole state. Its column names then include
+the TP size, so that groups of another TP size do not match it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Tests of stores are coroutines, each in an event loop of its own; and what stores are made from."""
+"""Run each coroutine test of a store in a separate event loop; define the stores' fixtures."""
 
 import asyncio
 import inspect
@@ -27,13 +27,13 @@ VIRTUAL_TIME = "virtual_time"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a module or a test say by a mark that it goes by virtual time."""
+    """Register the mark that makes a module or a test run on virtual time."""
     config.addinivalue_line("markers", f"{VIRTUAL_TIME}: the clock jumps to what is waited for")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine to its end; None leaves any other test to pytest."""
+    """Run a coroutine test to completion; return None to leave any other test to pytest."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
@@ -46,11 +46,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """A store of files in a directory of its own, for a module that has none of another kind."""
+    """A file store in a fresh directory, for modules that define no store fixture themselves."""
     return FileStore(tmp_path / "store")
 
 
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs `lockstep store` in this process."""
     yield from run_lockstep(monkeypatch, capfd, "store")

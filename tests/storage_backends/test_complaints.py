@@ -1,4 +1,4 @@
-"""What is wrong with a store is logged with the remedy, and once a minute with a count."""
+"""Faults of a store are logged with the remedy, at most once a minute, with a count."""
 
 import errno
 

@@ -33,4 +33,4 @@ def store(
 
 
 class TestStorageContract(StorageContract):
-    """The suite, over every backend."""
+    """The storage contract, over every backend."""

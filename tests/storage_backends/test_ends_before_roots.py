@@ -1,4 +1,4 @@
-"""Bounded stores remove the ends of prefixes that nobody has used, before their roots."""
+"""Bounded stores evict the unused ends of prefixes before their roots."""
 
 import random
 from collections import deque
@@ -18,7 +18,7 @@ from tests.kit.storage.three_fs import SlotStore
 
 SIZE = 4 << 10
 ROOM = 2 * SIZE
-"""Bytes of an object with its header in a file."""
+"""Size in bytes of an object's file, header included."""
 OBJECTS_MAX = 64
 PAGES = 240
 
@@ -27,12 +27,12 @@ Bounded = Callable[[], AbstractAsyncContextManager[StorageBackend]]
 
 
 class Prefixes:
-    """A tree of pages by number, in which prompts are drawn."""
+    """A random tree of numbered pages from which prompts are drawn."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
         self.before: dict[int, int | None] = {}
-        """The page before each, None for those that begin a prompt."""
+        """The page before each page; None for the first page of a prompt."""
         for number in range(PAGES):
             begins = number == 0 or self._draw.random() < 0.03
             self.before[number] = (
@@ -40,18 +40,18 @@ class Prefixes:
             )
 
     def path(self, number: int) -> list[int]:
-        """The pages of the prompt that ends with this one, from the first."""
+        """Return the pages of the prompt that ends with this page, first page first."""
         above = self.before[number]
         return [number] if above is None else [*self.path(above), number]
 
     def prompts(self, count: int) -> Iterator[tuple[list[int], int]]:
-        """Prompts to serve, and from which page on: not what was served a moment ago."""
+        """Draw prompts, each with the first page to serve; skip recently served prefixes."""
         recent: deque[int] = deque(maxlen=3)
         for _ in range(count):
             path = self.path(self._draw.randrange(PAGES))
             yield path, len(path) - 1 if path[-2:-1] and path[-2] in recent else 0
             recent.append(path[-1])
-            # A turn later the prompt goes on.
+            # The prompt continues one turn later.
             more = [each for each, before in self.before.items() if before == path[-1]]
             if more:
                 yield [*path, more[0]], len(path)
@@ -72,7 +72,7 @@ async def kept_by(backend: StorageBackend) -> set[int]:
 
 
 def no_passes(sweeper: Sweeper) -> None:
-    """In place of `Sweeper.start`: the test makes the passes itself."""
+    """Replaces `Sweeper.start` because the test runs the passes directly."""
 
 
 @pytest.fixture(params=["file", "3fs"])
@@ -90,14 +90,14 @@ def bounded(
 
 
 def give_way(backend: StorageBackend) -> None:
-    """Have a store of files make a pass, as it does by itself; slots give way when they are needed."""
+    """Run a pass of a file store, as its thread would; slot stores evict when they need slots."""
     if isinstance(backend, FileBackend):
         sweeper_of(backend).turn(wanted=True)
 
 
 @asynccontextmanager
 async def used(bounded: Bounded, prefixes: Prefixes) -> AsyncGenerator[StorageBackend]:
-    """A store in which the prompts were served, as many as it has room for at a time."""
+    """A store that has served the prompts, with as many objects as it has room for."""
     async with bounded() as backend:
         for path, first in prefixes.prompts(80):
             await serve(backend, path, first)

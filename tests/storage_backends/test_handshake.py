@@ -1,4 +1,4 @@
-"""The handshake: both sides show that they know one secret, and nothing that can be used again."""
+"""The handshake: both sides prove that they know one secret, and no proof can be replayed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +24,7 @@ PROOF_BYTES = 32
 
 
 class Pipe:
-    """One side of a connection in memory, which keeps what it was sent."""
+    """One side of a connection in memory, which records the bytes it sent."""
 
     def __init__(self, received: asyncio.StreamReader, sent: asyncio.StreamReader) -> None:
         self._received, self._sent = received, sent
@@ -59,7 +59,7 @@ def listening(
 
 
 def meet(one: Side, other: Side) -> tuple[list[Why | None], list[bytes]]:
-    """Let two sides meet; return by which name each is refused, and what each has said."""
+    """Connect two sides; return why each was refused, if it was, and the bytes that each sent."""
 
     async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> Why | None:
         try:
@@ -137,7 +137,7 @@ def test_a_side_admits_only_who_means_one_of_its_addresses_if_there_is_a_secret(
 
 
 def test_a_name_with_a_space_in_it_is_not_two_addresses() -> None:
-    """Some resolvers take an address with anything behind it for that address."""
+    """Some resolvers accept an address followed by other text as that address."""
     outcomes, _ = meet(connecting(meant=[f"10.9.9.9 {ADDRESS}"]), listening(own=[ADDRESS]))
 
     assert outcomes == [Why.ADDRESS, Why.ADDRESS]
@@ -169,21 +169,21 @@ def test_what_was_said_once_admits_nobody_again() -> None:
 
 
 async def echo(pipe: Pipe) -> None:
-    """Say what was said, and claim that the other side is welcome."""
+    """Echo the other side's bytes, and claim that it is admitted."""
     await pipe.write(await pipe.read(GREETING_BYTES))
     await pipe.read(2 + len(f"{ADDRESS} {PLACE}"))
     await pipe.write(b"\0" + await pipe.read(PROOF_BYTES))
 
 
 async def claim(pipe: Pipe) -> None:
-    """Show what was heard in place of a proof of one's own."""
+    """Send zeros instead of a proof."""
     await pipe.write(await pipe.read(GREETING_BYTES))
     await pipe.write(bytes(2 + PROOF_BYTES))
     await pipe.read(1 + PROOF_BYTES)
 
 
 def test_a_listener_that_hands_back_the_proof_that_it_was_shown_is_refused() -> None:
-    """A proof names the role of who shows it."""
+    """A proof contains the role of the side that sends it."""
     outcomes, _ = meet(connecting(), echo)
 
     assert outcomes[0] is Why.SECRET

@@ -1,4 +1,4 @@
-"""What becomes of the threads of `file://` when the kernel holds them."""
+"""Threads of `file://` that are blocked in the kernel."""
 
 import asyncio
 import subprocess
@@ -22,7 +22,7 @@ PROGRAM = "tests.kit.storage.hung"
 
 
 others: set[threading.Thread] = set()
-"""Threads that were there before the test: another test's may still be in a call of the kernel's."""
+"""Threads from before the test: those of another test may still be in a system call."""
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
 
 @asynccontextmanager
 async def one_thread_held() -> AsyncGenerator[ThreadCalls]:
-    """Calls whose one thread is busy while in here, and which end behind it."""
+    """`ThreadCalls` whose one thread is busy inside the context and is released at its exit."""
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -175,7 +175,7 @@ def test_threads_that_never_began_end_at_once() -> None:
 async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each time it is woken, all threads of the process stand still."""
+    """Each wakeup of the loop pauses all threads of the process."""
     loop, woken = asyncio.get_running_loop(), list[object]()
     wake = loop.call_soon_threadsafe
 

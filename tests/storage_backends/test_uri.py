@@ -1,4 +1,4 @@
-"""Store URIs: what they open, and how each mistake is refused by name."""
+"""Store URIs: which backend each opens, and how each mistake is named in the error."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path

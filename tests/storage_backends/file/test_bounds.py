@@ -1,4 +1,4 @@
-"""`file://` stays within its bounds: of time, of calls to the kernel, and of what lies in the way."""
+"""Bounds of `file://`: deadlines, numbers of system calls, and unexpected entries in its directory."""
 
 import errno
 import fcntl
@@ -36,7 +36,7 @@ NAME = object_name(1)
 
 
 def fill_places(store: FileStore, depth: int, files: int) -> None:
-    """Put a directory with files at each level of it into every place of the quarantine."""
+    """Fill every place of the quarantine with directories that hold files at each level."""
     for number in range(PLACES):
         directory = store.root / "quarantine" / f"{number:02x}"
         for level in range(depth):
@@ -86,7 +86,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         fill_places(store, 2, files=6)
         await put(backend, NAME, page(1))
         store.spoil(NAME)
-        # What is a file is not kept then, but its name is free at once.
+        # The corrupt file is not kept in the quarantine then, but its name is free at once.
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         make_directory_of(store, 1)
@@ -98,7 +98,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
 def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
     store: FileStore,
 ) -> None:
-    """Each opening begins at a place of its own, and there are many between two looks at them."""
+    """Each opened store starts at a random place of the quarantine."""
 
     async def quarantine_one() -> None:
         async with opened(store) as backend:
@@ -113,7 +113,7 @@ def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
 
 
 class Impatient(Stop):
-    """Is due when it has been asked so many times."""
+    """A stop signal that is due after it was checked a given number of times."""
 
     __slots__ = ("left",)
 
@@ -152,7 +152,7 @@ def test_nobody_waits_for_a_turn_beyond_the_deadline(
 def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
     store: FileStore, nbytes: int, outcome: WriteOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is one piece is done by then."""
+    """A write of a single piece is complete by then."""
     pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
 
     def write_the_last(*arguments: Any) -> int:
@@ -188,7 +188,7 @@ def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_file
 
 
 def broken_open(broken: Path, error: int) -> Any:
-    """`os.open` that fails for what has this last name."""
+    """Return an `os.open` that fails for paths with this last name."""
     return open_refusing(
         lambda path, flags: path.endswith(broken.name) and not flags & os.O_PATH, error
     )

@@ -1,4 +1,4 @@
-"""Optional columns beyond the contract: how `file://` replaces a file by a fuller one."""
+"""Replacement of an object's file by one with more columns."""
 
 import fcntl
 import mmap
@@ -70,7 +70,7 @@ async def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
 
     def sweep_first(*names: Any, **directories: Any) -> None:
         monkeypatch.setattr(os, "replace", real_replace)
-        # Opening sweeps.
+        # Opening the store sweeps.
         with store.files():
             real_replace(*names, **directories)
 

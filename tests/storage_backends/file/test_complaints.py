@@ -1,4 +1,4 @@
-"""What a store of files says when it cannot be written: once, with the reason and the remedy."""
+"""A file store that cannot be written logs one line, with the reason and the remedy."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
 
 
 def stale_for(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files get no name so many times, as where another host removes their directory."""
+    """Make the first calls of `os.link` fail with ESTALE, as if another host removed the directory."""
     link, stale = os.link, iter([failing(errno.ESTALE)] * times)
 
     def link_or_not(*args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""`file://` survives the death of a writer at any call to the kernel, and between them."""
+"""`file://` survives a writer that dies at, or between, any two system calls."""
 
 import re
 import shlex
@@ -14,9 +14,9 @@ PROGRAM = "tests.kit.storage.crashes"
 
 
 def let_writers_die(root: Path, durability: str, mode: str, seed: int, deaths: str) -> int:
-    """Return how many died; a failure tells the command that repeats it."""
+    """Return how many writers died; a failed test prints the command that repeats the run."""
     command = program(PROGRAM, root, durability, mode, seed, deaths)
-    # Shown only if the test fails.
+    # pytest shows this output only if the test fails.
     sys.stdout.write(f"seed {seed}; replay with an empty directory: {shlex.join(command)}\n")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     sys.stdout.write(ended.stdout + ended.stderr)

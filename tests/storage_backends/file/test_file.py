@@ -1,4 +1,4 @@
-"""What `file://` promises beyond the contract: bad files, bad directories, and slow kernels."""
+"""Promises of `file://` beyond the contract: bad files, bad directories, and slow kernels."""
 
 import asyncio
 import errno
@@ -137,7 +137,7 @@ async def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
         (store.root / "objects" / "file").write_bytes(b"x")
         (store.root / "objects" / "link").symlink_to(store.root / "objects")
         names = {each.name for each in await listed(backend)}
-        # What was moved is sound, but nobody who asks for it is led there.
+        # The moved object is sound, but no reader looks for it there.
         assert names == {object_name(0)}
 
 
@@ -190,7 +190,7 @@ async def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
         assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
         assert aligned == page(1, nbytes)
         assert [bool(flag & os.O_DIRECT) for flag in flags if not flag & os.O_PATH][-1]
-        # The same file serves a buffer that direct I/O cannot take.
+        # A buffer that direct I/O cannot use is filled from the same file.
         unaligned = memoryview(mmap.mmap(-1, nbytes + 1))[1:]
         reads = [reading(object_name(1), unaligned)]
         assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]

@@ -1,4 +1,4 @@
-"""`file://` with `read_only=1`: what is there is read, and nothing in the directory changes."""
+"""`file://` with `read_only=1` reads existing objects and changes nothing in the directory."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from tests.kit.storage.files import FileStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    """With pages 1 and 2, of which the second one is spoilt."""
+    """A store with pages 1 and 2, the second one corrupt."""
     store = FileStore(tmp_path / "store")
 
     async def fill() -> None:

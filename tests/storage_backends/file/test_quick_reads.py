@@ -1,4 +1,4 @@
-"""Reads of whole objects, many in one call: what is not as expected costs itself alone."""
+"""Batched reads of whole objects: a bad object costs only its own read."""
 
 import asyncio
 import os
@@ -25,11 +25,11 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.files import FileStore, descriptors_open, failing, files_open_below
 
 MANY = range(150)
-"""More than one group."""
+"""More objects than one group of reads holds."""
 
 
 def spoil(store: FileStore) -> dict[int, ReadOutcome]:
-    """Damage some of many objects in each way there is; return what reads of these are."""
+    """Damage some objects in every possible way; return the expected outcome of each of their reads."""
     store.spoil(object_name(3))
     store.path(object_name(10)).unlink()
     store.path(object_name(70)).write_bytes(b"")
@@ -99,7 +99,7 @@ def test_a_group_that_is_stopped_opens_no_further_file(
 
 
 class SlowLooks:
-    """Stands in the filesystem's place: every look waits, and they are counted."""
+    """Replaces `os.access`: each existence check blocks, and checks are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()

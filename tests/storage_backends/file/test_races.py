@@ -1,4 +1,4 @@
-"""`file://` beside other processes and cleaners, and where the filesystem lacks what others have."""
+"""`file://` racing with other processes and cleaners, and on filesystems that lack features."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ NAME = object_name(1)
 def after_the_next_look(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
-    """Let something happen when a writer has just looked at the object's file."""
+    """Call `act` right after a writer has checked the object's file."""
     real_stat = os.stat
 
     def look_and_lose_time(path: Any, **named: Any) -> os.stat_result:

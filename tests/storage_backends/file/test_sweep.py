@@ -1,4 +1,4 @@
-"""`file://` with a quota and a time to live: what goes, what stays, and who does it. Virtual time."""
+"""`file://` with a quota and a TTL: which objects are evicted, and by whom. Virtual time."""
 
 import errno
 import fcntl
@@ -45,13 +45,13 @@ from tests.kit.storage.files import FileStore, failing, files_open_below, flip, 
 
 SIZE = 16 << 10
 ROOM = SIZE + BLOCK_BYTES
-"""What an object takes; whole blocks."""
+"""Disk space of one object, rounded up to whole blocks."""
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=2, heads=4, elements=8),))
 NOW = time.time() + 1e6
-"""Virtual, and later than any file here is really written; for a pass that is told what time it is."""
+"""A virtual time later than the real mtime of any file here, for passes that are given the time."""
 YEARS_S = 1e8
 PATIENCE_S = 30.0
-"""What only a thread takes that does not end; shorter than what a sweeper sleeps."""
+"""A join longer than this means that a thread is stuck. Shorter than a sweeper's sleep."""
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def root_of(store: FileStore) -> Generator[int]:
 
 
 def fill(store: FileStore, ages_s: list[float]) -> None:
-    """Write an object for each age, and let it be that old."""
+    """Write one object per age, with an mtime that many seconds ago."""
     shape = ObjectShape.whole(SIZE)
     with store.files() as files:
         for number, age_s in enumerate(ages_s):
@@ -79,7 +79,7 @@ def make_old(path: Path, age_s: float) -> None:
 
 
 def make_really_old(path: Path, age_s: float) -> None:
-    """As `make_old`, for passes that go by the filesystem's clock."""
+    """Age a file as `make_old` does, for passes that use the filesystem's clock."""
     then = time.time() - age_s
     os.utime(path, (then, then))
 
@@ -100,12 +100,12 @@ def sweep(store: FileStore, limits: SweepLimits, stop_after: int | None = None) 
 
 
 def no_turns(sweeper: Sweeper) -> None:
-    """In place of `Sweeper.start`: the test makes the turns itself, and waits for no other."""
+    """Replaces `Sweeper.start` because the test runs the sweeper's turns directly."""
 
 
 @contextmanager
 def sweeping(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
-    """A sweeper whose turns a test makes itself, by the filesystem's clock."""
+    """A sweeper whose turns the test runs directly, by the filesystem's clock."""
     with store.files() as files:
         sweeper = files.sweeper(limits)
         try:
@@ -190,7 +190,7 @@ def test_no_link_is_followed_and_nothing_outside_goes(store: FileStore, tmp_path
 
 
 def test_what_has_no_name_of_ours_stays_where_our_objects_lie(store: FileStore) -> None:
-    """Each store is swept by default, and its directory may be that of somebody's project."""
+    """Every store is swept by default, and its directory may also contain a user's project."""
     fill(store, [1e5])
     ours = store.path(object_name(0))
     others = [ours.with_name("notes.txt"), store.root / "objects" / "shaders" / "ab" / ("cd" * 32)]
@@ -269,7 +269,7 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
         assert first.turn(wanted=False) is not None
         assert second.turn(wanted=False) is None
         assert second.turn(wanted=True) is not None
-        # Whoever only asks does not put the next pass off.
+        # A process that only checks for a due pass does not delay the next pass.
         ended = (store.root / LOCK).stat().st_mtime_ns
         assert second.turn(wanted=False) is None
         assert (store.root / LOCK).stat().st_mtime_ns == ended
@@ -306,7 +306,7 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     async with using(FileBackend(store.root, FileOptions(ttl_s=1e9))) as backend:
         assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
         assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-        # Its file has gone since it was read.
+        # This object's file was removed after it was read.
         sweeper_of(backend).used([object_name(77)])
         sweeper_of(backend).turn(wanted=True)
     with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
@@ -359,7 +359,7 @@ def test_what_was_marked_by_a_clock_that_was_years_ahead_is_as_good_as_new_and_a
 
     assert sweep(store, SweepLimits(ttl_s=100)) == 0
 
-    # Marked anew by the filesystem, whose clock is far behind the virtual one.
+    # The filesystem wrote the new mtime, and its clock is far behind the virtual one.
     assert sweep(store, SweepLimits(ttl_s=100)) == 2
     assert left(store) == [1]
 
@@ -403,14 +403,14 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
         written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
         assert written == {WriteOutcome.OK}
         await eventually(is_kept)
-    # A pass may have been on its way down to the mark that it ends at.
+    # A pass may have been evicting down to its low watermark.
     async with opened(store) as reader:
         assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
 
 @contextmanager
 def all_swept_away(store: FileStore) -> Generator[None]:
-    """Sweep again and again while in here, later than everything, so that directories go as well."""
+    """Sweep everything repeatedly inside the context, with a time that also expires directories."""
     ended = threading.Event()
 
     def sweep_all() -> None:
@@ -429,7 +429,7 @@ def all_swept_away(store: FileStore) -> Generator[None]:
 
 
 async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
-    """Whatever a pass takes: each read is right or a miss, and each write succeeds."""
+    """While passes remove objects, each read is right or a miss, and each write succeeds."""
     batches = [range(start, start + 20) for start in range(0, 200, 20)]
     async with opened(store) as backend:
         with all_swept_away(store):
@@ -456,7 +456,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     assert files_open_below(store.root)
     await backend.close()
     assert files_open_below(store.root) == []
-    # What it was waited for is the last thing that it does.
+    # The sweeper's thread exits after the last action that the test waited for.
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
@@ -503,7 +503,7 @@ async def test_limits_come_from_the_uri_and_are_said_when_the_store_opens(
 
 
 def filesystem_of(store: FileStore, objects: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the store's filesystem have room for so many objects, those of the store among them."""
+    """Simulate a filesystem with room for `objects` objects, those in the store included."""
 
     def statvfs(_: object) -> os.statvfs_result:
         used = sum(each.stat().st_blocks for each in store.root.rglob("*") if each.is_file())
@@ -561,7 +561,7 @@ async def test_a_store_without_a_quota_never_fills_its_filesystem(
 async def held_after(
     backend: FileBackend, store: FileStore, number: int, wanted: threading.Event
 ) -> int:
-    """Write an object, make the turn that is wanted then, and return how many objects there are."""
+    """Write an object, run the turn that this requests, and return how many objects are left."""
     assert await put(backend, object_name(number), page(number, SIZE)) is WriteOutcome.OK
     if wanted.is_set():
         wanted.clear()
@@ -570,7 +570,7 @@ async def held_after(
 
 
 def records(namespace: str, models: int) -> list[Write]:
-    """The manifests of some models, and the marks of two groups."""
+    """Return writes of one manifest per model and of the marks of two groups."""
     writes: list[Write] = []
     for number in range(models):
         manifest = Manifest(model=f"m{number}", weights_version="1", layouts={"kv": LAYOUT})
@@ -583,7 +583,7 @@ def records(namespace: str, models: int) -> list[Write]:
 
 
 def keep_records(store: FileStore, models: int = 1) -> list[Path]:
-    """Write records that nobody has used for very long."""
+    """Write records whose last use is very old."""
     writes = records(object_name(0).namespace, models)
 
     async def write() -> None:
@@ -619,7 +619,7 @@ def test_the_room_of_records_counts_and_is_not_taken_for_room_that_can_be_had(
     sweep(store, SweepLimits(quota_bytes=30 * ROOM))
 
     assert all(path.exists() for path in kept)
-    # Twelve manifests and two marks take the room of thirteen pages, nearly.
+    # Twelve manifests and two marks take nearly as much room as thirteen pages.
     assert left(store) == list(range(14))
 
 

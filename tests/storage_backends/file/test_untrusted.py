@@ -1,6 +1,6 @@
-"""`file://` in a directory where others put things: all of it is a miss, and none of it is followed.
+"""`file://` in a directory with foreign entries: each is a miss, and no link is followed.
 
-What a bad file may look like is in `test_file`; here is what lies around it, and who owns it.
+`test_file` covers damaged files; this module covers foreign entries around them, and ownership.
 """
 
 import os
@@ -51,7 +51,7 @@ TERABYTES = 1 << 42
 
 @pytest.fixture
 def few_bytes() -> Generator[None]:
-    """Fails the test if it takes more memory than a few pages; what Python itself counts."""
+    """Fail the test if Python allocates more than a few pages of memory in the context."""
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()
@@ -67,7 +67,7 @@ def in_place_of(store: FileStore, make: Callable[[Path], object]) -> None:
 
 
 def bind_socket(path: Path) -> None:
-    # A socket's path may have 108 bytes at most.
+    # A socket's path may have at most 108 bytes.
     here = Path.cwd()
     os.chdir(path.parent)
     try:
@@ -81,7 +81,7 @@ def make_device(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
     except PermissionError:
-        # Only the superuser may; a link to one is as good here.
+        # Only the superuser may create a device; a link to one tests the same.
         path.symlink_to("/dev/zero")
 
 
@@ -91,7 +91,7 @@ def make_holes(path: Path) -> None:
 
 
 def claim_terabytes(path: Path) -> None:
-    """A header that is right in itself, of an object with very long parts, over holes."""
+    """Write a valid header of an object with very long parts, followed by a sparse file."""
     parts = (Part((1 << 32) - 1, ALWAYS),) * 143
     shape = ObjectShape(parts, tuple(range(len(parts))))
     header = encode_header(NAME, digest_of(NAME), 0, shape.plan(0), bytes(16 * len(parts)))
@@ -123,7 +123,7 @@ async def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_wr
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         in_place_of(store, strange)
-        # Listing must not hang, and may tell of a header that is right in itself.
+        # Listing must not hang, and may report an object whose header is valid.
         assert len(await listed(backend)) <= 1
         assert await put(backend, NAME, page(2)) is WriteOutcome.OK
         assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
@@ -248,7 +248,7 @@ def test_in_a_sticky_directory_what_others_made_first_is_refused(
 
 
 async def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
-    """Strange things in every directory of the store, with descriptors running short."""
+    """Every directory of the store has foreign entries, and file descriptors run short."""
     for below in (".", "objects", "temporary", "quarantine"):
         directory = store.root / below
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Writers of one object with different columns in a Mooncake Store, their steps interleaved by hand."""
+"""Writers of one Mooncake object with different columns, with their steps interleaved explicitly."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ NAME = object_name(1)
 
 
 class Engine(NamedTuple):
-    """What one process does with the store, in the thread that asks for it."""
+    """A process's client, reader and writer of the store, called in the caller's thread."""
 
     client: MooncakeClient
     reader: ObjectReader
@@ -50,7 +50,7 @@ def wanted(present: int, content: bytearray) -> WantedObject:
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
-    """Something that writes pages with these columns when it is first called."""
+    """Return a function whose first call writes pages with these columns."""
     waiting = list(others)
 
     def write() -> None:
@@ -63,7 +63,7 @@ def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
 def late(
     engine: Engine, happens: Callable[[], None]
 ) -> Callable[[list[str], list[int]], list[int]]:
-    """`begin` of the engine's client, before which something happens."""
+    """Wrap `begin` of the engine's client so that `happens` is called before it."""
     begin = engine.client.begin
 
     def begin_late(keys: list[str], sizes: list[int]) -> list[int]:
@@ -74,7 +74,7 @@ def late(
 
 
 class TestOvertakenWriters:
-    """One has looked what there is, and before it begins others replace that, and remove it."""
+    """A writer has checked the object; before it begins, others replace and remove the object."""
 
     @pytest.mark.parametrize(
         ("standing", "others"),
@@ -128,7 +128,7 @@ class TestOvertakenWriters:
 
 
 class SlowLook:
-    """Looks for the keys of a question in the worst order; something happens after one of them."""
+    """Checks the keys of a query in the worst order, and calls `happens` after one of them."""
 
     def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
         self._presence = engine.client.presence
@@ -151,7 +151,7 @@ class TestReadersOfWhatIsReplaced:
     def test_s8_a_reader_finds_an_object_that_is_replaced_between_any_two_of_its_steps(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch, question: int
     ) -> None:
-        """The keys of one question are looked at in the worst order, and others come between."""
+        """The keys of one query are checked in the worst order, with other writers in between."""
         quick, other = Engine.of(shared), Engine.of(shared)
         quick.put(0)
         quick.put(0b001)

@@ -1,4 +1,4 @@
-"""Reads of a Mooncake Store that are given up: what comes later never reaches the caller's memory."""
+"""Abandoned reads of a Mooncake Store: bytes that arrive late never reach the caller's memory."""
 
 import asyncio
 import ctypes
@@ -23,11 +23,11 @@ from tests.kit.servers.processes import until
 from tests.kit.storage.calls import KIB, get, object_name, opened, page, put, reading, run, soon
 
 OLD = bytes([0xAA]) * (16 * KIB)
-"""What lies in a buffer that a read has not filled."""
+"""The content of a buffer that no read has filled."""
 
 
 class GivingUp(LentClient):
-    """Gives up every transfer, and lets its bytes arrive when the test says so, as RDMA may."""
+    """Abandons every transfer; its bytes arrive when the test says so, as with RDMA."""
 
     asked = 0
     pending: tuple[Piece, ...] = ()
@@ -43,8 +43,6 @@ class GivingUp(LentClient):
 
 
 class Late:
-    """A backend whose client is `GivingUp`."""
-
     def __init__(self, store: MooncakeStore, protocol: Protocol = "rdma") -> None:
         self._store = store
         self._settings = replace(store.settings(), protocol=protocol)
@@ -152,7 +150,7 @@ class TestStoppedMaster:
 
 
 def held(backend: StorageBackend) -> int:
-    """How many threads reads have left behind in the library."""
+    """Return how many threads abandoned reads still occupy in the library."""
     assert isinstance(backend, MooncakeBackend)
     calls = backend._calls  # pyright: ignore[reportPrivateUsage]
     assert calls is not None

@@ -1,4 +1,4 @@
-"""Objects in a real Mooncake Store: the contract, the memory that they lie in, and their writers."""
+"""Objects in a real Mooncake Store: the contract, registered memory, and concurrent writers."""
 
 import time
 from collections.abc import Sequence
@@ -43,8 +43,6 @@ def anything(_: RegisteredMemory, views: Sequence[memoryview]) -> bool:
 
 
 class TestMooncakeContract(StorageContract):
-    """The suite, with buffers that are registered and with others."""
-
     @pytest.fixture(params=["copied", "straight"])
     def store(
         self,
@@ -53,7 +51,7 @@ class TestMooncakeContract(StorageContract):
         monkeypatch: pytest.MonkeyPatch,
     ) -> StoreUnderTest:
         if request.param == "straight":
-            # The suite's buffers lie anywhere, and over TCP any memory will do.
+            # The suite's buffers are not registered, and TCP needs no registration.
             monkeypatch.setattr(RegisteredMemory, "covers", anything)
         return shared
 
@@ -104,14 +102,14 @@ class TestMemory:
     async def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
         memory = pool(64 * KIB)
 
-        # The client that is lent to the second one is the first one's.
+        # The second backend borrows the client of the first.
         for _ in range(2):
             async with opened(shared, [memory]) as backend:
                 await put(backend, object_name(1), memory)
 
 
 class TestLeases:
-    """The master holds an object for a reader for a while, and the library drops what took longer."""
+    """The master leases an object to a reader, and the library drops reads that outlast the lease."""
 
     @pytest.mark.parametrize(
         ("nbytes", "part", "parts"),
@@ -199,7 +197,7 @@ class TestWriters:
         async with opened(shared) as backend:
             await put(backend, object_name(1), page(1))
             await get(backend, object_name(1))
-            # Without force, the reader's lease would hold it.
+            # Without force, the reader's lease would prevent the removal.
             assert shared.owner.remove(shared.key(object_name(1))) == -706
             assert await backend.remove([object_name(1)], deadline=soon()) == [True]
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING

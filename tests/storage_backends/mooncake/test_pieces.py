@@ -1,6 +1,6 @@
-"""How many pieces of objects the Mooncake client is given at a time, and what is read once more.
+"""How many pieces the Mooncake client gets per call, and which pieces are read again.
 
-The library's answers are drawn up here, since a real one gives most of these codes only now and then.
+The library's answers are simulated, because a real one returns most of these codes only rarely.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class TestSteps:
     def moved(
         self, sizes: Sequence[int], held: Sequence[str] = (), *, pieces: int = 2
     ) -> tuple[list[list[str]], list[int]]:
-        """Move pieces of as many keys; keys in `held` fail, at the deadline. Return calls, codes."""
+        """Move one piece per key; `held` keys fail at the deadline. Return the calls and the codes."""
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())
 
@@ -76,9 +76,9 @@ class TestLeases:
     def codes(
         self, *rounds: dict[str, int], renewed: int = 0, dropped: bool = False, late: bool = False
     ) -> tuple[list[int], list[list[str]]]:
-        """Read `a` and `b` where the library answers with these codes; return codes, and calls.
+        """Read `a` and `b` with these codes as the library's answers; return the codes and the calls.
 
-        It answers as in the last round from then on, and with 5 for any other key.
+        After the last round its codes repeat. Any other key gets code 5.
         """
         calls: list[list[str]] = []
         stop = Stop(soon_off_loop())

@@ -1,4 +1,4 @@
-"""A Mooncake Store in trouble: owners that die, disks, no room, and masters that stop or restart."""
+"""A Mooncake Store with dead owners, disks, no free space, and masters that stop or restart."""
 
 import asyncio
 import logging
@@ -50,13 +50,13 @@ from tests.kit.storage.calls import (
 
 @pytest.fixture(scope="module")
 def mooncake_store() -> Generator[MooncakeStore]:
-    """One store for all tests here, which is soon full: what was written stays for a minute."""
+    """One store for all tests here. It fills up, because written objects stay leased for a minute."""
     with a_store("--default_kv_lease_ttl=60000", segment_bytes=32 << 20) as store:
         yield store
 
 
 class Lonely(NamedTuple):
-    """A store without memory of ours, and the process in whose memory all lies that it has."""
+    """A store without memory of ours, and the process that owns all of its memory."""
 
     store: MooncakeStore
     owner: "subprocess.Popen[str]"
@@ -64,13 +64,13 @@ class Lonely(NamedTuple):
 
 @pytest.fixture(scope="class")
 def lonely() -> Generator[Lonely]:
-    """A store whose owner the library gives up after a second; whoever stops it lets it go on."""
+    """A store whose client times out on an owner after 1 s; a test that stops the owner resumes it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in MOONCAKE_TIMEOUTS:
             patch.setenv(name, "1")
         prepare_for_mooncake()
         assert {os.environ[name] for name in MOONCAKE_TIMEOUTS} == {"1"}
-        # The master would let go of an owner that is stopped for longer than usual.
+        # By default the master would drop an owner that is stopped for so long.
         with a_store("--client_ttl=60", segment_bytes=0) as store, process("own", store) as owner:
             yield Lonely(store, owner)
 
@@ -104,7 +104,7 @@ class TestManyProcesses:
             before = [await backend.read(some, deadline=soon()) for backend, some, _ in calls]
             assert before == [[ReadOutcome.OK] * 4] * 2
             with stopped_process(lonely.owner.pid):
-                # Sooner than the library gives the owner up.
+                # Earlier than the library's timeout for the owner.
                 late = time.monotonic() + 0.8
                 read, written = await asyncio.gather(
                     asyncio.gather(*[one.read(some, deadline=late) for one, some, _ in calls]),
@@ -126,7 +126,7 @@ class TestManyProcesses:
                 outcomes = [(await get(backend, name))[0] for name in names]
                 assert outcomes == [ReadOutcome.FAILED] * 4
                 assert await put(backend, names[0], page(9)) is WriteOutcome.FAILED
-                # It was not taken for corrupt, and removed: the owner may only be out of reach.
+                # The object was not removed as corrupt, because the owner may only be unreachable.
                 assert await backend.exists(names, deadline=soon()) == [True] * 4
 
     @pytest.mark.slow
@@ -170,7 +170,7 @@ class TestFullStore:
         async with opened(shared) as backend:
             outcomes = await put_many(backend, range(40), 1 << 20)
             assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
-            # Nothing of what failed is in the way later.
+            # Failed writes leave nothing that obstructs a later write.
             late = object_name(outcomes.index(WriteOutcome.FAILED))
             shared.clear()
             assert await put(backend, late, page(1)) is WriteOutcome.OK
@@ -203,7 +203,7 @@ class TestMaster:
             with shared.master.stopped():
                 held = [asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)]
                 await begun.wait(THREADS)
-                # Every thread is held.
+                # Every thread is blocked.
                 reads = [reading(object_name(0), bytearray(16 * KIB))]
                 late = await backend.read(reads, deadline=time.monotonic() + 0.05)
                 assert late == [ReadOutcome.TIMED_OUT]
@@ -220,7 +220,7 @@ class TestMaster:
                 call = asyncio.create_task(put(backend, object_name(1), content))
                 await begun.wait()
                 call.cancel()
-                # It returns only when nothing touches the buffer any more.
+                # The call returns only when nothing uses the buffer any more.
                 await asyncio.wait([call], timeout=0.1)
                 assert not call.done()
             with pytest.raises(asyncio.CancelledError):
@@ -251,8 +251,8 @@ class TestMaster:
         owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
         await owner.open()
         with shared.master.stopped():
-            # The library would hold all threads of the process, and this one's clock, for a
-            # minute.
+            # The library would block all threads of the process for a minute, the event loop's among
+            # them.
             async with asyncio.timeout(25):
                 await owner.close()
                 with pytest.raises(ConfigError, match="no master answers"):

@@ -1,4 +1,4 @@
-"""Who is read from and served: only the process that was meant, and only what it has sent."""
+"""Authentication: pages come only from, and go only to, the intended process, unaltered."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -33,7 +33,7 @@ NAMES = [ObjectName(NAMESPACE, key.hex(), KV_POOL, "l0-1.h0-1") for key in hashe
 
 
 async def outcomes_of(backend: StorageBackend, group: ServedGroup) -> list[ReadOutcome]:
-    """Read all pages; fails where one that is OK has other bytes than the rank has."""
+    """Read all pages; fail if a page read as OK differs from the rank's page."""
     reads, buffers = reads_of(group, PAGES)
     outcomes = await backend.read(reads, deadline=soon())
     assert all(
@@ -46,7 +46,7 @@ async def outcomes_of(backend: StorageBackend, group: ServedGroup) -> list[ReadO
 
 @asynccontextmanager
 async def on_the_way(alter: Alter) -> AsyncGenerator[tuple[Tampering, ServedGroup]]:
-    """A group whose readers reach it through what alters frames, as a host on the way could."""
+    """A group reached through a relay that alters frames, as a man in the middle could."""
     port, relay_port = free_port(), free_port()
     with ExitStack() as stack:
         group = stack.enter_context(
@@ -65,7 +65,7 @@ def flipped(raw: bytes, at: int) -> bytes:
 
 
 def forged(passed: Passed) -> bytes:
-    """The same answer with pages of a forger, under right checksums."""
+    """Return the same answer with forged pages under correct checksums."""
     shape = LAYOUT.shard(0, 1).shape
     plan = shape.plan(shape.present)
     page = memoryview(b"\xee" * PAGE_BYTES)
@@ -78,7 +78,7 @@ def forged(passed: Passed) -> bytes:
 
 
 def only(kind: type[Message], change: Callable[[Passed], list[bytes]]) -> Callable[[], Alter]:
-    """Change the first message of a kind, and pass all else on."""
+    """Change the first message of a kind, and pass all others on unchanged."""
 
     def make() -> Alter:
         left = [kind]
@@ -95,7 +95,7 @@ def only(kind: type[Message], change: Callable[[Passed], list[bytes]]) -> Callab
 
 
 def swapped(kind: type[Message]) -> Callable[[], Alter]:
-    """Hold back the first message of a kind until the next one of its side has passed."""
+    """Delay the first message of a kind until the next message of the same side has passed."""
 
     def make() -> Alter:
         left, held = [kind], list[Passed]()
@@ -201,7 +201,7 @@ async def test_a_rank_is_read_from_by_each_address_that_is_its_own(
 
 
 async def test_all_ranks_are_read_from_where_each_is_reached_by_a_forwarded_port() -> None:
-    """The reader hears of the second rank from the first."""
+    """The reader learns the second rank's address from the first rank."""
     layout = plain_pages(2 * 64, heads=2)
     async with AsyncExitStack() as stack:
         servers: list[PageServer] = []

@@ -1,4 +1,4 @@
-"""`peer://` keeps what the contract promises of a store that is only read, whatever moves the bytes."""
+"""`peer://` keeps the contract of read-only stores, with each kind of transfer."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ EXEMPT = {
     "test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part": AGAIN,
     "test_s8_an_object_in_other_parts_is_never_served": AGAIN,
 }
-"""Clauses that are not held to, and why."""
+"""Contract tests that do not apply to `peer://`, and why."""
 
 
 @pytest.fixture
@@ -38,15 +38,15 @@ def store(request: pytest.FixtureRequest) -> Iterator[FedStore]:
 
 
 class TestPeerContract(StorageContract):
-    """The suite, with pages in the host memory of ranks that serve them."""
+    """The storage contract, with pages in the host memory of ranks that serve them."""
 
 
 class TestTransferEngineContract(StorageContract):
-    """The same, read by Mooncake's transfer engine over TCP; exempt is what is exempt of `peer://`."""
+    """The storage contract over Mooncake's transfer engine on TCP, with the exemptions of `peer://`."""
 
 
 for exempt in EXEMPT:
-    # What is no function is no test.
+    # pytest collects only functions, so None removes the test.
     setattr(TestPeerContract, exempt, None)
     setattr(TestTransferEngineContract, exempt, None)
 

@@ -1,4 +1,4 @@
-"""How a reader finds a group, and what it says where it cannot."""
+"""How a reader finds a group, and its error when it cannot."""
 
 import logging
 
@@ -33,7 +33,6 @@ def name_of(key: bytes, namespace: str = NAMESPACE) -> ObjectName:
 
 
 async def refusal(uri: str) -> str:
-    """What is said where a store does not open."""
     with pytest.raises(ConfigError) as refused:
         await make_backend(uri).open()
     return str(refused.value)
@@ -52,7 +51,7 @@ async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobod
 
 
 async def test_without_a_secret_nobody_is_read_from_who_is_not_on_this_host() -> None:
-    """Whoever has no secret to show could be anybody, and may make up pages with right checksums."""
+    """A peer without a secret could be anybody and could forge pages with correct checksums."""
     assert "192.0.2.1, which is not a loopback address" in await refusal("peer://192.0.2.1:7001")
 
 
@@ -60,7 +59,7 @@ NO_ARRAY = b"\1\0\0\0" + bytes(8) + b"\xc0"
 
 
 async def no_greeting(reader: Impostor) -> None:
-    """Send nothing before the words under test: they stand in the place of the greeting."""
+    """Send no greeting, so that the bytes under test take its place."""
 
 
 @pytest.mark.parametrize(

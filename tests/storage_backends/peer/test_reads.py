@@ -1,4 +1,4 @@
-"""Reads from ranks that change, hang, break and die; and readers that give up."""
+"""Reads from ranks that change, hang, break and die; and readers that cancel their reads."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ LAYOUT = plain_pages(BYTES, heads=2)
 UNTOUCHED = 0xEE
 """The byte that fills a buffer before a read."""
 LARGE = plain_pages(24 << 20)
-"""Pages that no socket's buffers hold, so that their reads take until the reader has had a turn."""
+"""Pages larger than the sockets' buffers, so that a read needs the reader's event loop to finish."""
 SIZE = 16 * KIB
 ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: encode(Told(n, b"\1")), "an answer without a request"),
@@ -73,7 +73,7 @@ ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
     (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
     (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "cannot be read"),
 ]
-"""Answers to a fetch of one object under some number, and what is said of each."""
+"""Answers to a fetch of one object under some number, and the expected log line of each."""
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -273,7 +273,6 @@ class TestGivingUp:
 
 
 async def begun(buffer: bytearray) -> bool:
-    """Whether something has come into a buffer that was full of something else."""
     return buffer[0] != UNTOUCHED
 
 
@@ -379,7 +378,7 @@ class TestBreaking:
 
 
 async def stack_backend(group: ServedGroup) -> StorageBackend:
-    """A backend on a group, which the test closes."""
+    """Open a backend on the group; the test closes it."""
     backend = PeerBackend(group.servers[0].address)
     await backend.open()
     return backend

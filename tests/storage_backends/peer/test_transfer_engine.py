@@ -1,4 +1,4 @@
-"""Reads of pages by Mooncake's transfer engine, over TCP: what comes, and what becomes of the rest."""
+"""Page reads by Mooncake's transfer engine over TCP, and the outcomes of reads that fail."""
 
 import asyncio
 import subprocess
@@ -53,7 +53,7 @@ BYTES = 3 << 19
 LAYOUT = plain_pages(BYTES, heads=2)
 COUNT = 8
 WOULD = EngineSettings()
-"""How a reader reads that may read over its connection as well."""
+"""Settings of a reader that may also read over its connection."""
 OK = ReadOutcome.OK
 
 
@@ -64,13 +64,13 @@ def _mooncake() -> None:
 
 @contextmanager
 def served(**options: object) -> Generator[ServedGroup]:
-    """A rank that serves its pages, which engines may read if nothing else is said."""
+    """A rank that serves its pages, by default also to transfer engines."""
     with serving_keys(COUNT, LAYOUT, **{"by_engine": True, **options}) as group:
         yield group
 
 
 async def read_all(group: ServedGroup, settings: EngineSettings = BY_ENGINE) -> list[ReadOutcome]:
-    """What becomes of all pages; those that are OK must be right."""
+    """Return the outcomes of all pages, after checking the bytes of those that are OK."""
     async with using(PeerBackend(group.servers[0].address, engine=settings)) as backend:
         reads, buffers = reads_of(group, COUNT)
         outcomes = await backend.read(reads, deadline=soon())
@@ -159,9 +159,9 @@ class TestWhereThereIsNone:
 
 @pytest.fixture
 def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Readers of this process cannot load the library."""
+    """Make the library impossible to import for readers in this process."""
     with served():
-        # The serving rank of the test has the engine of this one.
+        # The serving rank of the test uses the engine of this process.
         pass
     monkeypatch.setattr(transfer_engine, "_shared", {})
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
@@ -172,7 +172,7 @@ NUMBERS = {object_name(number).key: number for number in range(3)}
 
 
 class Keeper:
-    """A process with pages for engines to read, and an impostor that says where they lie."""
+    """A process with pages for transfer engines, and an impostor that announces their addresses."""
 
     def __init__(self, process: "subprocess.Popen[str]", pages: int) -> None:
         assert process.stdout is not None
@@ -183,7 +183,7 @@ class Keeper:
         self.heard: list[Message] = []
 
     async def tell(self, reader: Impostor) -> None:
-        """Welcome a reader, and answer it: where pages lie, or else the headers of all alone."""
+        """Greet a reader; answer its requests with page locations, or with headers without pages."""
         name = object_name(0)
         rank = PeerRank(reader.address, ((name.pool, name.shard),), self.engine)
         await reader.greet()
@@ -206,7 +206,7 @@ class Keeper:
 
 
 def header_of(number: int) -> bytes:
-    """The header of an object of `object_name`."""
+    """Return the header of the object that `object_name(number)` names."""
     name, shape = object_name(number), ObjectShape.whole(16 * KIB)
     whole = encode_object(name, digest_of(name), [memoryview(page(number))], shape)
     return bytes(whole[:HEADER_BYTES])
@@ -263,7 +263,7 @@ class TestTheOtherProcess:
                 again = await get(backend, object_name(1))
 
         assert outcome is ReadOutcome.FAILED
-        # It is asked for over the connection, where this impostor has nothing.
+        # The page is requested over the connection, where this impostor has none.
         assert again[0] is ReadOutcome.MISSING
         (line,) = [each.getMessage() for each in caplog.records]
         assert "(a read has failed); they come over the connection from now on" in line
@@ -311,10 +311,10 @@ class TestTheOtherProcess:
 
 
 async def asked(keeper: Keeper, count: int) -> bool:
-    """Whether so many requests have been heard."""
+    """Return whether at least `count` requests have arrived."""
     return sum(isinstance(each, Locate) for each in keeper.heard) >= count
 
 
 async def done_with(keeper: Keeper, count: int) -> bool:
-    """Whether the reader has said of so many answers that it is done with them."""
+    """Return whether the reader has acknowledged at least `count` answers as done."""
     return sum(isinstance(each, Done) for each in keeper.heard) >= count

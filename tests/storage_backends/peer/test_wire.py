@@ -1,4 +1,4 @@
-"""What is on the wire: whatever comes, it is a message or the one error (see also `ranks/protocol`)."""
+"""Wire format: any input is a message or the one error (see also `ranks/protocol`)."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([1, 0, "ab", [["h:1", [["kv", "s"]] * 65, ""]]], "of length <= 64"),
     ([1, 0, "ab", ["h:1"] * (RANKS_MAX + 1)], "of length <= 1024"),
 ]
-"""What is no message, and what is said of it."""
+"""Inputs that are no valid message, and the error for each."""
 
 
 @pytest.mark.parametrize("message", MESSAGES_SENT, ids=lambda each: type(each).__name__)
@@ -72,7 +72,7 @@ def test_a_frame_says_how_long_its_parts_are(message: Message) -> None:
 
 
 def test_the_bytes_are_those_of_this_version() -> None:
-    """Whoever changes this raises `VERSION`."""
+    """A change of these bytes requires a new `VERSION`."""
     assert MESSAGES.encode(MESSAGES_SENT[1]) == msgspec.msgpack.encode(
         [2, 1, "kv", "l0-4.h0-2", ["00" * 32, "11" * 32]]
     )

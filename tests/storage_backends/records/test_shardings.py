@@ -1,4 +1,4 @@
-"""Marks of the groups that have written to a store: who leaves one, and who looks for it when."""
+"""Marks of the groups that wrote to a store: who writes a mark, and when a group looks for others."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def shelf() -> Shelf:
 
 
 class SlowStore(MemoryBackend):
-    """A store in memory that says what exists once it may."""
+    """A store in memory whose existence queries block until the test releases them."""
 
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
@@ -64,7 +64,7 @@ async def opened_on(shelf: Shelf) -> MemoryBackend:
 
 
 async def slow_on(shelf: Shelf, *, marks: Sequence[int] = ()) -> SlowStore:
-    """A store that does not answer yet, with the marks of groups of these sizes."""
+    """Return a blocking store with the marks of groups of these sizes."""
     backend = await opened_on(shelf)
     for size in marks:
         await shardings_of(size).announce(backend, 100.0, soon())
@@ -74,7 +74,6 @@ async def slow_on(shelf: Shelf, *, marks: Sequence[int] = ()) -> SlowStore:
 
 
 def look(shardings: Shardings, store: SlowStore) -> asyncio.Task[None]:
-    """Begin to look for marks."""
     return asyncio.ensure_future(shardings.look(store, 100.0, soon()))
 
 
@@ -127,7 +126,7 @@ async def test_stages_look_for_groups_with_the_same_stages_only(shelf: Shelf) ->
         ours = shardings(rank, 4, 2)
         await ours.look(backend, 1.0, soon())
         found.append(ours.order(KV_POOL))
-    # The rank that has left a mark was one of the first stage.
+    # The rank that wrote the mark belongs to the first pipeline stage.
     assert found == [[OWN, 4], [OWN]]
 
 
@@ -154,7 +153,7 @@ async def test_groups_of_all_sizes_whose_ranks_hold_all_alike_leave_one_mark(she
         ours = shardings_of(size, LATENT_DRAFT, ["narrow"])
         await ours.look(backend, 100.0, soon())
         found.append(len(ours.elsewhere(KV_POOL)))
-    # Those of 4 and 8 have one name for their objects.
+    # Groups of 4 and of 8 ranks use the same object names.
     assert found == [1, 1, 0, 0]
 
 
@@ -194,7 +193,7 @@ async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
         each.cancel()
     await asyncio.wait(lookups)
     assert slow.stopped == 1
-    # The next one does not wait for its turn, since this one has learnt nothing.
+    # The next search starts at once, because the cancelled one has learnt nothing.
     slow.may_answer.set()
     await ours.look(slow, 100.0, soon())
     assert len(slow.asked) == 2

@@ -1,8 +1,8 @@
-"""What every test of `s3://` needs: keys in the environment, whether it has a bucket or none."""
+"""Credentials in the environment for every test of `s3://`, with or without a bucket."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _signed(keys: None) -> None:
-    """Let every request be signed."""
+    """Give every test credentials, so that requests are signed."""

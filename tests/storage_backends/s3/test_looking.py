@@ -1,4 +1,4 @@
-"""`s3://` with `read_only=1`: what is there is read, and nothing in the bucket changes."""
+"""`s3://` with `read_only=1` reads existing objects and changes nothing in the bucket."""
 
 import pytest
 
@@ -26,7 +26,7 @@ LOOKING = "&read_only=1"
 
 @pytest.fixture
 def kept(bucket: BucketStore) -> BucketStore:
-    """A store with two objects, of which the second is bad."""
+    """A store with two objects, the second one corrupt."""
 
     async def fill() -> None:
         async with opened(bucket) as backend:

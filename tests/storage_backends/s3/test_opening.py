@@ -1,4 +1,4 @@
-"""Opening an `s3://` store that cannot be used: one line says which, why, and what to do."""
+"""Opening an unusable `s3://` store: the error names the store, the reason and the remedy."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ NONE = "the server refuses requests without credentials (403 Forbidden, InvalidA
 
 @asynccontextmanager
 async def answering(status: str, body: bytes = b"") -> AsyncGenerator[str]:
-    """A server that gives every request the same answer."""
+    """Run a server that gives every request the same answer."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -65,7 +65,7 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    # The client asks its machine for a role, and here there is none to ask.
+    # The client queries the metadata endpoint for a role, and this address refuses connections.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
     said = run(refused_opening(bucket.uri()))
     assert said == (

@@ -1,4 +1,4 @@
-"""What the errors of the S3 client are taken to mean, from their texts."""
+"""Classification of the S3 client's errors by their texts."""
 
 import pytest
 

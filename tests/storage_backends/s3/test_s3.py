@@ -1,4 +1,4 @@
-"""Objects in an object store: the contract, and what only a store behind a network can do wrong."""
+"""Objects in an S3 bucket: the contract, and failures that only a remote store has."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ from lockstep.storage_backends.s3 import requests as s3_requests
 from tests.kit.storage.s3 import BucketStore, Proxy, existing
 
 HEADERS_BYTES_MAX = 2 * KIB
-"""What the headers of one HTTP response may come to."""
+"""Upper bound for the headers of one HTTP response."""
 
 
 @pytest.fixture
@@ -45,9 +45,7 @@ def store(bucket: BucketStore) -> StoreUnderTest:
 
 
 class TestS3Contract(StorageContract, ListingContract):
-    """The suite, one object for each page."""
-
-    # Still several times the requests that may be in flight.
+    # Still several times the number of requests that may be in flight.
     large_batch = 150
     races = 4
 
@@ -91,7 +89,7 @@ async def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(
 async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait_and_is_said(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The client tries each call again.
+    # The client retries each call.
     monkeypatch.setattr(s3_requests, "_BACKOFF", timedelta(milliseconds=1))
 
     proxy = Proxy(bucket.endpoint)
@@ -179,7 +177,7 @@ async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answ
         silent = proxy.fall_silent_at(silent_at)
         listing = asyncio.create_task(listed(backend))
         await silent.wait()
-        # The store and its client wait longer than that for an answer.
+        # The store and its client have longer timeouts than this.
         async with asyncio.timeout(30):
             await backend.close()
             with pytest.raises(StorageError, match="was closed while it was listed"):
@@ -203,7 +201,7 @@ async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_mem
         await put(backend, object_name(1), page(1))
         proxy.swells = True
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        # The connection has room for some.
+        # The connection's buffers hold some of the bytes.
         assert proxy.bytes_back < 64 << 20
         proxy.swells = False
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
@@ -214,7 +212,7 @@ async def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_o
 ) -> None:
     obstore.put(bucket.client, "trial/0123", b"1")
     async with opened(bucket):
-        # It may be of a process that is opening the store now.
+        # The trial object may belong to a process that is opening the store now.
         assert bucket.paths() == ["trial/0123"]
     monkeypatch.setattr(s3, "_TRIAL_OLD_S", 0.0)
     async with opened(bucket):

@@ -1,4 +1,4 @@
-"""`3fs://` keeps the promises of every backend, with each kind of transfers."""
+"""`3fs://` keeps the storage contract with each kind of transfer."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -21,4 +21,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SlotStore
 
 
 class TestThreeFs(StorageContract, ListingContract):
-    """The suite."""
+    """The storage contract, over 3FS."""

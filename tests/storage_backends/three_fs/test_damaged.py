@@ -1,4 +1,4 @@
-"""`3fs://` over damaged indexes, ill disks and small filesystems."""
+"""`3fs://` over damaged indexes, failing disks and small filesystems."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ async def test_a_listing_that_cannot_read_a_part_says_so(
             with pytest.raises(StorageError, match="could not be listed"):
                 await listed(backend)
         (store.root / "slots-000000").unlink()
-        # What is gone is not in the store.
+        # A removed file's objects are no longer in the store.
         assert await listed(backend) == []
 
 

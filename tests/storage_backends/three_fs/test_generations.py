@@ -1,4 +1,4 @@
-"""Generations, leases and recency of `3fs://`: killed writers, readers that come late, full stores."""
+"""Generations, leases and recency of `3fs://`: killed writers, late readers, full stores."""
 
 import asyncio
 import subprocess
@@ -39,7 +39,7 @@ def in_another_loop(scenario: Any) -> None:
 
 
 def meanwhile(store: SlotStore, index: WatchedIndex, scenario: Callable[[Any], Any]) -> None:
-    """Let another backend do something between the next read and its confirmation."""
+    """Run a scenario with another backend between the next read and its confirmation."""
 
     async def with_another() -> None:
         async with opened(store) as other:
@@ -68,7 +68,7 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
         gone = await outcomes_of(backend, [each for each in killed if each not in standing])
         assert gone == [ReadOutcome.MISSING] * (len(PHASES) - 1)
         store.end_leases()
-        # Exactly the slots that have no object are free: nothing gives way to these.
+        # Exactly the slots without an object are free, so nothing is evicted for these writes.
         written = [(await put_many(backend, [each], PAGE_BYTES))[0] for each in new]
         assert written == [WriteOutcome.OK] * len(new)
         assert await get_many(backend, new, PAGE_BYTES) == found(new, PAGE_BYTES)
@@ -85,7 +85,7 @@ async def test_a_slot_that_was_lent_out_during_a_read_is_a_miss_and_harms_nobody
         await put(backend, object_name(1), page(1))
         entry = store.entry(object_name(1))
         await put(other, object_name(2), page(2))
-        # As the reader knows it, the slot is still that of the first object.
+        # The reader's stale entry still maps the slot to the first object.
         index.late_answer = entry
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
         assert await get(other, object_name(2)) == (ReadOutcome.OK, page(2))

@@ -1,4 +1,4 @@
-"""The promises of a page index, and what keeps it answering: damaged files, busy files, full disks."""
+"""The contract of a page index, and its answers with damaged files, busy files and full disks."""
 
 import os
 import sqlite3
@@ -27,7 +27,7 @@ from lockstep.storage_backends.three_fs.page_index import (
 from tests.kit.storage.three_fs import alter
 
 LONG_S = 3600.0
-"""A lease that does not end while a test runs."""
+"""A lease that does not expire while a test runs."""
 PATIENCE_S = 60.0
 Connect = Callable[[], PageIndex]
 """Opens one more connection to the index under test, as another process would."""
@@ -53,7 +53,7 @@ def key(number: int) -> bytes:
 
 
 def entry(number: int, lent: Reservation, present: int = 0) -> Entry:
-    """What a writer says of a page that it has put into a slot."""
+    """Return a writer's entry for a page that it wrote into a reserved slot."""
     return Entry(key(number), f"file {number}", lent.slot << 20, 1 << 14, present, lent.generation)
 
 
@@ -153,7 +153,7 @@ def test_an_entry_gives_way_only_to_whoever_has_seen_it_last(connect: Connect) -
     assert commit(index, 1, one, replaces=old.generation, present=1) is CommitOutcome.DONE
     assert commit(index, 1, two, replaces=old.generation, present=2) is CommitOutcome.STANDS
     assert index.look_up([key(1)]) == [entry(1, one, present=1)]
-    # The slots of the old entry and of the one who came late are free, and nothing is evicted.
+    # The slots of the old entry and of the late writer are free, and nothing is evicted.
     assert len(index.reserve(2, LONG_S)) == 2
     assert index.look_up([key(1)]) != [None]
 
@@ -177,7 +177,7 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     confirmed: list[Entry | None] = []
     for number in range(1, 9):
         put(index, number)
-        # Its use, noted at any time, does not make it one of those that give way.
+        # The page was just used, so it is not evicted, whenever the use is recorded.
         confirmed += index.confirm([key(0)])
     assert confirmed == [record] * 8
     told = {used.entry.key: used.age_s for some in index.entries() for used in some}
@@ -305,7 +305,7 @@ def test_an_index_that_cannot_be_named_so_is_refused_in_one_line(text: str, said
 
 @pytest.fixture
 def full(connect: Connect) -> PageIndex:
-    """With entries 0 to 3 in all of its slots."""
+    """An index with entries 0 to 3 in all of its slots."""
     index = connect()
     index.provide(4)
     for number in range(4):
@@ -315,7 +315,7 @@ def full(connect: Connect) -> PageIndex:
 
 @contextmanager
 def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reservation]]]:
-    """Another process writes for as long as this lasts, and a thread of ours waits to write."""
+    """Inside the context another process holds the write lock, and a thread of ours waits for it."""
     lock = sqlite3.connect(path, isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     try:
@@ -337,7 +337,7 @@ def writer_held_up(full: PageIndex, path: Path) -> Generator[Future[list[Reserva
 def test_a_reader_does_not_wait_behind_a_writer_whom_another_process_holds_up(
     full: PageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each use is to go into the file at once, which the other process keeps it from.
+    # Each use should go into the file at once, but the other process holds the write lock.
     monkeypatch.setattr(page_index, "USES_KEPT_S", 0.0)
     with writer_held_up(full, tmp_path / "pages.db"):
         found = [
@@ -420,7 +420,7 @@ def test_an_input_or_output_error_is_one_of_a_full_disk_only_where_the_disk_is_f
 
 
 def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:
-    """SQLite says at once that it is locked where two connections change the journal's mode."""
+    """SQLite returns "locked" without waiting if two connections change the journal mode."""
     path = tmp_path / "full.db"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE there (x)")

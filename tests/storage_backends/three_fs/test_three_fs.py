@@ -1,4 +1,4 @@
-"""What `3fs://` promises beyond the contract: sizes, indexes that fail, bad files, slow rings."""
+"""Promises of `3fs://` beyond the contract: sizes, failing indexes, bad files, slow rings."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
 async def give_up_once(begun: threading.Event, call: Coroutine[Any, Any, Any]) -> None:
-    """Cancel a call after an operation of it has come to its ring, and let it return."""
+    """Cancel a call after one of its operations has reached the ring, and wait until it returns."""
     task = asyncio.create_task(call)
     assert await asyncio.to_thread(begun.wait, 60)
     task.cancel()
@@ -120,7 +120,7 @@ async def test_a_store_with_other_sizes_is_refused_by_name(
         await put(backend, object_name(1), page(1))
     with pytest.raises(ConfigError, match=f"{name} is .* in the store"):
         await again.backend().open()
-    # Whoever does not ask for sizes takes those of the store.
+    # A process that sets no sizes uses those of the store.
     async with using(ThreeFsBackend(store.root, store.make_index())) as backend:
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
@@ -212,7 +212,7 @@ async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buf
         assert buffer == bytearray(page(1))
         buffer[:] = bytes([0xEE]) * len(buffer)
         stand_in.gate.set()
-        # The ring is used again only once it has settled.
+        # The ring is used again only after its operations in flight have completed.
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
         assert buffer == bytes([0xEE]) * len(buffer)
 

@@ -1,4 +1,4 @@
-"""`3fs://` with indexes that do not answer, stores that are full, and stores only looked at."""
+"""`3fs://` with indexes that do not answer, full stores, and read-only stores."""
 
 import asyncio
 import time
@@ -34,11 +34,11 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.three_fs import small_store, watched
 
 A_WHILE_S = 15.0
-"""What only a call takes that does not come back."""
+"""A call that takes longer than this does not return."""
 
 
 def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the time of every call be up that runs now."""
+    """Move the clock past the deadline of every call in flight."""
     real_time = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
 
@@ -73,7 +73,7 @@ CALLS = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def held_up(folder: Path, method: str, held: str) -> AsyncGenerator[asyncio.Task[list[Any]]]:
-    """A call of a store whose index does not answer while in here; behind it all goes on as before."""
+    """Run a call on an index that does not answer in the context; check that later calls succeed."""
     async with watched(small_store(folder)) as (backend, index):
         await put(backend, object_name(1), page(1))
         with index.holding(held):
@@ -195,7 +195,7 @@ def test_a_store_that_is_only_looked_at_says_so_and_stays_as_it_was(
 
     async def fill_up() -> None:
         async with opened(store) as backend:
-            # Nobody has used it, so the first page is still the oldest.
+            # No read has used the first page, so it is still the oldest.
             await put(backend, object_name(8), page(8))
             assert (await get(backend, object_name(0)))[0] is ReadOutcome.MISSING
 

@@ -1,7 +1,7 @@
-"""The adapter of USRBIO, over a stand-in for the client of 3FS.
+"""The USRBIO adapter, over a stand-in for the 3FS client.
 
-The client cannot be installed outside of a 3FS cluster: this shows what the adapter does with the
-interface, and nothing about 3FS itself. That bytes come through it right, the contract of stores shows.
+The client can be installed only in a 3FS cluster. These tests show how the adapter uses the interface,
+and nothing about 3FS itself. The storage contract covers the transferred bytes.
 """
 
 import os
@@ -50,7 +50,6 @@ def fd(client: UsrbioStandIn, tmp_path: Path) -> Generator[int]:
 
 @pytest.fixture
 def ring(client: UsrbioStandIn) -> Generator[UsrbioRing]:
-    """A ring for reads."""
     shared = SharedSegment((ENTRIES + 1) * BLOCK)
     iovec, ioring = client.make_iovec(shared, MOUNT), client.make_ioring(MOUNT, ENTRIES)
     made = UsrbioRing(shared, iovec, ioring, reads=True)
@@ -75,7 +74,7 @@ def block(number: int) -> slice:
 def test_a_wait_returns_at_its_deadline_with_what_there_is(ring: UsrbioRing, fd: int) -> None:
     assert ring.wait(1, time.monotonic() - 1.0) == []
     ring.prepare(block(0), fd, 0, 1)
-    # It was not submitted, so no wait may count on its end.
+    # The operation was not submitted, so no wait may count its completion.
     assert ring.wait(1, time.monotonic() - 1.0) == []
     ring.submit()
     assert wait_for_all(ring) == {1: BLOCK}

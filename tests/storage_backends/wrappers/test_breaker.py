@@ -1,4 +1,4 @@
-"""`breaker+`: when it opens, what it answers, and how it finds out that the store is back."""
+"""`breaker+`: when it opens, its answers while open, and how it detects that the store is back."""
 
 import asyncio
 from itertools import pairwise
@@ -115,7 +115,7 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     read: Read, write: Write
 ) -> None:
     store = await a_store()
-    # As a store answers what it cannot even try.
+    # The answers of a store to requests that it cannot even attempt.
     store.failing.down = True
     own_fault = [
         (
@@ -127,7 +127,7 @@ async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing
     ]
     assert own_fault == [(FAILED, [WriteOutcome.FAILED], [False])] * 5
     assert store.state() is BreakerState.CLOSED
-    # One sound key among them, and it is the store that failed.
+    # With one valid key in the call, the failure counts as the store's.
     both = [await store.backend.read([read, *reads_of(1)], deadline=a_while()) for _ in range(3)]
     assert both == [FAILED * 2] * 3
     assert store.state() is BreakerState.OPEN

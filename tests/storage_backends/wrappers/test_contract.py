@@ -1,4 +1,4 @@
-"""Every wrapper keeps the promises of the store behind it, alone and behind the others."""
+"""Every wrapper keeps the contract of the store behind it, alone and combined with the others."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ METRICS: Wrapping = (metrics.wrap, "")
 
 @dataclass
 class WrappedStore:
-    """A store in memory whose backends stand behind wrappers."""
+    """A store in memory whose backends are wrapped."""
 
     store: MemoryStore
     wrappers: list[Wrapping]
@@ -47,4 +47,4 @@ def store(request: pytest.FixtureRequest) -> WrappedStore:
 
 
 class TestWrapperContract(StorageContract):
-    """The suite, behind the wrappers."""
+    """The storage contract, through the wrappers."""

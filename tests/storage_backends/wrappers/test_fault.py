@@ -1,4 +1,4 @@
-"""`fault+`: each fault is what its name says, is repeatable, and is counted."""
+"""`fault+`: each fault does what its name says, is repeatable, and is counted."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -143,7 +143,7 @@ def test_equal_seeds_inject_the_same_faults_and_other_seeds_other_ones() -> None
 
 
 async def kinds_that_come(backend: StorageBackend) -> set[Fault]:
-    """Make so many calls that each kind of fault comes that the backend can bring about."""
+    """Make enough calls that each fault that this backend can inject occurs; return their kinds."""
     assert isinstance(backend, FaultBackend)
     await backend.open()
     for number in range(600):

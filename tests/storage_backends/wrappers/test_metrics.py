@@ -1,4 +1,4 @@
-"""`metrics+`: every outcome under its name, and latencies in their buckets."""
+"""`metrics+` counts every outcome under its name and puts latencies into their buckets."""
 
 import asyncio
 

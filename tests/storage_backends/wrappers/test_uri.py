@@ -1,4 +1,4 @@
-"""Wrappers in a store's URI: their options, and how each mistake is refused by name."""
+"""Wrappers in a store's URI: their options, and how each mistake is named in the error."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from lockstep.storage_backends.wrappers.metrics import MetricsBackend
 
 
 def kinds(uri: str) -> list[type[StorageBackend]]:
-    """The types of a store's wrappers, the outermost first, and of the store itself."""
+    """Return the types of a store's wrappers, outermost first, and then of the store."""
     backend = make_backend(uri)
     found = [type(backend)]
     while isinstance(backend, Wrapper):

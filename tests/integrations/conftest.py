@@ -1,4 +1,4 @@
-"""Fixtures that tests of several engines share."""
+"""Fixtures shared by the tests of several engines."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """A folder with an adapter that no engine loads."""
+    """A folder with a LoRA adapter that no engine loads."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")
@@ -37,5 +37,5 @@ def adapter(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def digests(tmp_path: Path) -> FileDigests:
-    """The digests of files that were read."""
+    """A fresh cache of file digests."""
     return FileDigests(tmp_path / "digests.json")

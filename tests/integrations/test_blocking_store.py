@@ -1,4 +1,4 @@
-"""A store behind calls that wait: what is waited for, for how long, and what is said."""
+"""A store behind blocking calls: which calls wait, their timeouts, and the errors."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from lockstep.storage_backends.memory import MemoryBackend, Shelf
 
 
 class Hanging(MemoryBackend):
-    """A store that keeps no deadline: it answers when it is let go."""
+    """A store that ignores deadlines: it answers when the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(Shelf())

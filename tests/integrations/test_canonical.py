@@ -1,4 +1,4 @@
-"""What a configuration is worth is the same in every process, and different for what differs."""
+"""The digest of a configuration is equal in every process, and differs if the configuration does."""
 
 import re
 import subprocess
@@ -23,33 +23,30 @@ from tests.kit.source_tree import ROOT
 
 
 class Mode(IntEnum):
-    """A number with a name."""
-
     NONE = 0
     FULL = 1
 
 
 class Other(Enum):
-    """Another one of the same name."""
+    """An enum with a member of the same name."""
 
     NONE = 0
 
 
 @dataclass
 class Held:
-    """Fields, and what is set beside them."""
+    """Fields and a cached property."""
 
     size: int = 1
     names: list[str] = field(default_factory=list[str])
 
     @cached_property
     def computed(self) -> int:
-        """Follows from the fields."""
         return self.size * 2
 
 
 class Derived(Held):
-    """Inherits what is left out."""
+    """A subclass without fields."""
 
 
 class Plain:
@@ -60,8 +57,6 @@ class Plain:
 
 
 class Slotted:
-    """Attributes in slots."""
-
     __slots__ = ("size",)
 
     def __init__(self, size: int) -> None:
@@ -69,7 +64,7 @@ class Slotted:
 
 
 class Saved:
-    """Says itself what it holds, which may be anything."""
+    """An object with `__getstate__`, which may return any value."""
 
     def __init__(self, state: object) -> None:
         self.state = state
@@ -79,19 +74,19 @@ class Saved:
 
 
 class OwnDict(dict[str, int]):
-    """A mapping with attributes of its own, as classes of configurations are."""
+    """A mapping with extra attributes, as in classes of configurations."""
 
 
 class OwnList(list[Any]):
-    """A sequence with attributes of its own."""
+    """A list subclass, so that attributes can be set."""
 
 
 class OwnSet(set[int]):
-    """A set with attributes of its own."""
+    """A set subclass, so that attributes can be set."""
 
 
 class OwnText(str):
-    """Text that shows itself to people as something else."""
+    """Text whose `__str__` returns other text."""
 
     __slots__ = ("__dict__",)
 
@@ -100,29 +95,27 @@ class OwnText(str):
 
 
 class OwnNumber(float):
-    """A number with attributes of its own."""
+    """A float subclass, so that attributes can be set."""
 
 
 class OwnPath(PurePosixPath):
-    """A path with attributes of its own."""
+    """A path subclass, so that attributes can be set."""
 
 
 @dataclass
 class HeldDict(OwnDict):
-    """Fields, and a mapping beside them."""
+    """A mapping with fields."""
 
     size: int = 1
 
 
 class Window(NamedTuple):
-    """A tuple whose parts have names."""
-
     window: int
     sink: int
 
 
 class Turned(NamedTuple):
-    """The same parts by other names."""
+    """The same fields in another order."""
 
     sink: int
     window: int
@@ -134,13 +127,13 @@ OwnT = TypeVar("OwnT")
 
 
 def own(value: OwnT, **attributes: object) -> OwnT:
-    """Return a value with attributes."""
+    """Return the value with these attributes set."""
     vars(value).update(attributes)
     return value
 
 
 def module_function() -> None:
-    """A function with a name of its own."""
+    """A named function."""
 
 
 def worth(value: object) -> str:
@@ -192,14 +185,14 @@ def test_what_is_equal_is_worth_the_same(one: object, same: object) -> None:
 
 
 def worth_in_the_order_of_hashes() -> str:
-    """Return what a set and a mapping in its order are worth."""
+    """Return the digest of a set and of a mapping in the set's order."""
     names = {"q_proj", "k_proj", "v_proj", "o_proj"}
     return worth({"names": names, "sizes": {name: len(name) for name in names}})
 
 
 def test_the_seed_of_a_process_for_hashes_changes_nothing() -> None:
     asked = f"from {__name__} import worth_in_the_order_of_hashes as f; print(f(), end='')"
-    # This process's own seed is drawn for each run of the tests.
+    # This process's hash seed is random for each test run.
     found = subprocess.run(
         [sys.executable, "-c", asked],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join([str(ROOT), *sys.path])},

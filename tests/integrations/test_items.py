@@ -1,4 +1,4 @@
-"""In keys an item's placeholders stand for its content, in the first page that has any of it."""
+"""In keys, an item's placeholders encode its content, from the first page that has any of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ def cat(start: int, length: int, content: bytes = b"cat") -> Item:
 
 
 def ids_of(tokens: int, items: Items, page_tokens: int) -> list[int]:
-    """Return the ids in keys of a prompt whose tokens are their places."""
+    """Return the ids used in keys for a prompt whose tokens are 0, 1, ..."""
     prompt = np.arange(tokens, dtype="<i4").tobytes()
     found = item_ids(prompt, items, page_tokens)
     assert found is not None
@@ -46,18 +46,18 @@ def keys_of(tokens: bytes, items: Items, page_tokens: int) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Two prompts of equal tokens, of which one item is another one."""
+    """Two prompts of equal tokens that differ in one item."""
 
     tokens: bytes
     page_tokens: int
     one: Items
     other: Items
     differs_at: int
-    """The first placeholder of the item that is another one."""
+    """The first placeholder of the item that differs."""
 
 
 def drawn(random: Random) -> Drawn:
-    """Draw items of 1 to 40 tokens, up to three, anywhere, in pages of 1 to 32 tokens."""
+    """Draw up to three items of 1 to 40 tokens, at any position, in pages of 1 to 32 tokens."""
     length = random.randint(50, 200)
     starts = sorted(random.sample(range(length - 45), random.randint(1, 3)))
     ends = [
@@ -82,7 +82,7 @@ def drawn(random: Random) -> Drawn:
 
 
 def wrongs(pair: Drawn) -> str:
-    """Return what is wrong with the pages of two prompts; empty for nothing."""
+    """Return the error in the two prompts' pages; empty if there is none."""
     one = keys_of(pair.tokens, pair.one, pair.page_tokens)
     other = keys_of(pair.tokens, pair.other, pair.page_tokens)
     common = sum(a == b for a, b in zip(one, other, strict=True))
@@ -113,7 +113,7 @@ def test_an_item_is_in_the_page_in_which_it_begins_up_to_its_last_placeholder_th
 
 
 def test_an_item_that_begins_with_the_last_token_of_a_page_fills_that_page() -> None:
-    """A page with one placeholder would have 31 bits of the item."""
+    """A page with one placeholder would have only 31 bits of the item."""
     ids = ids_of(32, (cat(15, 10),), 8)
 
     assert all(found < 0 for found in ids[8:16])

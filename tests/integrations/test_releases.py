@@ -1,4 +1,4 @@
-"""A plug-in refuses other releases of its engine by name, and says how to try one anyway."""
+"""A plug-in refuses untested releases of its engine, and says how to try one anyway."""
 
 import logging
 import os
@@ -37,12 +37,12 @@ BEYOND = [
 def require(
     engine: str, found: str, releases: Sequence[str], unsupported: UnsupportedEngine
 ) -> None:
-    """Require a release as a plug-in does."""
+    """Check a release as a plug-in does."""
     require_release(engine, found, releases, unsupported, where="settings", log=LOG)
 
 
 def bounds_of(engine: str) -> Requirement:
-    """Return what the extra of an engine asks for."""
+    """Return the version bounds in an engine's extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return Requirement(project["optional-dependencies"][engine][0])
 
@@ -79,7 +79,7 @@ def test_a_release_that_is_tried_anyway_is_warned_of(caplog: pytest.LogCaptureFi
 
 
 def test_a_vllm_that_lacks_what_the_plug_in_imports_is_refused_by_name(tmp_path: Path) -> None:
-    """Before 0.32 there is no module for the sources of hits, so no settings are read."""
+    """VLLM before 0.32 has no module for the sources of hits, so the import fails before settings."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("__version__ = '0.31.0'\n")
     paths = os.pathsep.join([str(tmp_path), str(ROOT / "src")])

@@ -1,4 +1,4 @@
-"""What a user who starts an engine reads: lines in the engine's format, and an error's name last."""
+"""Output at an engine's start: lines in the engine's format, with the error last."""
 
 import io
 import logging
@@ -13,7 +13,7 @@ from lockstep.integrations.starting import Lockstep, ending_the_start, log_as
 
 @pytest.fixture
 def ours() -> Iterator[logging.Logger]:
-    """Lockstep's logger, which is afterwards as it was."""
+    """Lockstep's logger, restored after the test."""
     log = logging.getLogger("lockstep")
     before = log.handlers[:], log.propagate, log.level
     yield log
@@ -22,7 +22,7 @@ def ours() -> Iterator[logging.Logger]:
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What an engine's logger, `engine`, has written."""
+    """The output of an engine's logger, `engine`."""
     engine, handler = logging.getLogger("engine"), logging.StreamHandler(io.StringIO())
     handler.setFormatter(logging.Formatter("%(process)d %(levelname)s %(name)s: %(message)s"))
     engine.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Weights count by what their files hold, and what was read once is not read again."""
+"""Weights are identified by the content of their files, and each file is read only once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from lockstep.integrations.weights import FileDigests, commit_of, is_commit, weights_digest
 
 LATER_NS = 3_600_000_000_000
-"""An hour on, so that files which a test has just written count as settled."""
+"""A clock one hour ahead, so that files just written count as settled."""
 
 
 def later() -> int:
@@ -35,14 +35,14 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 def again(digests: FileDigests) -> FileDigests:
-    """Return what another process finds that starts later."""
+    """Return the digests of a process that starts later."""
     return FileDigests(digests.record, clock_ns=later)
 
 
 def test_weights_that_were_trained_again_in_place_are_others(
     folder: Path, digests: FileDigests
 ) -> None:
-    """Of one size, and with the time of last change set back."""
+    """The files have equal sizes, and the modification time is set back."""
     path = folder / "model-1.safetensors"
     before, times = weights_digest(folder, digests), path.stat()
 
@@ -103,7 +103,7 @@ def test_what_was_read_once_is_not_read_by_later_starts(folder: Path, digests: F
 def test_a_process_goes_by_what_it_has_read_without_the_record(
     folder: Path, digests: FileDigests
 ) -> None:
-    """A request with an adapter costs no more where many files are remembered."""
+    """A request with an adapter costs no more if the record holds many files."""
     before, read = weights_digest(folder, digests), digests.bytes_read
 
     digests.record.unlink()
@@ -140,7 +140,7 @@ def test_only_what_has_changed_is_read_again(folder: Path, digests: FileDigests)
 def test_a_file_that_was_written_a_moment_ago_is_not_remembered(
     folder: Path, tmp_path: Path
 ) -> None:
-    """It may change once more within one tick of its file system's clock."""
+    """The file may change again within one tick of the filesystem's clock."""
     digests = FileDigests(tmp_path / "digests.json")
     weights_digest(folder, digests)
     read = digests.bytes_read

@@ -1,4 +1,4 @@
-"""The command: what is wrong with the input is said in one line, before any rank is started."""
+"""The command reports invalid input in one line, before any rank starts."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ finally:
     print(*sys.modules, file=sys.stderr)
 """
 SLOW = {"torch", "numpy", "psutil", "importlib.metadata", "lockstep.ranks.replica"}
-"""Modules that take long to import; the first takes seconds."""
+"""Modules that are slow to import; the first takes seconds."""
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
 
 

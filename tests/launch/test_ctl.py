@@ -1,4 +1,4 @@
-"""`lockstep ctl`: what an operator says and reads, and two ranks that are asked while they serve."""
+"""`lockstep ctl`: commands and their output, and requests to two ranks that serve meanwhile."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.kit.launch.replays import COMMAND, Running, start
 
 
 class Group:
-    """Listens as a group does, keeps what it is asked, and answers what a test has it say."""
+    """Listens on a group's control socket, records requests, and sends the answers that a test sets."""
 
     def __init__(self, path: Path) -> None:
         self.socket = path
@@ -46,7 +46,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 Said = tuple[list[str], dict[str, object], dict[str, object], str]
-"""The words of a command, what is asked, the answer, and what is told of it."""
+"""The command line, the request, the answer, and the command's output."""
 
 SAID: list[Said] = [
     (
@@ -250,7 +250,7 @@ def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Running]:
-    """A replay of two ranks that would take minutes, once it takes requests."""
+    """A replay of two ranks that would run for minutes, once it accepts control requests."""
     command = start(
         (tmp_path / "errors").open("w+", encoding="utf-8"),
         *(*COMMAND, "--ranks", 2, "--requests", 50_000, "--namespaces", 3),
@@ -295,7 +295,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     log = serving.said()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
-    # The warning is from before anybody has asked for a level.
+    # The warning was logged before any level was set.
     told = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )
@@ -307,7 +307,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
 def test_a_rank_that_is_killed_while_a_store_is_attached_leaves_nothing_behind(
     serving: Running, tmp_path: Path
 ) -> None:
-    """The store accepts connections and never answers, so the ranks wait for it to open."""
+    """The store accepts connections and never answers, so the ranks block in opening it."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
         silent.settimeout(60)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What the command says of itself, and of a line that makes no sense, from an empty directory."""
+"""Help texts and errors of the command, run in an empty directory."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Words = tuple[str, ...]
 
 
 def commands_below(found: App, path: Words = ()) -> Iterator[tuple[Words, bool]]:
-    """Every command by the words that reach it, and whether it has others below it."""
+    """Yield every command's words, and whether the command has subcommands."""
     below = {name: each for name in found if not name.startswith("-") for each in [found[name]]}
     yield path, bool(below)
     for name, each in below.items():

@@ -1,4 +1,4 @@
-"""Signals: noted for whoever asks, and raised where nobody does."""
+"""Signals: recorded for a caller that polls for them, and raised if none does."""
 
 import signal
 import sys
@@ -23,7 +23,7 @@ NEVER_S = 3600.0
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """The runner has a timer and handlers of its own."""
+    """Restore signal handlers and the timer after the test, because pytest has its own."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     before = {each: signal.getsignal(each) for each in numbers}
     timer = signal.setitimer(signal.ITIMER_REAL, 0)

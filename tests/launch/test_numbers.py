@@ -1,4 +1,4 @@
-"""What is no sensible number, to every option that takes one: one line and status 2."""
+"""Every numeric option refuses invalid numbers with one line and status 2."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +17,16 @@ from tests.launch.test_help import ALL, Words
 LEGAL = {
     ("plan", "--storage-gib", "inf"),
     ("plan", "--storage-gib", "1e+300"),
-    # Refused with what fits, once it is known how large a page is.
+    # Refused only once the page size is known, with the number that fits.
     ("size", "--tokens", "1e+300"),
 }
-"""What an option means something by, or a command refuses itself."""
+"""Values that an option gives a meaning, or that a command refuses itself."""
 NEEDED = {"--page-bytes": "8192", "--store": "file:///nowhere", "--tokens": "1"}
-"""What is given for what a command needs beside; a path for all others."""
+"""Values of a command's required arguments; a path for all not listed here."""
 
 
 def options() -> Iterator[tuple[Words, Argument, list[str]]]:
-    """Yield every option that takes a number, by its command, with what that needs beside."""
+    """Yield every numeric option, with its command and the arguments that the command requires."""
     for path, is_group in ALL:
         found = app
         for word in path:
@@ -44,7 +44,7 @@ def options() -> Iterator[tuple[Words, Argument, list[str]]]:
 
 
 def wrong_for(argument: Argument) -> Iterator[str]:
-    """Yield what the option must not take."""
+    """Yield values that the option must refuse."""
     takes_fractions = float in numbers_of(argument.hint)
     yield from ("nan", "inf", "1e+300", "text", "", "-1.0" if takes_fractions else "-1")
     if not takes_fractions:
@@ -56,7 +56,7 @@ def wrong_for(argument: Argument) -> Iterator[str]:
 
 
 def is_taken(line: list[str]) -> bool:
-    """Say whether a command would begin."""
+    """Return whether the command line is valid."""
     try:
         app.parse_args(line, exit_on_error=False, print_error=False)
     except (CycloptsError, ConfigError):
@@ -65,7 +65,7 @@ def is_taken(line: list[str]) -> bool:
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a line without the marks around them, and the empty one."""
+    """Return the words of a line without punctuation, and the empty word."""
     return {each.strip(".,:;()\"'") for each in text.split()} | {""}
 
 

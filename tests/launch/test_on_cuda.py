@@ -1,4 +1,4 @@
-"""Replays whose device pages are on a GPU: two ranks share it, and every page comes back whole."""
+"""Replays with device pages on one GPU that two ranks share: every page is restored whole."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PRESSURE = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4, "--r
 
 
 def on_cuda(report: Path, *arguments: object) -> Report:
-    """Replay on two ranks, under a stop policy that loses nothing to a slow start."""
+    """Replay on two ranks, with a stop policy under which a slow start loses no hits."""
     policy = ("--stop-policy", "wait_complete", "--device", "cuda")
     return replay(report, *arguments, *policy, start=torchrun(2))
 

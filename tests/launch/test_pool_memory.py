@@ -1,4 +1,4 @@
-"""Pools that do not fit the machine: which option is blamed, and what it says would fit."""
+"""Pools too large for the machine: the error names the option and the largest value that fits."""
 
 import re
 
@@ -12,7 +12,7 @@ FAR_TOO_MANY = 999_999_999
 
 
 def refused(settings: ReplaySettings) -> tuple[str, int]:
-    """The option that is blamed, and the largest value of it that is said to fit."""
+    """Return the option that the error names, and the largest value that fits."""
     with pytest.raises(ConfigError) as error:
         check_pool_memory(settings, ranks_here=2)
     found = re.fullmatch(
@@ -41,7 +41,7 @@ def test_the_option_that_was_given_is_blamed_and_what_it_says_fits_does_fit(
     option, fits = refused(settings)
 
     assert option == f"--{name.replace('_', '-')}"
-    # Half of it, since others use the machine's memory at the same time.
+    # Half of the value, because other processes use the machine's memory at the same time.
     check_pool_memory(settings.with_sizes({name: fits // 2}), ranks_here=2)
     assert refused(settings.with_sizes({name: 2 * fits}))[0] == option
 

@@ -1,4 +1,4 @@
-"""The folder in which torch's launcher keeps what ranks write: none is left for ever."""
+"""The temporary folder of torch's launcher for the ranks' output is always removed."""
 
 import fcntl
 import tempfile

@@ -1,4 +1,4 @@
-"""Replays with real ranks, started in each of the ways that a user has."""
+"""Replays with real ranks, started in every way that a user has."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Report:
-    """What comes of 20 requests under the built-in launcher."""
+    """The report of a replay of 20 requests under the built-in launcher."""
     report = tmp_path_factory.mktemp("ours") / "report.json"
     return replay(report, trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
 
@@ -66,7 +66,7 @@ def assert_sound(report: Report, ranks: int, requests: int) -> None:
 @pytest.mark.parametrize(
     "profile",
     [
-        # It has every kind of state; the others are left for when there is more time.
+        # This profile has every kind of state; the other profiles run as slow tests.
         "hybrid-all",
         *(pytest.param(name, marks=pytest.mark.slow) for name in PROFILES if name != "hybrid-all"),
     ],
@@ -77,7 +77,7 @@ def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_e
     pressure = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
     store = ("--store", (tmp_path / "store").as_uri())
 
-    # As a service may start it, without any of the standard streams.
+    # A service may start the replay without any of the standard streams.
     quiet = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *COMMAND)
     report = replay(
         tmp_path / "report.json",
@@ -93,7 +93,7 @@ def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_e
 
 
 def tokens_of(report: Report) -> tuple[object, ...]:
-    """Return what became of the tokens in a replay, which no launcher changes."""
+    """Return a replay's token counts, which do not depend on the launcher."""
     return report["prompt_tokens"], report["computed_tokens"], report["hit_tokens"]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: every rank ends at once, in one line, and nothing is left behind."""
+"""Ctrl-C and SIGTERM: every rank exits at once with one line, and no files or processes remain."""
 
 import os
 import re
@@ -22,13 +22,15 @@ MODULE = RANK[-1]
 """The main function of a rank's process."""
 
 AT_ONCE_S = 15.0
-"""Seconds until no process is left, of a replay that would take minutes. Ray needs seconds, and
-the machine may be busy."""
+"""Maximum time in seconds until all processes of an interrupted replay have exited.
+
+Ray needs seconds, and the machine may be busy.
+"""
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[list[Running]]:
-    """Commands that a test has started; whatever is left of them is killed."""
+    """Commands that a test has started; those still running are killed after the test."""
     commands: list[Running] = []
     yield commands
     for command in commands:
@@ -44,7 +46,7 @@ def begin(
 ) -> Running:
     """Start a replay that would run for minutes, and return when it writes to its store.
 
-    With `ranks_only` return as soon as there are rank processes, which are still importing.
+    With `ranks_only`, return as soon as rank processes exist; these are still importing.
     """
     trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
     start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
@@ -64,7 +66,7 @@ def begin(
 
 
 def ranks_of(command: Running, launcher: str) -> list[psutil.Process]:
-    """Return the processes of the ranks, but under Ray in their order."""
+    """Return the rank processes, ordered by rank except under Ray."""
     if launcher == "ray":
         return [each for each in command.seen.values() if "RankActor" in " ".join(each.cmdline())]
     ranks = [each for each in command.seen.values() if MODULE in each.cmdline()]
@@ -76,7 +78,7 @@ def pages(tmp_path: Path) -> int:
 
 
 def told(command: Running) -> list[str]:
-    """Return what was said, but for pages that one rank has written and another is still to write."""
+    """Return the output lines, except those about pages that one rank has written before another."""
     return [line for line in command.said().splitlines() if " lacks page " not in line]
 
 
@@ -194,7 +196,7 @@ def test_no_command_line_of_a_rank_says_what_its_store_is(
 ) -> None:
     command = begin(running, tmp_path, "torch", ranks_only=True)
 
-    # A URI may have a password in it; that of the command itself is what the user wrote.
+    # A URI may contain a password, so rank processes must not have it in their command lines.
     lines = [each.cmdline() for each in ranks_of(command, "torch")]
     assert [line for line in lines if "file://" in " ".join(line)] == []
 
@@ -219,14 +221,14 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
     [
         ("torch", 0, "0"),
         pytest.param("torch", 1, "1", marks=pytest.mark.slow),
-        # Ray starts its processes before it gives them ranks.
+        # Ray starts its processes before it assigns ranks.
         pytest.param("ray", 0, "[01]", marks=[pytest.mark.slow, needs_ray]),
     ],
 )
 def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_round(
     running: list[Running], tmp_path: Path, launcher: str, stopped: int, named: str
 ) -> None:
-    """A stopped process does not answer SIGTERM, and nobody waits for it to."""
+    """A stopped process does not react to SIGTERM, so the launcher must not wait for it."""
     command = begin(running, tmp_path, launcher, "--round-timeout-s", 2)
 
     ranks_of(command, launcher)[stopped].send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A replay by Ray actors: on the two nodes of a cluster, and on one that is embedded."""
+"""A replay by Ray actors: on a cluster of two nodes, and on an embedded Ray."""
 
 import signal
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ def errors(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Commands that a test has started end with it."""
+    """An exit stack that kills the commands of a test after it."""
     with ExitStack() as stack:
         yield stack
 
 
 def begin(opened: ExitStack, errors: Path, *arguments: object) -> Running:
-    """Start a replay, which is killed at the end of the test."""
+    """Start a replay that is killed after the test."""
     said = opened.enter_context(errors.open("w+", encoding="utf-8"))
     command = start(said, *COMMAND, *RAY, *arguments)
     opened.callback(command.kill)

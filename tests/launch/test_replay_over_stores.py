@@ -1,4 +1,4 @@
-"""A group of two ranks over a store with a server or an index: the next run finds what one has left."""
+"""Two ranks over a store with a server or an index: the next run finds the pages of the first."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ __all__ = ["bucket", "keys", "mooncake_store", "s3_endpoint"]
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(600)]
 
 SLOTS = "slot_bytes=139264&file_slots=2048"
-"""Small enough for a test's disk, large enough for pages and for the manifest."""
+"""Options of a small `3fs://` store that has room for the pages and the manifest."""
 
 
 @pytest.fixture(params=["3fs", "mooncake", "s3"])
 def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URI of an empty store of each of these kinds, with the real server where it has one."""
+    """The URI of an empty store of each kind, with its real server if it needs one."""
     match request.param:
         case "3fs":
             return f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db&{SLOTS}"
@@ -32,7 +32,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_what_a_group_has_persisted_the_next_one_finds(store_uri: str, tmp_path: Path) -> None:
-    # Large pages, since each is a request to the S3 server of the tests, which is slow.
+    # Pages are large because each is a request to the tests' S3 server, which is slow.
     arguments = ("--ranks", 2, "--requests", 60, "--page-tokens", 512, "--store", store_uri)
 
     cold, warm = (replay(tmp_path / f"{name}.json", *arguments) for name in ("cold", "warm"))

@@ -1,4 +1,4 @@
-"""Replays of real ranks with `--timeline`: what the file says is what they did."""
+"""Replays of real ranks with `--timeline`: the file matches the report."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from tests.kit.telemetry.trace_file import TraceFile, are_nested
 pytestmark = pytest.mark.distributed
 
 SMALL = ("--requests", 40, "--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
-"""So little room that every tier moves bytes both ways."""
+"""Pools so small that every tier moves bytes in both directions."""
 
 Told = tuple[Report, TraceFile]
 
@@ -27,7 +27,7 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def begun(operations: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Leave out what there was no room to begin, which a report counts as well."""
+    """Return the counts without `no_room`, which the report also counts but the timeline does not."""
     return {
         kind: {how: count for how, count in outcomes.items() if how != "no_room"}
         for kind, outcomes in operations.items()
@@ -38,7 +38,7 @@ def test_every_round_is_on_every_rank(replayed: Told) -> None:
     report, timeline = replayed
     rounds = len(timeline.rounds())
 
-    # The last one may be pending when a rank hands in what it has.
+    # The last round may still be pending when a rank writes its part.
     assert rounds in (report["rounds"], report["rounds"] - 1)
     assert sorted(timeline.rounds()) == list(range(1, rounds + 1))
     assert list(timeline.processes.values()) == ["rank 0", "rank 1"]

@@ -1,4 +1,4 @@
-"""Ranks on two nodes that have nothing in common but a cable, started as by hand."""
+"""Ranks on two nodes that share only a network cable, started by hand."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ needs_namespaces = pytest.mark.skipif(
 @pytest.mark.distributed
 @needs_namespaces
 def test_two_nodes_replay_together() -> None:
-    """Nothing says which interface gloo is to use, and the host's own name means loopback on many."""
+    """No option names gloo's interface, and the host name resolves to loopback on many hosts."""
     ended = run(sys.executable, ROOT / "examples" / "two_nodes" / "run.py")
 
     assert (ended.status, ended.err) == (0, "")

@@ -1,4 +1,4 @@
-"""What the tests of SGLang share: a tiny model, and what stock SGLang says with it."""
+"""Fixtures of the SGLang tests: tiny models, and stock SGLang's answers with them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.kit.sglang.tiny_models import make_lfm2, make_mellum
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model after more training: other weights."""
+    """The same model with other weights, as after more training."""
     folder = tmp_path_factory.mktemp("models") / "trained"
     tiny_llama.make(folder, seed=1)
     return folder
@@ -35,11 +35,11 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stock_tp1(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
-    """What one rank of stock SGLang says."""
+    """The answers of stock SGLang on one rank."""
     return run_stock(tmp_path_factory.mktemp("stock"), model, tp=1)
 
 
 @pytest.fixture(scope="session")
 def stock_tp2(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
-    """What two ranks of stock SGLang say."""
+    """The answers of stock SGLang on two ranks."""
     return run_stock(tmp_path_factory.mktemp("stock"), model, tp=2)

@@ -1,4 +1,4 @@
-"""What SGLang's endpoints and batches ask of all ranks: real caches, in threads, and real stores."""
+"""SGLang's control requests and batches on all ranks: real caches in threads, and real stores."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ OTHER = [Sent("a", prefix_len=8, extend_end=16)]
 
 
 def error_of(host: HostCache, asked: Callable[[], object]) -> str:
-    """Return the error of the group that ends what is asked."""
+    """Return the group error that the call raises."""
     with pytest.raises(GroupError) as found:
         asked()
     assert host.inspection.ended_by is found.value
@@ -29,12 +29,11 @@ def error_of(host: HostCache, asked: Callable[[], object]) -> str:
 
 
 def batches(host: HostCache, *each: Sequence[Sent]) -> Computed:
-    """Return the batch of this rank."""
     return Computed(each[host.rank])
 
 
 def test_ranks_that_differ_in_a_batch_are_named_before_any_of_them_computes_it() -> None:
-    """The one that has found less in its tree would run another shape."""
+    """A rank with a smaller hit in its tree would compute a batch of another shape."""
 
     def program(host: HostCache) -> str:
         controls = Controls(host, witness=True)
@@ -106,7 +105,6 @@ def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
 
 
 def attach(controls: Controls, folder: Path, name: str = "") -> tuple[bool, str]:
-    """Attach a store of files."""
     uri = f"file://{folder}/{name}?durability=none"
     return controls.attach("dynamic", f'{{"store": "{uri}"}}', "a model")
 

@@ -1,6 +1,6 @@
-"""What SGLang's hooks do with its objects, and that ranks decide alike what SGLang times by itself.
+"""SGLang's hooks, and decisions that all ranks take alike although SGLang uses local clocks.
 
-Small stand-ins have the attributes that SGLang's objects have.
+Small stand-ins have the attributes of SGLang's objects.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 
 
 class Cache:
-    """Lockstep's cache, which notes what it is told: the name of the call, and what is given."""
+    """Stand-in for Lockstep's cache, which records each call: its name and its arguments."""
 
     def __init__(self, controls: object) -> None:
         self.lockstep, self.told = controls, list[tuple[Any, ...]]()
@@ -44,7 +44,7 @@ class Scheduler:
 
 
 class Flushes:
-    """SGLang's flushes that wait until the engine is idle, on a rank whose clock is its own."""
+    """SGLang's flushes that wait until the engine is idle, on a rank with a separate clock."""
 
     def __init__(self, scheduler: Any, clock_s: float) -> None:
         self.scheduler, self.clock_s = scheduler, clock_s
@@ -54,7 +54,7 @@ class Flushes:
 
     @property
     def pending(self) -> object:
-        """Return what waits, with the time at which it is given up."""
+        """Return the waiting flush with its timeout."""
         return self._pending
 
     def handle(self, timeout_s: float) -> None:
@@ -72,14 +72,14 @@ class Flushes:
 
 
 class Session:
-    """A session that its rank last heard of by its own clock."""
+    """A session whose last activity was stamped with its rank's clock."""
 
     def __init__(self, active_s: float, timeout: float | None = TIMEOUT_S) -> None:
         self.last_active_time, self.timeout = active_s, timeout
 
 
 def without_agreed_time(session: Session) -> bool:
-    """Say what SGLang says by a clock that is far ahead."""
+    """Return SGLang's answer if its clock is far ahead: any session with a timeout has expired."""
     return session.timeout is not None
 
 
@@ -108,7 +108,7 @@ class Sessions:
 
 
 class Clocked:
-    """Two ranks, and the time that they agree on."""
+    """Two ranks with clocks of their own and an agreed time."""
 
     def __init__(self) -> None:
         self.ranks = HostRanksInTurn(2, store=False)
@@ -116,7 +116,7 @@ class Clocked:
         self.schedulers = [Scheduler(each) for each in self.controls]
 
     def step(self, *seconds: float) -> None:
-        """Run a round in which the ranks' clocks say so many seconds."""
+        """Run a round with the ranks' clocks at these times."""
         self.ranks.now_ms[:] = [int(each * 1000) for each in seconds]
         self.ranks.step()
 
@@ -145,7 +145,7 @@ def test_a_deferred_flush_times_out_in_the_same_step_on_every_rank(clocked: Cloc
 
 
 def _checked(flushes: Flushes, clock_s: float) -> list[bool]:
-    """Let a rank look after a deferred flush; return what was answered so far."""
+    """Let a rank check a deferred flush; return all answers so far."""
     flushes.clock_s = clock_s
     flushes.check()
     return flushes.answers.copy()
@@ -203,7 +203,7 @@ def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
 def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
     clocked: Clocked,
 ) -> None:
-    """The rounds that were on their way by then bring the time from before it."""
+    """Rounds in flight when the session became active still carry an earlier time."""
     sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1))
 
     reaped = [sessions.reap(0)]
@@ -264,7 +264,7 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
 
     hooks.around_session_begin(begin, updater, None)
     hooks.around_session_end(end, updater, None)
-    # Without a session SGLang refuses to end one.
+    # Without a session, SGLang refuses to end one.
     hooks.around_session_end(end, updater, None)
 
     assert scheduler.told == [*told, ("end",), ("weights_session_ends",), ("end",)]
@@ -339,7 +339,7 @@ def test_a_cache_hears_of_a_flush_of_sleep_of_idleness_and_of_adapters() -> None
 
 
 def files(streamer: object) -> str:
-    """Say what SGLang says of a store of HiCache's."""
+    """Return SGLang's name for a HiCache store."""
     return "file"
 
 
@@ -363,7 +363,7 @@ def test_a_batch_is_witnessed_before_it_is_computed_and_one_that_fails_is_told_o
 
 
 class Other:
-    """A scheduler whose cache is another one."""
+    """A scheduler whose cache is not Lockstep's."""
 
     tree_cache = object()
 

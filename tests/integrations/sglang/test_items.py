@@ -1,4 +1,4 @@
-"""Requests with images share what is before them under SGLang, whatever it calls an image."""
+"""Requests with images share the prefix before the image under SGLang, whatever its hash."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ FIRST, LAST = 21, 40
 
 
 def image(content: float, name: int | None = None) -> SentItem:
-    """Return an image, by its own hash or by what a client has given for one."""
+    """Return an image with a hash of its content, or with a hash that a client gives."""
     hashed = int(content) if name is None else name
     grid: dict[str, object] = {"image_grid_thw": torch.tensor([[1, 2, 2]]), "second_per_grid": None}
     return SentItem(hashed, [(FIRST, LAST)], torch.full((3, 2), content), model_specific_data=grid)
@@ -37,7 +37,7 @@ def prompt_of(request: Sent, page_tokens: int = PAGE) -> PromptItems:
 
 
 def ids_of(request: Sent, page_tokens: int = PAGE) -> list[int]:
-    """Return a request's ids in keys."""
+    """Return a request's token ids as used in keys."""
     tokens = request.origin_input_ids
     ids = token_bytes(tokens, len(tokens), prompt_of(request, page_tokens))
     return [*map(int, np.frombuffer(ids, dtype="<i4"))]
@@ -108,7 +108,7 @@ def test_a_request_whose_image_is_not_known_is_not_cached(request_: Sent) -> Non
 
 
 def test_the_content_is_read_once_and_kept_as_long_as_the_request_has_it() -> None:
-    """SGLang drops it once it is computed; a request that is retracted needs it again."""
+    """SGLang drops the content once it is computed; a retracted request needs its digest again."""
     prompts, request = PromptsWithItems(PAGE), sent(image(1))
     first = prompts.of(request)
     assert request.multimodal_inputs is not None
@@ -118,7 +118,7 @@ def test_the_content_is_read_once_and_kept_as_long_as_the_request_has_it() -> No
 
 
 def hits(below: RanksBelow, *items: SentItem) -> int:
-    """Let a request arrive; return what host memory has for it."""
+    """Let a request arrive; return its hit in host memory."""
     tokens = sent(*items).origin_input_ids
     below.every(lambda rank: rank.arrive("r", tokens, items=SentItems([*items])))
     found = below.every(lambda rank: rank.hit("r"))
@@ -134,7 +134,7 @@ def test_host_memory_has_the_prompt_before_another_image_and_all_before_and_behi
 
     found = hits(below, image(2)), hits(below, image(1, name=9))
 
-    # A page has fewer ids than 128 bits take, so the request has a namespace.
+    # A page holds fewer ids than 128 bits need, so the request has a namespace.
     assert PAGE_TOKENS == 4
     assert found == (0, len(TEXT))
 

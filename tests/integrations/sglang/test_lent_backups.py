@@ -1,4 +1,4 @@
-"""What SGLang's tree holds is locked for as long as a copy on some rank may read it."""
+"""Slots in SGLang's tree stay locked while a copy on any rank may read them."""
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.integrations.sglang.lent_backups import PATIENCE_S, SHARE
@@ -82,7 +82,7 @@ def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:
 
 
 def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> None:
-    """Let the tree keep a prefix in slots of its own while it is backed up."""
+    """Back up a prefix that the tree keeps in slots from `first` on, under `lock`."""
 
     def program(rank: RankBelow) -> None:
         pages = rank.slots.pages_of(rank.rows(len(tokens), first))
@@ -93,7 +93,7 @@ def keep_beside(below: RanksBelow, tokens: list[int], lock: str, first: int) -> 
 
 
 def pressed() -> RanksBelow:
-    """Return ranks whose host memory is full of one prompt that is not written yet, and another's."""
+    """Return ranks whose host memory is full of an unwritten prompt, so that a second backup waits."""
     below = RanksBelow(host_pages=4)
     below.every(keep)
     for executor in below.ranks.executors:
@@ -104,14 +104,14 @@ def pressed() -> RanksBelow:
 
 
 def go_on(below: RanksBelow) -> None:
-    """Let everything end well for some steps."""
+    """Complete all I/O for some steps."""
     for _ in range(4):
         below.ranks.obey()
         below.every(lambda rank: rank.backups.collect())
 
 
 def test_a_backup_that_finds_no_room_keeps_its_lock_until_it_is_on_the_host() -> None:
-    """sglang#39444: it was dropped, and the prompt never found again."""
+    """sglang#39444: the backup was dropped, and the prompt was never found again."""
     below = pressed()
     before = below.every(lambda rank: list(rank.unlocked))
 

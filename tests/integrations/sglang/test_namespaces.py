@@ -1,4 +1,4 @@
-"""Requests whose tokens are equal and whose KV is not are kept apart; all others share."""
+"""Requests with equal tokens but different KV have different namespaces; all others share."""
 
 import pytest
 

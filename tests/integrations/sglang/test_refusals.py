@@ -1,4 +1,4 @@
-"""What SGLang can do and Lockstep does not serve is refused by its flag."""
+"""SGLang features that Lockstep does not support are refused, each with its flag."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ FLAGS: dict[str, tuple[Any, Any]] = {
     "enable_flexkv": (False, True),
     "disable_radix_cache": (False, True),
 }
-"""For each flag: the value that is served, and one that is refused."""
+"""For each flag: a supported value and a refused one."""
 SERVED = {"enable_hierarchical_cache": True} | {name: each for name, (each, _) in FLAGS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of a request that runs are copied to the host, and when."""
+"""Which tokens of a running request are copied to the host, and when."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ OUTPUT = list(range(500, 500 + PAGE_TOKENS + 2))
 
 
 def on_the_host(below: RanksBelow) -> int:
-    """Return how many tokens host memory has, once all copies have ended."""
+    """Return the number of tokens in host memory after all copies have completed."""
     below.ranks.settle()
     return below.every(lambda rank: rank.host.match([*PROMPT, *OUTPUT]).host_tokens)
 

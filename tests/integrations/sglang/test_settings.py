@@ -1,4 +1,4 @@
-"""What SGLang's flags and the extra configuration may say, and what is said when they are wrong."""
+"""Valid SGLang flags and extra configuration, and the errors for invalid ones."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TWO = MAIN | {"window": PoolSize(device_pages=50, page_bytes=1 << 20)}
 
 @dataclass
 class Given:
-    """The flags as SGLang has resolved them where nobody has said anything."""
+    """SGLang's resolved flags if the user sets none."""
 
     hicache_ratio: float | None = 2.0
     hicache_size: int = 0
@@ -44,7 +44,7 @@ def parsed(extra: dict[str, Any] | None = None, **flags: Any) -> SglangSettings:
 
 
 def test_every_key_that_is_not_of_all_plug_ins_arrives_where_it_belongs() -> None:
-    """The others are parsed as vLLM's are."""
+    """The test of vLLM's settings covers the keys that all plug-ins share."""
     settings = parsed(
         {
             "host_pages": 7,
@@ -100,14 +100,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def refusal(asked: Callable[..., object], *values: Any, **named: Any) -> str:
-    """Return what is said where something is refused."""
+    """Return the message of the `ConfigError` that a call raises."""
     with pytest.raises(ConfigError) as refused:
         asked(*values, **named)
     return str(refused.value)
 
 
 def check(refused: str, *parts: str) -> None:
-    """Check what a refusal names, in one line."""
+    """Check that an error is one line with these parts."""
     assert [each for each in parts if each not in refused] == [], refused
     assert "\n" not in refused
 

@@ -1,4 +1,4 @@
-"""What is read and loaded for requests that wait, on every rank alike."""
+"""Prefetches and loads of waiting requests, equal on every rank."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def published(**settings: Any) -> RanksBelow:
 
 
 def loading(below: RanksBelow, handle: str = "r") -> int:
-    """Let a request arrive and begin to load all of the prompt; return the operation."""
+    """Let a request arrive and start to load the whole prompt; return the operation."""
     below.every(lambda rank: rank.arrive(handle, PROMPT))
     below.ranks.settle()
     assert below.every(lambda rank: rank.hit(handle)) == len(PROMPT)
@@ -69,7 +69,7 @@ def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
 
 
 def test_what_sglang_s_tree_has_and_what_was_loaded_are_hits_of_their_tiers() -> None:
-    """And a backup, which has a name of its own, asks for nothing."""
+    """A backup is no lookup: it adds nothing to the counted tokens."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", LONGER))
     assert below.every(lambda rank: rank.hit("r", PAGE_TOKENS)) == 3 * PAGE_TOKENS
@@ -180,7 +180,7 @@ def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> N
 def test_what_loads_brought_is_one_piece_where_each_continues_the_one_before(
     first: tuple[int, int], piece: tuple[int, int]
 ) -> None:
-    """What was loaded before may be evicted, or somebody else has computed in between."""
+    """Earlier loaded tokens may be evicted, or another request may have computed some in between."""
     below = published(store=False)
     below.every(lambda rank: rank.arrive("r", PROMPT))
     begin, pages = (PAGE_TOKENS * each for each in first)

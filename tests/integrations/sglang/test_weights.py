@@ -1,4 +1,4 @@
-"""Rule R16 under SGLang: what was computed with other weights is neither found nor written."""
+"""Rule R16 under SGLang: KV of other weights is neither found nor written."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def change(
     version: str | None = None,
     taken: Taken = Taken.ALL,
 ) -> None:
-    """Let all ranks take other weights, and empty their trees."""
+    """Change the weights on all ranks, and empty their trees."""
     below.every(lambda rank: rank.waiting.begin_anew())
     below.every(lambda rank: rank.running.begin_anew())
     below.every(lambda rank: rank.weights.changed(taken, Update(version), holds_nothing=True))
@@ -25,7 +25,7 @@ def change(
 
 
 def in_session(below: RanksBelow, *versions: str | None, taken: Taken = Taken.ALL) -> None:
-    """Let all ranks take weights in so many parts, each under its own version."""
+    """Load weights on all ranks in one session, one part for each version."""
     below.every(lambda rank: rank.weights.begin_session())
     for version in versions:
         change(below, version, taken=taken)
@@ -34,7 +34,7 @@ def in_session(below: RanksBelow, *versions: str | None, taken: Taken = Taken.AL
 
 
 def found(below: RanksBelow) -> int:
-    """Return how much of the prompt a request finds in host memory."""
+    """Return how many tokens of the prompt a request finds in host memory."""
     below.every(lambda rank: rank.arrive("asks", PROMPT))
     below.ranks.settle()
     hit = below.every(lambda rank: rank.hit("asks"))
@@ -43,7 +43,7 @@ def found(below: RanksBelow) -> int:
 
 
 def written(below: RanksBelow) -> set[bytes]:
-    """Let a request compute the prompt; return the keys under which it is written to storage."""
+    """Let a request compute the prompt; return the keys under which it is persisted."""
     below.every(lambda rank: rank.compute("writes", PROMPT))
     below.ranks.obey()
     orders = [order for each in below.ranks.executors for order in each.given(Put)]
@@ -53,7 +53,7 @@ def written(below: RanksBelow) -> set[bytes]:
 
 
 def asked(below: RanksBelow) -> set[bytes]:
-    """Return the keys under which a request asks storage for the prompt."""
+    """Return the keys that a request for the prompt looks up in storage."""
     below.every(lambda rank: rank.arrive("asks", PROMPT))
     orders = [order for each in below.ranks.executors for order in each.take(LookUp)]
     below.every(lambda rank: rank.forget("asks"))

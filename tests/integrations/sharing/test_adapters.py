@@ -1,4 +1,4 @@
-"""Engines share the pages of an adapter only if they apply it as the same function (rule R16)."""
+"""Engines share an adapter's pages only if they apply it as the same function (rule R16)."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from tests.kit.sharing.peft_adapters import (
 FUSED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 APPLIED_IN_TWO_WAYS: dict[str, dict[str, Any]] = {
-    # Read by vLLM alone.
+    # Only vLLM reads these fields.
     "scaled by the root of the rank": {"use_rslora": True},
     "biases": {"bias": "lora_only"},
     "other weights of the model": {"init_lora_weights": "pissa"},
     "a field that nobody knows yet": {"use_something_new": True},
-    # SGLang applies what is named, and vLLM what has weights.
+    # SGLang applies the named modules, and vLLM those that have weights.
     "weights that are not named": {"target_modules": ["q_proj"]},
     "modules by a pattern": {"target_modules": "all-linear"},
     # SGLang fuses the weights of q, k and v, and of gate and up.
@@ -69,7 +69,7 @@ def test_an_adapter_that_engines_may_apply_in_two_ways_counts_with_the_engine_an
 
 @pytest.mark.parametrize("kind", ["adapter_model.bin", "more.safetensors"])
 def test_an_adapter_with_other_files_of_weights_is_not_shared(tmp_path: Path, kind: str) -> None:
-    """VLLM reads one file, and SGLang all."""
+    """VLLM reads one weight file, and SGLang reads all."""
     folder = write_adapter(tmp_path / "adapter")
     (folder / kind).write_bytes(b"\x01" * 100)
 

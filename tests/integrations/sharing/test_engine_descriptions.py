@@ -1,6 +1,6 @@
-"""vLLM and SGLang describe one model's KV in the same words, where they compute the same (rule R16).
+"""vLLM and SGLang describe a model's KV identically if they compute the same KV (rule R16).
 
-No engine runs: each says what it makes of the configurations of some models.
+No engine runs: each plug-in describes the configurations of some models.
 """
 
 import json
@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an engine has said, by the name of the model."""
+    """An engine's descriptions, by the name of the model."""
 
     digests: dict[str, str]
     unproven: dict[str, list[str]]
@@ -62,7 +62,7 @@ def read(said: str, kept: Path) -> Said:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
-    """What vLLM and SGLang say of the same models."""
+    """The descriptions of vLLM and SGLang for the same models."""
     folder = tmp_path_factory.mktemp("described")
     usual = {"dtype": "float32", "page_tokens": 32}
     models = {kind: {"folder": write_model(folder / kind, kind), **usual} for kind in KINDS}

@@ -1,6 +1,6 @@
-"""One store serves vLLM and SGLang: what either wrote the other goes on with as its own (rule R16).
+"""One store serves vLLM and SGLang: each continues from pages that the other wrote (rule R16).
 
-That a page has the same bytes under both is in `test_pages.py`.
+`test_pages.py` shows that a page has the same bytes under both.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 TOKENS = tuple(range(3, 403))
 PREFIX = 384
-"""Whole pages of it, without the last token."""
+"""Tokens in whole pages of the prompt, without its last token."""
 PLAIN = Prompt(TOKENS)
 LONGER = Prompt((*TOKENS[:PREFIX], *range(9, 41)))
 TENANT, ANOTHER = Prompt(TOKENS, "a tenant"), Prompt(TOKENS, "another")
 ROUNDING = 1e-4
-"""By how much the engines' own log-probabilities differ, which sum in other orders."""
+"""Tolerance for log-probabilities, because the engines sum in different orders."""
 
 
 def vllm(folder: Path, model: Path, store: str | None, *prompts: Prompt) -> list[Output]:
-    """Have vLLM answer prompts one after the other, with nothing in its own prefix cache."""
+    """Let vLLM answer the prompts one by one, with an empty prefix cache."""
     folder.mkdir()
     phases = [Phase([each]) for each in prompts]
     connector = lockstep_connector(store) if store else None
@@ -39,7 +39,7 @@ def vllm(folder: Path, model: Path, store: str | None, *prompts: Prompt) -> list
 
 
 def sglang(folder: Path, model: Path, store: str, *prompts: Prompt) -> list[Output]:
-    """Have SGLang do so, with pages as large as vLLM's blocks."""
+    """Let SGLang answer the prompts one by one, with pages as large as vLLM's blocks."""
     arguments: dict[str, Any] = {"page_size": BLOCK_TOKENS}
     with lockstep_engine(folder, model, tp=1, store=store, **arguments) as engine:
         outputs = [answered(engine, each) for each in prompts]

@@ -1,4 +1,4 @@
-"""A page has the same bytes under both engines, whatever each makes of its memory (rule R16)."""
+"""A page has the same bytes under both engines, whatever their memory layouts (rule R16)."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def in_order() -> torch.Tensor:
 
 
 def of_vllm(form: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return keys and values of each layer, as views of blocks that hold nothing yet."""
+    """Return keys and values of each layer as views of zeroed blocks."""
     whole = torch.zeros(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS, dtype=torch.bfloat16)
     found = [keys_and_values(form, layer, ELEMENTS) for layer in whole]
     views = [each for each in found if each is not None]

@@ -1,4 +1,4 @@
-"""Requests of one intent have one namespace under both engines, and so the same pages."""
+"""Equivalent requests have one namespace under both engines, and therefore the same pages."""
 
 from lockstep.integrations.vllm.tracked import namespace_of
 from tests.kit.sglang.below_the_tree import RanksBelow

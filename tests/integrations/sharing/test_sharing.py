@@ -1,4 +1,4 @@
-"""Which engines share pages: those of which nothing is set that may change what KV is (R16)."""
+"""Engines share pages only if neither has a setting that may change KV (R16)."""
 
 import logging
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ def test_kernels_and_prompts_bounds_are_no_part_of_what_is_shared() -> None:
 
 @pytest.mark.parametrize("value", [False, 0, "", [], {}, frozenset[str]()])
 def test_where_the_default_is_none_no_other_value_counts_as_none(value: Any) -> None:
-    """None may stand for what is on wherever it can be, so False may be another KV."""
+    """None may mean "on if possible", so False may give different KV."""
     assert of_vllm(replace(LLAMA, additional_config=value)) != of_vllm()
     assert of_sglang(model__quantization=value) != of_sglang()
 

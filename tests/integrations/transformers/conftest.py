@@ -1,4 +1,4 @@
-"""What the tests of Transformers share: tiny models, and caches for them."""
+"""Fixtures of the Transformers tests: tiny models, and caches for them."""
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ collect_ignore = (
         "test_tensor_parallel.py",
     ]
 )
-"""Modules that cannot be imported without these packages; `test_settings.py` fails for want of them."""
+"""Modules to skip without these packages; `test_settings.py` is not skipped and fails."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Gives the folder of a model of each kind."""
+    """Returns the folder of a model of the given kind."""
     from tests.kit.transformers.tiny_models import make
 
     made: dict[str, Path] = {}
@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def load(folders: Callable[[str], Path]) -> "Load":
-    """Loads a model of a kind."""
+    """Loads a model of the given kind."""
     from tests.kit.transformers.tiny_models import load
 
     def load_one(kind: str = "llama", **options: Any) -> "PreTrainedModel":
@@ -57,7 +57,7 @@ def load(folders: Callable[[str], Path]) -> "Load":
 
 @pytest.fixture
 def opened(tmp_path: Path) -> "Generator[Open]":
-    """Opens caches of one rank, which are closed at the end; their store is in the test's folder."""
+    """Opens caches of one rank with a store in the test's folder; they are closed after the test."""
     from lockstep.integrations.transformers import LockstepCache
 
     with ExitStack() as stack:
@@ -71,5 +71,5 @@ def opened(tmp_path: Path) -> "Generator[Open]":
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The URI of a store of the test's own."""
+    """The URI of the test's store."""
     return f"file://{tmp_path}/kv"

@@ -1,4 +1,4 @@
-"""What `generate()` says is the same wherever a prefix comes from, and a wrong page would show."""
+"""`generate()` returns the same output from any tier's prefix, and a wrong page would show."""
 
 import shutil
 from collections.abc import Sequence
@@ -33,24 +33,24 @@ REUSED = (len(PROMPT) - 1) // PAGE * PAGE
 
 
 def close(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> list[bool]:
-    """Say for each prompt whether it came to what it comes to without a cache."""
+    """Return for each prompt whether its output is close to the one without a cache."""
     return [one.near(alone(model, each)) for each, one in zip(prompts, came, strict=True)]
 
 
 def exact(model: Any, prompts: Sequence[list[int]], came: Sequence[Said]) -> list[bool]:
-    """Say whether it did to the bit."""
+    """Return for each prompt whether its output equals the one without a cache, to the bit."""
     return [one.same_bits(alone(model, each)) for each, one in zip(prompts, came, strict=True)]
 
 
 def spoil(cache: Any) -> None:
-    """Fill the memory of the next sequence with what spoils every sum that it is in."""
+    """Fill the next sequence's memory with NaN, so that a page not restored spoils every sum."""
     for layer in cache._pages.layers():
         for memory in layer.memory:
             memory.fill_(torch.nan)
 
 
 def cold_warm_and_restarted(open_one: "Open", model: Any, store: str) -> list[Said]:
-    """What is said without pages, with those of host memory, and with those of a store."""
+    """Return the outputs without cached pages, with pages from host memory, and from a store."""
     with open_one(model, store=store) as cache:
         spoil(cache)
         first = reusing(cache, model, PROMPT)
@@ -79,7 +79,7 @@ def test_full_attention_is_exact_to_the_bit_cold_warm_and_after_a_restart(
 def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_same_past(
     load: "Load", opened: "Open", store: str, kind: str
 ) -> None:
-    """Without a past a window's sums are longer, by zeros, and may round otherwise."""
+    """Without a past, a window's sums are longer (by zeros) and may round differently."""
     model = load(kind)
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -97,7 +97,7 @@ def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_sam
 def test_on_a_gpu_a_past_is_to_the_bit_what_transformers_makes_of_the_same_one(
     load: "Load", opened: "Open", store: str, kind: str, dtype: torch.dtype
 ) -> None:
-    """Without a past its kernels divide the sums otherwise."""
+    """Without a past, the GPU kernels split the sums differently."""
     model = load(kind, dtype=dtype, device_map="cuda")
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -137,14 +137,14 @@ def test_a_conversation_takes_up_what_it_was_answered(
         came.append(reusing(cache, model, turn))
         turn = [*came[-1].tokens, *prompt(seed, 30, shared=0)]
 
-    # The last token that came out is the next turn's to compute.
+    # The last output token is computed in the next turn.
     assert [each.reused for each in came] == [0, 96, 144]
     asked = [each.tokens[:-NEW_TOKENS] for each in came]
     assert close(model, asked, came) == [True] * 3
 
 
 def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
-    """What is said where one page that was restored has other content."""
+    """Return the output after one restored page was changed."""
     with cache.reuse(ids(PROMPT)) as past:
         for layer in past.paged:
             for memory in layer.memory:
@@ -159,7 +159,7 @@ def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
 def test_any_one_page_with_other_content_would_show(
     load: "Load", opened: "Open", kind: str, pages: range
 ) -> None:
-    """So that equal logits do prove that every page was the right one."""
+    """Therefore equal logits prove that every page was right."""
     model = load(kind)
     cache = opened(model)
     reusing(cache, model, PROMPT)
@@ -171,7 +171,7 @@ def test_any_one_page_with_other_content_would_show(
 
 
 def with_flipped(open_one: "Open", model: Any, store: Path, number: int) -> tuple[Said, int]:
-    """What is said where a bit of one stored page is another, and how many pages are damaged."""
+    """Return the output with one bit of a stored page flipped, and the number of corrupt pages."""
     copy = store.with_name(f"flipped-{number}")
     shutil.copytree(store, copy)
     flip(pages_in(copy)[number])
@@ -194,7 +194,7 @@ def test_any_one_page_that_the_store_has_damaged_is_computed_again(
 
     expected = alone(model, PROMPT)
     assert [one.near(expected) for one, _ in came] == [True] * pages
-    # Of a window's pages those before the last ones are not read.
+    # Only the last pages of a window are read.
     assert {one.reused for one, corrupt in came if corrupt} == set(range(0, REUSED, PAGE))
     assert {one.reused for one, corrupt in came if not corrupt} <= {REUSED}
 

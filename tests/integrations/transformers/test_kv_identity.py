@@ -1,4 +1,4 @@
-"""What tells the KV of one model from that of another, field by field (R16)."""
+"""Fields that distinguish the KV of one model from that of another (R16)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ KEYED = {
     "_experts_implementation_internal",
     "_output_attentions",
 }
-"""What every configuration has and is in the key."""
+"""Fields of every configuration that are in the key."""
 
 KEYED_IN_LLAMA = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -50,7 +50,7 @@ def test_the_reasons_were_read_in_the_version_that_is_installed() -> None:
 def test_every_field_is_known_to_be_in_the_key_or_proven_out(
     config: PreTrainedConfig, keyed: set[str]
 ) -> None:
-    """What fails here is in the key. Say so above, or prove it out."""
+    """An unlisted field is in the key: list it above, or prove that it cannot change KV."""
     assert set(vars(config)) - names_of(OPERATIONAL) == keyed
 
 

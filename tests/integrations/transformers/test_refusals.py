@@ -1,4 +1,4 @@
-"""What would make a page's content depend on more than its tokens is refused, and said by its name."""
+"""Models and inputs whose KV depends on more than the tokens are refused by name."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +167,13 @@ def test_a_model_that_is_training_is_refused(load: "Load", opened: "Open") -> No
 
 
 def train(model: Any) -> None:
-    """Change the weights as one step of an optimiser does."""
+    """Change the weights in place, as a step of an optimiser does."""
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight.mul_(1.5)
 
 
 def exchange(model: Any) -> None:
-    """Change the weights by others in their place."""
+    """Replace the weights by other tensors."""
     layer = model.model.layers[1].self_attn.k_proj
     layer.weight = torch.nn.Parameter(layer.weight.detach() * 1.5)
 
@@ -217,7 +217,7 @@ def test_weights_that_are_named_at_a_reset_are_found_under_that_name_after_a_res
 
 
 def made(kind: str, **fields: Any) -> Any:
-    """A model that comes from no files, with weights as they are drawn."""
+    """Return a model with random weights that was not loaded from files."""
     small = {
         "vocab_size": 64,
         "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""What may be given to `LockstepCache.open`, and what is said when it is wrong."""
+"""Valid settings of `LockstepCache.open`, and the errors for invalid ones."""
 
 from importlib.util import find_spec
 from typing import Any

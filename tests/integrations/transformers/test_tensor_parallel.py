@@ -1,4 +1,4 @@
-"""A model that two ranks divide under torchrun: both say the same, whatever a rank's store has lost."""
+"""A model on two ranks under torchrun: equal output on both, whatever one rank's store has lost."""
 
 import shutil
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def phases(folder: Path) -> list[Phase]:
-    """The same prompts without a cache, and with one whose pages are in each of their places."""
+    """Return phases of the same prompts: without a cache, and with pages from each tier."""
     shared, own = f"file://{folder}/shared", f"file://{folder}/own/{{rank}}"
     return [
         Phase([PROMPT, PROMPT]),
@@ -47,13 +47,13 @@ def ran(
     tmp_path_factory: pytest.TempPathFactory,
     folders: Callable[[str], Path],
 ) -> Run:
-    """What came of the phases on both ranks, and where their stores are."""
+    """The outputs of the phases on both ranks, and the folder of their stores."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, run_ranks(folder / "run", folders(request.param), phases(folder))
 
 
 def agree(results: list[list[PhaseResult]]) -> list[bool]:
-    """Say for each phase whether both ranks said the same to the bit, with replicas that are equal."""
+    """Return for each phase whether outputs (to the bit) and replicas of both ranks are equal."""
     return [
         one.stats.get("digest") == other.stats.get("digest")
         and all(
@@ -65,9 +65,9 @@ def agree(results: list[list[PhaseResult]]) -> list[bool]:
 
 
 def exact(ran: Run, phase: int, reference: int) -> list[bool]:
-    """Say for each prompt of a phase whether it came to what it does without a cache."""
+    """Return for each prompt of a phase whether its output matches the one without a cache."""
     expected, came = (ran[1][at][0].said for at in (reference, phase))
-    # A pass over a part of the prompt sums in another order on some processors.
+    # On some processors, a pass over part of the prompt sums in another order.
     return [one.near(other) for one, other in zip(came, expected, strict=False)]
 
 
@@ -95,7 +95,7 @@ def test_what_is_said_is_exact_wherever_the_prefix_comes_from(
 def test_one_rank_finds_what_two_have_written_but_for_what_each_had_whole(
     ran: Run, folders: Callable[[str], Path]
 ) -> None:
-    """Transformers divides the heads of all but gpt-oss."""
+    """Transformers shards the heads of all models but gpt-oss."""
     folder, _ = ran
     kind = folder.name.rstrip("0123456789")
     model = load(folders(kind))

@@ -1,4 +1,4 @@
-"""What the tests of vLLM share: a tiny model, and what it says without a connector."""
+"""Fixtures of the vLLM tests: a tiny model, and its outputs without a connector."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from tests.kit.vllm.plan import Output, Phase, Plan
 
 @pytest.fixture
 def group(tmp_path: Path, model: Path) -> Group:
-    """Two ranks, started again for each plan."""
+    """Two ranks, restarted for each plan."""
     return Group(tmp_path, model)
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Output]:
-    """What 200 mixed requests come to without a connector, on as many ranks."""
+    """Outputs of 200 mixed requests without a connector, on as many ranks."""
     group = Group(tmp_path_factory.mktemp("reference"), model)
     plan = Plan(model=group.model, phases=[Phase(mixed_prompts())])
     first, second = group.run(plan)

@@ -1,4 +1,4 @@
-"""Adapters count by their weights, and where these are not certain nothing is cached."""
+"""Adapters are identified by their weights; if these are uncertain, nothing is cached."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.kit.vllm.sent_requests import Adapter
 
 @pytest.fixture
 def known(digests: FileDigests) -> AdapterWeights:
-    """What an engine that has just started knows of adapters."""
+    """Return the adapters' identities at the start of an engine."""
     return adapter_weights(digests, {})
 
 
@@ -32,7 +32,7 @@ def test_weights_that_are_read_in_another_form_are_others(
 def test_an_adapter_whose_weights_change_under_a_running_engine_is_not_trusted(
     adapter: Path, known: AdapterWeights, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine may still have the former weights, and has KV of theirs under the same name."""
+    """The engine may still have the old weights, and has KV of these under the same name."""
     one = loaded(Adapter("a", str(adapter)))
     assert known.identify(one) is not None
     assert known.trusted(one)

@@ -1,4 +1,4 @@
-"""KV events name the blocks that vLLM would name, and what they claim is what host memory has."""
+"""KV events have vLLM's block hashes, and match the content of host memory."""
 
 from pathlib import Path
 from weakref import ref
@@ -25,7 +25,7 @@ def hashes(told: PagesStored | PagesRemoved) -> list[bytes]:
 
 
 def held(events: list[PagesStored | PagesRemoved], tier: Tier = Tier.HOST) -> set[bytes]:
-    """Return what a router takes a tier to have after these events."""
+    """Return the hashes that a router believes a tier to have after these events."""
     known: set[bytes] = set()
     for each in events:
         if each.tier is tier:
@@ -88,7 +88,7 @@ def test_what_leaves_host_memory_for_others_is_taken_back_by_name() -> None:
 
 
 def test_a_reset_takes_back_all_and_what_is_computed_anew_has_the_hashes_it_had() -> None:
-    """A router that heard of none of it would send requests to where their KV is no more."""
+    """Without the removal events, a router would send requests to an engine that has lost their KV."""
     with scripted() as engine:
         request = engine.serve(PROMPT)
         engine.told()
@@ -121,7 +121,7 @@ def test_a_hash_may_take_in_fewer_tokens_than_a_block_has() -> None:
     events.saw(request, "", str.encode)
     tokens = b"".join(each.to_bytes(4, "little") for each in PROMPT)
 
-    # Pages of eight tokens, two blocks in each.
+    # Pages of eight tokens, with two blocks in each.
     events.listen([Stored(Tier.HOST, KV_POOL, 2, Cause.BACKED_UP, b"", (b"1", b"2"), tokens)])
     [told] = events.take(str.encode)
 
@@ -134,7 +134,7 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """No new request finds them, whatever becomes of them."""
+    """No new request can match these pages."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -148,7 +148,7 @@ def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -
 
 
 def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None:
-    """A reset to earlier weights gives new pages the keys of those that requests still hold."""
+    """After a reset to earlier weights, new pages get the keys of pages that requests still hold."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"")
     gone = Removed(Tier.HOST, KV_POOL, 1, Cause.ROOM, (b"1",))
@@ -163,7 +163,7 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
-    """An item of vLLM has the pixels too, and there is a namespace for each image."""
+    """A vLLM item also has the pixels, and each image has a namespace."""
     events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
     pixels = ref(image)
 
@@ -180,5 +180,5 @@ def test_salts_without_end_do_not_fill_memory() -> None:
 
     events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
 
-    # The first is forgotten, so nothing is told of it.
+    # The first namespace was dropped, so there is no event for its page.
     assert len([*events.take(str.encode)]) == 1

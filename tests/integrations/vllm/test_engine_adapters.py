@@ -1,4 +1,4 @@
-"""Adapters in vLLM: what one has computed is no hit for another, and is found again by its weights."""
+"""Adapters in vLLM: pages of one miss for another, and are found again by the adapter's weights."""
 
 import shutil
 from pathlib import Path

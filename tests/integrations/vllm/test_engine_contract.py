@@ -1,4 +1,4 @@
-"""What `contract.py` and `typings/` say of vLLM is true of the vLLM that is installed."""
+"""`contract.py` and `typings/` match the installed vLLM."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an operator asks of `vllm serve -tp 2`, whose one scheduler decides for both workers."""
+"""Operator commands for `vllm serve -tp 2`, which has one scheduler for both workers."""
 
 import re
 import threading
@@ -22,7 +22,7 @@ PROMPTS = [list(each.tokens) for each in mixed_prompts(12)]
 
 
 class Users:
-    """Ask a server again and again for what the prompts go on with."""
+    """Sends completions of the prompts to a server in a loop."""
 
     def __init__(self, address: str, model: Path) -> None:
         self._address = address
@@ -31,7 +31,6 @@ class Users:
         self.answered = self.cached_tokens = 0
 
     def ask(self, tokens: list[int]) -> str:
-        """Ask once."""
         answer = complete(self._address, self._asked | {"prompt": tokens})
         self.answered += 1
         details: dict[str, int] = answer["usage"]["prompt_tokens_details"] or {}
@@ -41,7 +40,7 @@ class Users:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """Ask while in here."""
+        """Send requests from a thread until the context exits."""
         self._end.clear()
         before = self.answered
         thread = threading.Thread(target=self._ask_on)
@@ -82,7 +81,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
             listed = asked("list")
             asked("log-level", level="info")
             steps = asked("stats")["steps"]
-        # The engine takes steps until all is written.
+        # The engine keeps stepping until all pages are written.
         wait_for(lambda: asked("stats")["in_flight"] == {}, "an idle engine")
         with pytest.raises(LockstepError, match="queued: the engine is idle"):
             asked("unpin", name="p")
@@ -100,7 +99,7 @@ def test_a_server_does_what_it_is_asked_under_load_and_one_started_anew_has_its_
         others.cached_tokens
         == sum((len(each) - 1) // BLOCK_TOKENS for each in PROMPTS) * BLOCK_TOKENS
     )
-    # The scheduler and both workers, as vLLM logs.
+    # The scheduler and both workers log this line in vLLM's format.
     assert len(re.findall(r"\(\w+ pid=\d+\) INFO [\d-]+ [\d:]+ .* logs from info on", said)) == 3
     assert (limited, flushed["unwritten"]) == ({"is_known": True}, {})
     assert pinned["tokens"] > 0

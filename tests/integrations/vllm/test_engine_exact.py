@@ -1,9 +1,8 @@
-"""vLLM with Lockstep and a scheduler on every rank says what vLLM says without it.
+"""vLLM with Lockstep and a scheduler on every rank returns vLLM's own outputs.
 
-The same tokens and the same log-probabilities, exactly. On the CPU the result of a request depends
-neither on what it was batched with, nor on chunks, nor on which of its tokens came from a cache, so one
-run without a connector serves for all. What an engine with one scheduler says in more states is in
-`test_engine_one_scheduler.py`.
+Tokens and log-probabilities are equal exactly. On the CPU, a request's result does not depend on its
+batch, on chunks, or on cached tokens, so one run without a connector is the reference for all. The
+tests of an engine with one scheduler, in `test_engine_one_scheduler.py`, cover more states.
 """
 
 from pathlib import Path
@@ -23,7 +22,7 @@ PROMPTS = mixed_prompts()
 def test_cold_and_warm_and_after_a_restart_also_where_one_rank_s_store_has_lost_pages(
     group: Group, reference: list[Output], tmp_path: Path
 ) -> None:
-    """Rule R9. The ranks agree on the pages that both have."""
+    """Rule R9: the ranks agree on the pages that both have."""
     connector = lockstep_connector(f"file://{tmp_path}/rank{{rank}}", **QUICK)
     phases = [Phase(PROMPTS, "cold"), Phase(PROMPTS, "warm from host memory")]
     again = Plan(
@@ -49,5 +48,5 @@ def test_cold_and_warm_and_after_a_restart_also_where_one_rank_s_store_has_lost_
     fetched = [each.stats["replica"]["operations"]["prefetch"] for each in third]
     assert fetched[0] == fetched[1]
     assert fetched[0].get("partial", 0) + fetched[0]["miss"] > 0
-    # What was computed again is written again.
+    # Pages that were computed again were written again.
     assert len(objects(tmp_path, 1)) == len(objects(tmp_path, 0)) > len(lost) > 150

@@ -1,4 +1,4 @@
-"""The case that the README opens with: one rank's store has lost a page."""
+"""The README's first example: one rank's store has lost a page."""
 
 import re
 import subprocess

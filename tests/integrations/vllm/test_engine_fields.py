@@ -1,4 +1,4 @@
-"""The settings that are in no key are settings of vLLM; what a release adds is listed (rule R16)."""
+"""Settings excluded from the key exist in vLLM; settings new in a release are listed (rule R16)."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ KNOWN = ROOT / "tests/kit/vllm/known_fields.json"
 def test_every_name_on_a_list_is_a_setting_and_new_settings_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A new setting is in the key if it is not as by default; put it on a list or into `KNOWN`."""
+    """A new setting is in the key if it differs from its default; put it on a list or into `KNOWN`."""
     listed = replace(EXCLUSIONS, rounding=EXCLUSIONS.rounding | RESOLVED.keys())
     found = compare(listed, json.loads(said_by(LOOK, tmp_path)), json.loads(KNOWN.read_text()))
 

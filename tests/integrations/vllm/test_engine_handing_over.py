@@ -1,4 +1,4 @@
-"""Real engines: one computes prompts on two ranks, others go on with them on one rank and on two."""
+"""Handoff between real engines: prompts computed on two ranks continue on one rank and on two."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()
 ROUNDING = 1e-4
-"""By how much log-probabilities may differ where another number of ranks has summed."""
+"""Tolerance for log-probabilities, because another number of ranks sums in another order."""
 
 
 def test_what_two_ranks_have_computed_two_ranks_and_one_go_on_with_exactly(

@@ -1,7 +1,7 @@
-"""Models that keep more than full attention, under vLLM with Lockstep: what vLLM says without it.
+"""Models with windows or recurrent states return vLLM's own outputs under Lockstep.
 
-The same tokens and the same log-probabilities: of windows, and of a recurrent state. Each engine of one
-rank goes through as many states as it can, before the first test; the tests say what came of it.
+Tokens and log-probabilities are compared. Each engine of one rank runs once, before the first test,
+through as many states as possible; the tests check its results.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ NEARLY = 0.05
 
 @dataclass(frozen=True)
 class Model:
-    """A model under test."""
+    """A model under test, and the settings of its engines."""
 
     name: str
     few_blocks: int
-    """Room for the longest prompt, and for a part of the crowd."""
+    """Number of device blocks, for the longest prompt and a part of `crowd`."""
     block_tokens: int = 32
     longer: int = 1
-    """How often a prompt's text is repeated, so that there are whole blocks."""
+    """How often a prompt's text is repeated, so that it fills whole blocks."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -48,7 +48,7 @@ class Model:
 
     @property
     def crowd(self) -> list[Prompt]:
-        """Prompts of a block less four tokens, which are admitted and then need another block each."""
+        """Prompts four tokens short of a block: each is admitted, and then needs another block."""
         texts = [tuple(range(3 + at, 451)) * 2 for at in range(24)]
         return [Prompt(each[: self.block_tokens - 4]) for each in texts]
 
@@ -63,8 +63,8 @@ MODELS = [
         engine={
             "dtype": "bfloat16",
             "max_model_len": 2048,
-            # What a token leaves behind depends, in its last bits, on where chunks began. Chunks of one
-            # block begin in the same places wherever a prefix comes from.
+            # The last bits of a token's state depend on where chunks began. Chunks of one block begin
+            # at the same positions wherever the prefix comes from.
             "long_prefill_token_threshold": 544,
         },
     ),
@@ -73,7 +73,7 @@ EACH = pytest.mark.parametrize("model", MODELS, ids=lambda each: each.name)
 
 
 def plans(model: Model, folder: Path) -> dict[str, Plan]:
-    """Return the engines of one rank that a model is run in, by name, in their order."""
+    """Return the engines of one rank to run for a model, by name and in order."""
     prompts, engine = model.prompts, dict(model.engine)
     roomy = lockstep_connector(f"file://{folder}/store", **QUICK)
     tight = lockstep_connector(f"file://{folder}/other", **QUICK | {"host_pages": 40})
@@ -114,7 +114,7 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, RankResult]]:
-    """What came of each engine, by model and name."""
+    """The results of each engine, by model and name."""
     found: dict[str, dict[str, RankResult]] = {}
     for model in MODELS:
         folder = tmp_path_factory.mktemp(model.name)
@@ -128,22 +128,22 @@ def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ra
 
 @pytest.fixture
 def runs(all_runs: dict[str, dict[str, RankResult]], model: Model) -> dict[str, RankResult]:
-    """What came of one model."""
+    """The results of one model."""
     return all_runs[model.name]
 
 
 def alone(runs: Mapping[str, RankResult]) -> list[Output]:
-    """Return what the prompts come to without a connector."""
+    """Return the outputs without a connector."""
     return runs["alone"].phase("cold").outputs
 
 
 def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
-    """Return where a phase is not as it should be."""
+    """Return the differences between a phase's outputs and the expected ones."""
     return differences(expected, result.phase(name).outputs)
 
 
 def share(model: Model, result: RankResult, name: str) -> float:
-    """Return which part of the tokens was not computed."""
+    """Return the fraction of the prompts' tokens that was cached."""
     return result.phase(name).cached_tokens / sum(len(each.tokens) for each in model.prompts)
 
 
@@ -160,7 +160,7 @@ def test_it_is_exact_cold_and_warm_and_after_aborts_and_tenants_share_nothing(
     assert told(reference, roomy, "warm after aborts") == []
     cold, warm = share(model, roomy, "cold"), share(model, roomy, "warm")
     assert warm > max(0.4, 2 * cold)
-    # What vLLM's own prefix cache has of requests that come together depends on when each was computed.
+    # Hits in vLLM's prefix cache among concurrent requests depend on when each was computed.
     assert share(model, roomy, "of a tenant") < cold + NEARLY
     assert share(model, roomy, "warm after aborts") > warm - NEARLY
 
@@ -196,9 +196,9 @@ def test_it_is_exact_in_chunks_with_evictions_and_preemptions(
 
 
 def may_differ(model: Model, phase: PhaseResult) -> int:
-    """Return how many requests may come to other last bits, as they do without a connector.
+    """Return how many requests may differ in their last bits, as without a connector.
 
-    A state is another one where a preempted request computes its output as a part of its prompt.
+    A preempted request computes its output as part of its prompt, which changes the bits of a state.
     """
     return phase.preemptions if "long_prefill_token_threshold" in model.engine else 0
 

@@ -1,4 +1,4 @@
-"""Images in vLLM: a system prompt before them is shared, and only their contents tell them apart."""
+"""Images in vLLM: requests share the system prompt before them, and only content tells images apart."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,10 @@ from tests.kit.vllm.tiny_models import make_llava
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 SYSTEM, WHOLE = 1_984, 2_080
-"""Whole blocks of the system prompt, and of a prompt with one image."""
+"""Tokens in whole blocks of the system prompt, and of a prompt with one image."""
 
 UNDER_A_USED_UUID = 6
-"""The request whose image has the uuid of another one; the next has the same image without it."""
+"""The request whose image has another image's uuid; the next has the same image without a uuid."""
 
 
 def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
@@ -32,7 +32,7 @@ def test_the_system_prompt_hits_before_another_image_and_a_uuid_changes_nothing(
     alone, cached = asked(""), asked(f"file://{tmp_path}/store")
 
     expected = [tokens for _, tokens in alone]
-    # Without Lockstep vLLM answers of the image that it has encoded under the same uuid before.
+    # Without Lockstep, vLLM answers about the image that it encoded earlier under the same uuid.
     assert expected[UNDER_A_USED_UUID] == expected[0]
     expected[UNDER_A_USED_UUID] = expected[UNDER_A_USED_UUID + 1]
     assert [tokens for _, tokens in cached] == expected

@@ -1,4 +1,4 @@
-"""vLLM as it is served, one scheduler and a worker for each rank, says what it says without."""
+"""vLLM with one scheduler and a worker per rank, as served, returns vLLM's own outputs."""
 
 import shutil
 from pathlib import Path
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()
 CROWDED = {"num_gpu_blocks_override": 40, "max_num_seqs": 80}
-"""An engine that admits requests until no block is left."""
+"""Engine settings that admit requests until no block is left."""
 ROUNDING = 1e-5
-"""What log-probabilities may differ by where that depends on when a request is preempted."""
+"""Tolerance for log-probabilities that depend on when a request is preempted."""
 CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 
 
 def stored_bytes(folder: Path) -> list[int]:
-    """Return how many bytes the objects in each rank's store have."""
+    """Return the total bytes of the objects in each rank's store."""
     return [
         sum(each.stat().st_size for each in (folder / f"rank{rank}").rglob("*") if each.is_file())
         for rank in range(2)
@@ -45,7 +45,7 @@ def run(
     ranks: int = 2,
     **extra: Any,
 ) -> RankResult:
-    """Start the engine, send the phases, and return what came of them."""
+    """Start the engine, send the phases, and return the result."""
     plan = Plan(
         model=group.model,
         phases=phases,
@@ -80,7 +80,7 @@ def filled_once(
 
 @pytest.fixture
 def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
-    """The URI of such stores, for one test to spoil."""
+    """The URI of copies of these stores, which a test may damage."""
     for rank in range(2):
         shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
     return f"file://{tmp_path}/rank{{rank}}"
@@ -95,7 +95,7 @@ def test_it_is_exact_cold_and_warm_with_tenants_and_after_a_reset(
     assert other.cached_tokens == cold.cached_tokens
     assert reset.cached_tokens == cold.cached_tokens
     assert again.cached_tokens == warm.cached_tokens
-    # What vLLM tells its users is what is counted, and workers' bytes reach the scheduler.
+    # The counted hits equal those that vLLM reports, and the workers' byte counts reach the scheduler.
     stats, replica = filled_once[1].stats, filled_once[1].stats["replica"]
     cached = sum(each.cached_tokens for each in filled_once[1].phases)
     assert sum(replica["hit_tokens"].values()) == cached
@@ -119,7 +119,7 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
-    """What a preempted request had decoded is computed again with its prompt, in another order."""
+    """A preempted request's output is computed again with its prompt, in another order."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)
@@ -140,7 +140,7 @@ def test_what_goes_wrong_in_one_worker_changes_nothing_that_the_engine_says(
 def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """What both ranks have whole still comes from it."""
+    """Pages that are intact on both ranks still come from the store."""
     for path in objects(tmp_path, 1)[::2]:
         path.unlink()
     for path in objects(tmp_path, 0)[1::8]:
@@ -157,7 +157,7 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """The comparison would find a wrong page, if one were ever used."""
+    """This proves that the comparison would find a wrong page."""
     for path in objects(tmp_path, 1):
         flip_a_byte(path)
 

@@ -1,4 +1,4 @@
-"""Two vLLM servers, and a proxy that has one compute prompts and the other go on with them."""
+"""Two vLLM servers behind a proxy: one computes the prompts, and the other continues with them."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What vLLM's user sees when something is wrong: one line that names it, before weights are read."""
+"""Errors that a vLLM user sees: one line that names the cause, before weights are loaded."""
 
 import json
 from pathlib import Path
@@ -29,12 +29,12 @@ EXTRA: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_depth": 0}, "pipeline_depth is 0, and an engine with one scheduler brings"),
     ({"share": "none"}, "share is 'none', must be one of all, engine"),
 ]
-"""Wrong keys of `kv_connector_extra_config`, and what is said of each."""
+"""Invalid keys of `kv_connector_extra_config`, and the expected error for each."""
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but LockstepConnector needs 1"),
     ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "set it to 'recompute'"),
 ]
-"""Arguments of the engine that Lockstep does not serve."""
+"""Engine arguments that Lockstep does not support."""
 
 
 def test_what_is_wrong_is_the_last_line_before_any_process_is_started(

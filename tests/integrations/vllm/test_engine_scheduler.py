@@ -1,8 +1,8 @@
-"""vLLM's own scheduler: loads that fail, calls to the worker's half, a handshake that is repeated.
+"""vLLM's own scheduler: failing loads, calls to the connector's worker side, a repeated handshake.
 
-Of loads that fail the claims are those of vLLM's own tests that drive a scheduler with a connector, as
-of vLLM 0.32 (`test_kv_load_failure_recovery.py`), as far as they are of loads that are asynchronous,
-which Lockstep's always are. Each holds with one step at a time and with steps ahead.
+The cases of failing loads are those of vLLM 0.32's `test_kv_load_failure_recovery.py` that concern
+asynchronous loads, the only kind that Lockstep has. Each runs with one step at a time and with steps
+scheduled ahead.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["step by step", "ahead"])
 def served(request: pytest.FixtureRequest, model: Path) -> "Served":
-    """A scheduler whose host memory has both prompts, and whose own prefix cache has nothing."""
+    """A scheduler whose host memory has both prompts, and whose prefix cache is empty."""
     kit = imported("tests.kit.vllm.real_scheduler")
     served: Served = kit.Served(model, BLOCKS, ahead=request.param)
     served.send("first", PROMPT)
@@ -51,7 +51,7 @@ def served(request: pytest.FixtureRequest, model: Path) -> "Served":
 
 
 def test_what_vllm_says_was_cached_is_what_is_counted_by_tier(served: "Served") -> None:
-    """Also what vLLM's own prefix cache has, beyond which nothing can be loaded."""
+    """The counts include vLLM's own prefix cache, also if it leaves nothing to load."""
     for name, tokens in (("loads", PROMPT), ("has all", PROMPT), ("has some", [*PROMPT, *OTHER])):
         served.send(name, tokens)
         served.run()
@@ -86,7 +86,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_and_the_others_go_on(
 
 
 def test_loads_that_fail_whenever_they_are_tried_end_in_computing(served: "Served") -> None:
-    """vllm#49176: a request that is offered the same doomed load for ever."""
+    """vllm#49176: a request was offered the same failing load forever."""
     free = served.free_blocks
     served.failing = {1}
     requests = [served.send(f"r{at}", tokens) for at, tokens in enumerate((PROMPT, OTHER))]
@@ -113,7 +113,7 @@ def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back_once_tha
 
 
 def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
-    """Return the half of the first worker."""
+    """Return the worker side of the first worker's connector."""
     made: UnderScheduler = imported("lockstep.integrations.vllm.halves").UnderScheduler(
         ranks.workers[0], 1.0, drafts_last=drafts_last
     )
@@ -121,14 +121,14 @@ def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
 
 
 def next_pass(ranks: DecidedRanksInTurn) -> Any:
-    """Return what the scheduler tells its workers in its next pass."""
+    """Return the scheduler's metadata for its workers' next pass."""
     ranks.decider.end_step()
     metadata = imported("lockstep.integrations.vllm.halves").PassMetadata
     return metadata(PassResult((), (), ()), ranks.decider.dispatch())
 
 
 def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
-    """VLLM 0.33 does; a second decider would begin to count its dispatches anew."""
+    """VLLM 0.33 repeats it; a second scheduler's process would count its dispatches from zero."""
     served.tell_of_workers()
     served.send("again", PROMPT)
 
@@ -156,7 +156,7 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
 
 
 def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:
-    """VLLM 0.32's model runner V2 does. What the next step orders waits for the one after it."""
+    """As in VLLM 0.32's model runner V2. Orders of the next step start in the step after it."""
     ranks = DecidedRanksInTurn(1)
     worker, [executor] = half(ranks, drafts_last=True), ranks.executors
     ranks.decider.back_up("r", TOKENS, range(2))

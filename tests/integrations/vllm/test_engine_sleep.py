@@ -1,4 +1,4 @@
-"""An engine that sleeps and wakes up under load says what it says awake, and no page of it is stale."""
+"""An engine that sleeps under load returns the outputs of one that does not, and no stale page."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 PROMPTS = mixed_prompts(80)
 SLEEPS = 20
 ROUNDING = 1e-5
-"""Log-probabilities may differ by so much: decoded tokens are computed with their prompt again."""
+"""Tolerance for log-probabilities: decoded tokens are computed again as part of their prompt."""
 OUTPUT_TOKENS = 24
 
 
 def test_twenty_sleeps_under_load_leave_tokens_exact_and_no_stale_page(
     group: Group, tmp_path: Path
 ) -> None:
-    """Pages that were copied before and between them come back in the last phase, from host memory."""
+    """The last phase loads pages from host memory that were copied before and between the sleeps."""
     phases = [
         Phase(PROMPTS, "asleep at times", OUTPUT_TOKENS, sleeps=SLEEPS),
         Phase(PROMPTS, "warm", OUTPUT_TOKENS),

@@ -1,4 +1,4 @@
-"""What vLLM publishes and exposes of its KV with Lockstep is what the cache has counted."""
+"""vLLM's KV events and metrics under Lockstep match the cache's counts."""
 
 import json
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ LABELS = "[('model_name', 'm'), "
 
 @dataclass
 class Seen:
-    """What was seen of an engine that has served three prompts, and the same again from host memory."""
+    """Events and metrics of an engine that served three prompts cold, then from host memory."""
 
     events: list[dict[str, Any]]
     metrics: dict[str, float]
     at_the_start: dict[str, float]
-    """Of Lockstep, before the first request."""
+    """Lockstep's metrics before the first request."""
     names: list[str]
     stats: dict[str, Any]
 
     def stored(self, medium: str) -> list[tuple[int, int | None, list[int], Any]]:
-        """Return each block that came to a medium: its hash, the one before, tokens, extra keys."""
+        """Return each block stored to a medium: its hash, its parent's hash, tokens, and extra keys."""
         blocks: list[tuple[int, int | None, list[int], Any]] = []
         for each in self.events:
             if each["type"] == "BlockStored" and each["medium"] == medium:
@@ -49,7 +49,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
 
 
 def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:
-    """Their hashes, what they continue, their tokens and their salts are those of vLLM's own events."""
+    """Their hashes, parents, tokens and salts equal those in vLLM's own events."""
     named = {each[0]: each for each in seen.stored("GPU")}
 
     on_host, in_store = seen.stored("CPU"), seen.stored("STORAGE")
@@ -80,7 +80,7 @@ def test_vllm_s_metrics_have_what_the_cache_has_counted_to_the_token(seen: Seen)
 
 
 def test_what_alerts_count_stands_at_0_before_the_first_request(seen: Seen) -> None:
-    """Prometheus sees no increase in a counter that appears with its first number."""
+    """Prometheus sees no increase in a counter whose first sample is not zero."""
     reason = f"lockstep_missed_pages_total {LABELS}('rank', '0'), ('reason', '{{}}')]"
     corrupt = f"lockstep_corrupt_pages_total {LABELS}('rank', '0')]"
 

@@ -1,4 +1,4 @@
-"""One scripted engine computes a prompt, and another goes on with it: real servers, real bytes."""
+"""Handoff between scripted engines with real servers and bytes: one computes, another continues."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ TOKENS = list(range(1, 6 * PAGE_TOKENS + 3))
 """Six whole pages, and half a page."""
 WHOLE = 6 * PAGE_TOKENS
 FOR_ANOTHER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}
-"""What vLLM's routers send with a prompt that is to be computed."""
+"""The parameters that vLLM's routers send with a prompt to compute for another engine."""
 HASTE = HandingOver(ttl_s=0.05, patience_s=0.05)
 
 
@@ -45,25 +45,25 @@ def decode(stack: ExitStack) -> ScriptedEngine:
 
 
 def computed(engine: ScriptedEngine, tokens: list[int] = TOKENS, **attributes: Any) -> Any:
-    """Let an engine compute a prompt for another one; return what it answers."""
+    """Let an engine compute a prompt for another engine; return its answer."""
     engine.serve(tokens, kv_transfer_params=FOR_ANOTHER, **attributes)
     return engine.answer
 
 
 def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> int:
-    """Return how many tokens an engine need not compute."""
+    """Return how many tokens an engine loads or has cached."""
     return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
 
 
 def asked(engine: ScriptedEngine, request: Sent) -> int | None:
-    """Return what an engine is told in one pass that asks for a request."""
+    """Query a request's match once and run a pass; return the match."""
     found = engine.side.hit(request, 0)
     engine.rest()
     return found
 
 
 def answered(engine: ScriptedEngine, request: Sent) -> int:
-    """Return what an engine is told in the end."""
+    """Query a request's match in each pass until it is known; return it."""
     while (found := asked(engine, request)) is None:
         pass
     return found
@@ -78,7 +78,7 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int
 ) -> None:
-    """What a match needs of a window is what is before that page."""
+    """The match needs only the window before that page."""
     prefill, decode = (
         stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
     )
@@ -96,7 +96,7 @@ def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """The answer is on its way before the last copies have ended."""
+    """The answer is sent before the last copies complete."""
     sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
     promised = {
         "do_remote_prefill": True,
@@ -234,7 +234,7 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agreed time is that of long ago in such an engine, or there has been none."""
+    """In an idle engine the agreed time is old, or there is none yet."""
     sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)
@@ -264,7 +264,7 @@ def in_one_pass(engine: ScriptedEngine) -> Sent:
 
 
 def ended_before_its_copies(engine: ScriptedEngine) -> None:
-    """Let a request end of which no copy has begun yet."""
+    """Finish a request before any of its copies has started."""
     sent = in_one_pass(engine)
     assert engine.side.handoff(sent) is not None
     assert engine.side.finished(sent, range(len(TOKENS)))
@@ -299,7 +299,7 @@ def test_a_copy_that_hangs_keeps_no_engine_stepping(
 def test_what_was_served_longest_gives_way_to_what_comes(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """Host memory may keep four of these prompts for others, and each is read at once."""
+    """Host memory may keep four of these prompts for other engines, and each is read at once."""
     prompts = [[100 * number + token for token in TOKENS] for number in range(8)]
 
     found = [loaded(decode, computed(prefill, tokens), tokens) for tokens in prompts]

@@ -1,6 +1,6 @@
-"""What the plug-in's scheduler half makes of a model with windows and states beside full attention.
+"""The plug-in's scheduler side for a model with windows and states next to full attention.
 
-On a real cache whose I/O a test tells. The window is two pages less a token.
+The cache is real; the test controls its I/O. The window is two pages less one token.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ GROUPS = (
 )
 PROMPT = list(range(4 * PAGE_TOKENS))
 TABLES = ([0, 12, 13, 14], [21, 22, 23, 24], [0, 0, 0, 34])
-"""The blocks of the four pages, by group: the window has left one behind, and one state is kept."""
+"""The blocks of the four pages, by group: one block has left the window, and one state is kept."""
 PASSING = {12: 1, 13: 1, 14: 1, 34: 1}
 
 
 class Scripted:
-    """One rank's scheduler half, over a cache and a pool of blocks that a test tells and reads."""
+    """One rank's scheduler side, with a cache whose I/O the test controls, and a pool of blocks."""
 
     def __init__(self, *, store: bool = True) -> None:
         self.ranks = HostRanksInTurn(ranks=1, components=(WINDOW, STATE), store=store)
@@ -56,24 +56,24 @@ class Scripted:
         return request
 
     def compute(self, request: Sent, tokens: int, tables: Sequence[Sequence[int]] = TABLES) -> None:
-        """Let a pass compute so many tokens of a request."""
+        """Run a pass that computes so many tokens of a request."""
         state = Blocks(lambda _: tuple(tables))
         self.side.end_pass(Scheduled({request.request_id: tokens}, None, state))
         self.side.cache.begin_backups()
 
     def settle(self) -> None:
-        """Let all I/O end well, and the passes hear of it."""
+        """Complete all I/O, and report it in passes."""
         for _ in range(3):
             self.executor.obey()
             self.side.end_pass(Scheduled())
 
     def pass_by(self) -> PassResult:
-        """Let a pass compute nothing, and the copies that were stopped fall quiet."""
+        """Run an empty pass in which cancelled copies complete."""
         self.executor.obey_only(Cancel)
         return self.side.end_pass(Scheduled())
 
     def filled(self) -> Sent:
-        """Let a request compute the prompt, back it up and finish; return one that wants it again."""
+        """Let a request compute, back up and finish the prompt; return another one for it."""
         first = self.arrive(PROMPT, "first")
         self.compute(first, len(PROMPT))
         self.settle()
@@ -104,7 +104,7 @@ def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
 def test_a_state_beyond_the_last_page_or_after_guessed_tokens_is_not_backed_up(
     tokens: list[int], computed: int
 ) -> None:
-    """The engine may go back behind tokens that are only guessed."""
+    """The engine may discard speculative tokens."""
     scripted = Scripted()
     request = scripted.arrive(tokens, "r")
 
@@ -178,14 +178,14 @@ def test_a_request_whose_loads_have_failed_twice_computes() -> None:
 
 
 def promised(scripted: Scripted, request: Sent) -> int:
-    """Return after how many tokens of a request that ends another engine is told to go on."""
+    """Return after how many tokens of a finished request another engine continues."""
     request.kv_transfer_params = {"do_remote_decode": True}
     handoff = scripted.side.handoff(request)
     return 0 if handoff is None else handoff.tokens
 
 
 def test_another_engine_is_told_to_go_on_where_a_state_was_kept_for_it() -> None:
-    """The last token is always computed there, so a state that is after it is of no use."""
+    """The other engine always computes the last token, so it cannot use a state after that token."""
     scripted = Scripted()
     whole, longer = scripted.arrive(PROMPT, "whole"), scripted.arrive([*PROMPT, 1], "longer")
     scripted.compute(whole, len(PROMPT))

@@ -1,4 +1,4 @@
-"""Engines share pages only where nothing that changes KV differs between them (rule R16)."""
+"""Engines share pages only if they differ in nothing that changes KV (rule R16)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def drafting(rope: Pretrained) -> Engine:
 def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
     engines = [
         Engine(),
-        # Phi-3 with LongRoPE takes its short or its long factors by it.
+        # Phi-3 with LongRoPE selects its short or long factors by this setting.
         of_model(max_model_len=32768),
         of_model(dtype=torch.bfloat16),
         of_model(quantization="awq"),
@@ -63,7 +63,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """Else no start, no rank and no TP size would find what another one has left."""
+    """Otherwise no restart, rank or TP size would find the pages of another."""
     engines = [
         Engine(),
         Engine(instance_id="2"),
@@ -99,7 +99,7 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
 
 
 def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
-    """Its layers may keep KV beside those of the model."""
+    """The draft model's layers may keep KV next to the model's."""
     target = of_model(model=str(weights))
     drafts = [replace(Model(), model="org/draft", revision=each * 40) for each in "ab"]
 

@@ -1,4 +1,4 @@
-"""Backups that found no room go on as long as blocks hold what a request has computed."""
+"""Backups without room in host memory are retried while the engine's blocks keep the KV."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ NEWEST = range(20, 24)
 
 
 class Pressed:
-    """A scheduler's half whose host memory is full of the first prompt until the test says so."""
+    """A scheduler side whose host memory is full of the first prompt until the test frees it."""
 
     def __init__(self, host_pages: int = HOST_PAGES) -> None:
         self.ranks = HostRanksInTurn(ranks=1, host_pages=host_pages)
@@ -42,12 +42,12 @@ class Pressed:
         return request
 
     def copied(self) -> Sequence[str]:
-        """Let the copies that have begun end well; return the requests whose blocks are free."""
+        """Complete the copies in flight; return the requests whose blocks are freed."""
         self.executor.obey_only(CopyToHost)
         return self.side.end_pass(Scheduled()).freed
 
     def make_room(self) -> list[tuple[int, ...]]:
-        """Let everything end well; return the blocks that are copied meanwhile."""
+        """Complete all I/O; return the blocks that are copied meanwhile."""
         copies: list[CopyToHost] = []
         for _ in range(4):
             copies += self.executor.given(CopyToHost)
@@ -61,7 +61,7 @@ class Pressed:
 
 
 def test_a_request_that_has_ended_is_backed_up_once_there_is_room() -> None:
-    """sglang#39444: the backup was dropped, and the prompt never found again."""
+    """sglang#39444: the backup was dropped, and the prompt was never found again."""
     pressed = Pressed()
     held = pressed.side.finished(pressed.second, NEWEST)
 
@@ -95,7 +95,7 @@ def test_blocks_are_freed_of_a_backup_that_is_given_up_as_its_first_copy_ends() 
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:
-    """So the engine's own prefix cache can be reset, and no request waits for blocks."""
+    """The engine's prefix cache can be reset meanwhile, and no request waits for these blocks."""
     pressed = Pressed()
     pressed.side.finished(pressed.second, NEWEST)
 
@@ -147,7 +147,7 @@ def abort(pressed: Pressed) -> None:
 def test_prompts_are_found_in_the_next_life(
     tmp_path: Path, window_tokens: int, last: list[int], host_pages: int, uri: str
 ) -> None:
-    """With other last words, and out of a host memory that is smaller than each of them."""
+    """Prompts are found with another last token, even if host memory is smaller than a prompt."""
     prompts = [[first, *range(12 * PAGE_TOKENS - 1), *last] for first in (101, 102)]
     with scripted(
         uri.format(tmp_path), host_pages=host_pages, window_tokens=window_tokens

@@ -1,4 +1,4 @@
-"""Which of vLLM's requests may share pages, and what the plug-in reads of them."""
+"""Which of vLLM's requests may share pages, and the fields that the plug-in reads."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""Steps that are scheduled ahead of the outputs of those before, as with asynchronous scheduling.
+"""Asynchronous scheduling: steps are scheduled before the outputs of earlier ones are known.
 
-A CPU engine turns that off, so a scripted one drives the scheduler's half and a worker, over real
-bytes. A failing seed is replayed by the test's own name.
+A CPU engine turns it off, so a scripted engine drives the scheduler side and a worker over real bytes.
+To replay a failing seed, run the test with its parameter.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def test_whatever_overlaps_no_request_reads_what_is_not_its_own(seed: int, depth
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_backed_up_once_there_is_room_is_what_was_computed(seed: int) -> None:
-    """Blocks are handed out again meanwhile."""
+    """Freed blocks are reused meanwhile."""
     engine = OverlappingEngine(seed, 2, host_pages=8)
 
     engine.serve(REQUESTS)

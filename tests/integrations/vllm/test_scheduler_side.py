@@ -1,4 +1,4 @@
-"""What the plug-in's scheduler half makes of vLLM's passes, on a real cache whose I/O a test tells."""
+"""The plug-in's scheduler side in vLLM's passes, on a real cache whose I/O the test controls."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Statu
 from tests.kit.vllm.sides import side_of
 
 NOT_AT_ALL_S = 1e-4
-"""Less than agreed time can tell apart."""
+"""A time below the resolution of agreed time."""
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
 FULL = [PoolGroup("kv", 0, Kind.FULL, PAGE_TOKENS, EVERY_TOKEN)]
@@ -31,13 +31,13 @@ def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: Any) -> Schedule
 
 
 def computed(request: Sent) -> Scheduled:
-    """Return a pass that computes the whole of a request's prompt, in the blocks 0, 1, ..."""
+    """Return a pass that computes a request's whole prompt in the blocks 0, 1, ..."""
     tokens = request.num_tokens
     return Scheduled({request.request_id: tokens}, None, Blocks(lambda _: (range(tokens),)))
 
 
 def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int]) -> list[Sent]:
-    """Let requests compute on one rank, whose backups run until the test ends them."""
+    """Let requests compute on one rank; their backups stay in flight until the test completes them."""
     requests = [Sent(tokens, request_id=str(at)) for at, tokens in enumerate(prompts)]
     for request in requests:
         side.arrived(request)
@@ -47,7 +47,7 @@ def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int])
 
 
 def promised() -> tuple[HostRanksInTurn, SchedulerSide, Sent]:
-    """Return a request of which host memory has the four whole pages, as it has been told."""
+    """Return a request that was promised the four whole pages in host memory."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side = scheduler(ranks)
     [first] = backing_up(ranks, side, PROMPT)
@@ -66,12 +66,12 @@ def abort(side: SchedulerSide, request: Sent) -> None:
 
 
 def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
-    """Return what a rank's executor was told to wait for since it was last asked."""
+    """Return the operations in the fences ordered from a rank since the last call."""
     return [order.operations or () for order in ranks.executors[rank].take(Fence)]
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """With `kv_consumer`, between two passes, where only the second question tells of it."""
+    """As with `kv_consumer`: preempted between two passes, so only the second query shows it."""
     ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
@@ -87,7 +87,7 @@ def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again(
 
 
 def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_loading() -> None:
-    """A reset that preempts all that runs lets one pass resume it, and name it as preempted too."""
+    """A reset preempts all running requests; one pass may resume a request and name it as preempted."""
     ranks = HostRanksInTurn(ranks=1, depth=1, store=False)
     side = scheduler(ranks)
     [request] = backing_up(ranks, side, PROMPT)
@@ -106,7 +106,7 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages: int) -> None:
-    """VLLM 0.33 caps a hit where it lacks auxiliary outputs of its tokens (`cap_external_hit`)."""
+    """VLLM 0.33 caps a hit if it lacks auxiliary outputs of the tokens (`cap_external_hit`)."""
     ranks, side, request = promised()
 
     side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
@@ -122,7 +122,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """It takes the block to be filled up to there, and loads bring whole pages."""
+    """Loads bring whole pages, but the engine expects the block to be filled up to that token."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 
@@ -140,7 +140,7 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
 @pytest.mark.parametrize("own", [0, 1, 3, 4])
 @pytest.mark.parametrize("backs_up", [True, False])
 def test_what_the_engine_s_own_prefix_cache_has_is_a_hit(own: int, *, backs_up: bool) -> None:
-    """Also where it has all that Lockstep could bring, and where nothing is ever backed up."""
+    """Also if it covers everything that Lockstep could load, and if no backups are made."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side, request = scheduler(ranks, backs_up=backs_up), Sent(PROMPT)
     side.arrived(request)
@@ -177,7 +177,7 @@ def test_a_hit_is_counted_once_it_is_loaded_and_none_that_failed_is() -> None:
 
 
 def test_an_empty_pass_waits_for_copies_only_where_nothing_computes() -> None:
-    """An engine that schedules ahead has an empty pass beside each last one that computes."""
+    """An engine that schedules ahead runs an empty pass next to the last one that computes."""
     ranks = HostRanksInTurn(ranks=1)
     side, [executor] = scheduler(ranks), ranks.executors
     [request] = backing_up(ranks, side, PROMPT)
@@ -206,7 +206,7 @@ def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_ba
 
 
 def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
-    """The engine may compute the rest of it with other weights."""
+    """The engine may compute the remaining tokens with other weights."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
@@ -231,7 +231,7 @@ def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
 
 
 def test_after_the_last_abort_no_copy_touches_any_block() -> None:
-    """Also those of requests that have finished, whose blocks are held back."""
+    """Also blocks of finished requests, which are still held for copies."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])
@@ -246,7 +246,7 @@ def test_after_the_last_abort_no_copy_touches_any_block() -> None:
 
 
 def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:
-    """It may unmap them next: they were given away with nobody asking."""
+    """The engine may unmap preempted blocks next, without another call."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     backing_up(ranks, side, PROMPT)
@@ -290,7 +290,7 @@ def test_a_pass_waits_one_step_while_other_requests_compute() -> None:
 
 
 def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
-    """That is a hit, and takes its time."""
+    """The match already counts these pages; the read takes its time."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
     side.arrived(request)
@@ -303,7 +303,7 @@ def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
 
 
 def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_in_it() -> None:
-    """Host memory is full, and what the second request will find was used longest ago."""
+    """Host memory is full, and the pages that the second request will match are the oldest."""
     ranks = HostRanksInTurn(ranks=1, host_pages=8)
     side = scheduler(ranks, waits_in_pass=True)
     known, nobody_s, stored = ([at, *PROMPT] for at in range(3))
@@ -321,7 +321,7 @@ def test_what_a_pass_waits_for_drives_out_nothing_that_another_request_asks_for_
 
 
 def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass() -> None:
-    """Nobody waits for a copy after the last token, and nothing overwrites what one still reads."""
+    """A finished request waits for no copy, and no block is overwritten while a copy reads it."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second, third = backing_up(ranks, side, PROMPT, [9, *PROMPT], [8, *PROMPT])
@@ -345,7 +345,7 @@ def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass
 
 
 def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
-    """Though an engine that has nothing to do takes no step before the next request."""
+    """An idle engine takes no step before the next request, so this must happen by the last token."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -370,7 +370,7 @@ def test_what_was_copied_after_the_last_token_is_a_hit_for_the_next_request() ->
 
 
 def test_a_reset_of_an_engine_that_has_nothing_to_do_leaves_no_copy_under_way() -> None:
-    """It may unmap next what it was given back with nobody waiting."""
+    """The engine may unmap the freed blocks next, without another call."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
@@ -404,7 +404,7 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
 
 
 def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
-    """An engine that goes on after an error must not take its steps for agreed ones."""
+    """An engine that continues after an error must not count its steps as agreed."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks)
     ranks.executors[0].ill = "a thread has died"

@@ -1,4 +1,4 @@
-"""What may stand in `kv_connector_extra_config`, and what is said when it is wrong."""
+"""Valid keys of `kv_connector_extra_config`, and the errors for invalid ones."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_every_key_is_explained_on_the_page_on_vllm(key: str) -> None:
 
 @pytest.mark.parametrize("store", ["file:///mnt/kv-{rank}", "metrics+memory://"])
 def test_a_store_that_may_make_sense_is_taken(store: str) -> None:
-    """Nothing is opened yet."""
+    """Parsing does not open the store."""
     assert parse({"host_pages": 1, "store": store}).store == store
 
 

@@ -1,4 +1,4 @@
-"""The line at the start says what is kept, how much of it fits, and what a token costs on each rank."""
+"""The start line reports the KV that is kept, how much fits, and the bytes per token on each rank."""
 
 from lockstep.integrations.vllm.start_line import start_line
 from lockstep.page_format.page_layout import Column, PageLayout

@@ -1,4 +1,4 @@
-"""What vLLM is told of the statistics adds up to what the cache has counted, to the token."""
+"""The statistics passed to vLLM add up to the cache's counts, to the token."""
 
 import json
 import random
@@ -42,7 +42,7 @@ LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
 
 
 def counters(stats: CacheStats) -> Told:
-    """Return all counters of a cache as they are told."""
+    """Return all counters of a cache in the form passed to vLLM."""
     return {
         family.name: {",".join(("0", *labels)): value for labels, value in family.samples(stats)}
         for family in FAMILIES
@@ -132,7 +132,7 @@ def deciding(ranks: int) -> DecidingCache:
 
 
 def test_what_workers_have_counted_is_the_same_for_vllm_at_the_port_and_for_an_operator() -> None:
-    """The replica's part is the scheduler's, and each executor's that of its worker, by rank."""
+    """The replica's counts come from the scheduler, and each executor's counts from its worker."""
     took = Latencies()
     took.add(0.5)
     counts = {

@@ -1,4 +1,4 @@
-"""How long a request waits for what another engine has promised, in agreed time."""
+"""How long a request waits for pages that another engine has promised, in agreed time."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +11,7 @@ from lockstep.ranks.protocol.outside import Peers
 
 PATIENCE_S = 5.0
 AN_HOUR_MS = 3_600_000
-"""Since then the engine was idle, and its clock has stood still."""
+"""The agreed time when an engine wakes up that was idle, with its clock stopped, for an hour."""
 PARAMS = {
     "do_remote_prefill": True,
     "remote_host": "10.0.0.4",
@@ -28,7 +28,7 @@ def taking(peers: Peers | None, clock: SimpleNamespace, *, loads: bool = True) -
 
 
 class Waiting:
-    """A request that waits, and a clock that a test sets."""
+    """A waiting request, and a clock that the test sets."""
 
     def __init__(self) -> None:
         self.clock = SimpleNamespace(agreed_ms=1)
@@ -38,13 +38,13 @@ class Waiting:
         self.taken = taken
 
     def asks_again(self, after_s: float, *, found: int = 0, refused: bool = False) -> bool:
-        """Say whether it asks again in a pass so long after the engine has woken up."""
+        """Return whether the request queries again in a pass so long after the engine woke up."""
         self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
         return self.taking.asks_again(self.taken, found, 100, refused=refused)
 
     def passes(self, after_s: float | None = None) -> None:
-        """Let a pass ask while its prefetch goes on; without a time, before the clock has gone on."""
+        """Let a pass query while the prefetch runs; without a time, before the clock has advanced."""
         if after_s is not None:
             self.clock.agreed_ms = AN_HOUR_MS + round(after_s * 1000)
         self.taking.waits(self.taken)
@@ -94,7 +94,7 @@ def test_an_engine_that_refuses_to_be_read_from_is_not_waited_for(waiting: Waiti
 
 
 def test_the_time_that_a_lookup_takes_is_a_part_of_the_patience(waiting: Waiting) -> None:
-    """A host that answers nobody costs one lookup, which takes as long as it may."""
+    """A host that does not answer costs one lookup, which lasts until its timeout."""
     waiting.passes(0)
     waiting.passes(1)
 

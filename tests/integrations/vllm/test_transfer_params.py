@@ -1,4 +1,4 @@
-"""What routers carry between engines: what one says another reads, and what anybody may have sent."""
+"""Parameters that routers carry between engines: round trips, and invalid input from clients."""
 
 from typing import Any
 

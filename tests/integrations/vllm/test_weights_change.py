@@ -1,4 +1,4 @@
-"""Weights that change while vLLM serves: who comes after gets nothing of former ones."""
+"""Weights change while vLLM serves: later requests get no KV of former weights."""
 
 from collections.abc import Iterable
 from random import Random
@@ -21,13 +21,13 @@ QUEUE_MAX = 8
 
 
 class Conversations:
-    """Draws prompts, most of which begin as one that was sent before."""
+    """Draws prompts, most of which share a prefix with an earlier one."""
 
     def __init__(self, seed: int) -> None:
         self.drawn = Random(seed)
 
     def prompt(self) -> list[int]:
-        """Return a prompt of one of 40 groups, of which the first pages are the same."""
+        """Return a prompt of one of 40 groups; prompts of a group share their first pages."""
         group, shared = self.drawn.randrange(40), self.drawn.randrange(1, PROMPT_PAGES)
         own = self.drawn.randrange(1000)
         tokens = [group] * (shared * PAGE_TOKENS) + [100 + own] * (
@@ -37,11 +37,11 @@ class Conversations:
 
 
 def become(engine: ScriptedEngine, drawn: Random, number: int, *, preempting: bool) -> None:
-    """Give the engine other weights, in one of the ways in which its users do."""
+    """Change the engine's weights, in one of the ways that users have."""
     weights = drawn.choice([f"step-{number}", f"step-{max(0, number - 2)}", "default", ""])
     preempts, way = preempting and drawn.random() < 0.3, drawn.randrange(3)
     if way == 0:
-        # A pause drops all caches first, and then the weights come.
+        # A pause drops all caches first, and then the weights change.
         engine.reset(preempting=preempts)
     engine.load_weights(weights or f"nobody knows {number}")
     if weights:
@@ -70,7 +70,7 @@ def engine_of(ranks: int = 2, **settings: Any) -> ScriptedEngine:
 
 
 def ask(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> int:
-    """Let requests be answered one by one; return how many of their tokens were loaded."""
+    """Answer requests one by one; return how many of their tokens were loaded."""
     before = engine.counts.hits
     for prompt in prompts:
         engine.send(prompt)
@@ -79,13 +79,12 @@ def ask(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> int:
 
 
 def answer(engine: ScriptedEngine) -> None:
-    """Let all requests be answered."""
     while not engine.idle:
         engine.step()
 
 
 def backed_up(engine: ScriptedEngine, name: str) -> int:
-    """Let a request compute behind a block that the engine has; return how many pages are copied."""
+    """Compute a request after one block cached by the engine; return how many pages are backed up."""
     [side], [memory] = engine.sides, engine.ranks.memories
     request, blocks = Sent(list(PROMPTS[0]), name), range(PROMPT_PAGES)
     side.arrived(request)
@@ -95,7 +94,7 @@ def backed_up(engine: ScriptedEngine, name: str) -> int:
 
 
 def compute(engine: ScriptedEngine, request: Sent) -> None:
-    """Let a request compute all of its prompt, of which the engine has nothing."""
+    """Let a request compute its whole prompt without cached blocks."""
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(90, 90 + PROMPT_PAGES)
     side.hit(request, 0)
     tokens = {request.request_id: request.num_tokens}
@@ -105,7 +104,7 @@ def compute(engine: ScriptedEngine, request: Sent) -> None:
 
 
 def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
-    """Send requests, and step until loads are under way."""
+    """Send requests, and step until loads are in flight."""
     for prompt in prompts:
         engine.send(prompt)
     while not engine.loading:
@@ -116,7 +115,7 @@ def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
 def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
     ranks: int, requests: int
 ) -> None:
-    """Named, named as before, or not named at all, with a reset before, after, or none."""
+    """With a new, an old or no version, and with a reset before the change, after it, or none."""
     engine = engine_of(ranks)
 
     counts = serve(engine, requests, preempting=True)
@@ -207,7 +206,7 @@ def test_weights_are_a_part_of_namespaces_and_those_of_the_start_are_none() -> N
 
 
 def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others() -> None:
-    """It drops them only while no request has a block; the name may come long before."""
+    """VLLM drops its blocks only while no request has one; the version may change long before."""
     engine = engine_of(1)
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"a": 1})
     engine.name("step-1")
@@ -221,7 +220,7 @@ def test_what_follows_vllm_s_own_blocks_of_former_weights_is_not_kept_for_others
 
 
 def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -> None:
-    """Where vLLM finds parts of blocks (`prefix_match_unit`), it asks as if it had found none."""
+    """With `prefix_match_unit`, vLLM matches parts of blocks but queries as if it had none."""
     engine, request = engine_of(1), Sent(list(PROMPTS[0]), "behind a part of a block")
     engine.lending[0].held.pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(PROMPT_PAGES)

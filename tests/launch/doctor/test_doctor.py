@@ -1,4 +1,4 @@
-"""`lockstep doctor` on this machine, as it is run by people and by scripts."""
+"""`lockstep doctor` on this machine, run by people and by scripts."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_the_doctor_tells_all_that_it_has_probed_and_leaves_nothing(
 
 
 def test_gloo_at_an_interface_that_this_machine_does_not_have_is_told_in_one_line() -> None:
-    # For documentation: no machine has it.
+    # This address is reserved for documentation, so no machine has it.
     failed = probe_gloo(Interface("eth9", "203.0.113.7", ""))
 
     assert failed.failure
@@ -103,7 +103,7 @@ def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) ->
 
 @contextmanager
 def nobodys_rights_in(folder: Path) -> Generator[None]:
-    """Take this process's rights in a folder away, root's too."""
+    """Remove this process's access rights to a folder, even if it runs as root."""
     mine = os.geteuid()
     folder.chmod(0)
     try:
@@ -115,7 +115,7 @@ def nobodys_rights_in(folder: Path) -> Generator[None]:
 
 
 def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
-    """As on a filesystem that is read-only, to remove what was not made fails as well."""
+    """In such a directory, as on a read-only filesystem, removing a file fails as creating one does."""
     with TemporaryDirectory(dir="/tmp") as folder, nobodys_rights_in(Path(folder)):
         direct = probe_direct(f"file://{folder}")
 

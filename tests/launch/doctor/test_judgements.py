@@ -1,4 +1,4 @@
-"""What the doctor makes of values that this machine does not have."""
+"""The doctor's findings for values that this machine does not have."""
 
 import re
 
@@ -55,7 +55,7 @@ ETH = Interface("eth0", "10.0.0.2", "")
 
 
 def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> Finding:
-    """The finding of one package of these bounds."""
+    """Return the finding for one installed package with these bounds."""
     package = Package(name, bounds, name, installed, TRIED.get(name, ""))
     (finding,) = judge_packages([package])
     return finding

@@ -1,4 +1,4 @@
-"""What a model keeps and computes is read from its `config.json`, or refused by name."""
+"""Memory and work of a model are derived from its `config.json`, or the file is refused by name."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from lockstep.launch.planning.model_config import Model, model_of
 from lockstep.launch.planning.published import PUBLISHED, find_model
 from lockstep.small_engine.profiles import PROFILES
 
-# What the repositories of these models on Hugging Face have, less what says nothing of memory or work.
+# Configurations from Hugging Face, without fields that affect neither memory nor work.
 QWEN3 = {
     "head_dim": 128,
     "hidden_size": 4096,
@@ -112,7 +112,7 @@ def test_layers_with_a_window_have_a_pool_of_their_own(
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    # What is said to be active, less embeddings, which a prompt's tokens do not pass.
+    # The published active parameters, less embeddings, through which a prompt's tokens do not pass.
     [("llama", 7.0), ("deepseek", 35.6), ("qwen-next", 3.1), ("glm", 39.0), ("gpt-oss", 4.5)],
 )
 def test_a_token_passes_about_as_many_weights_as_the_model_says_are_active(

@@ -1,4 +1,4 @@
-"""`lockstep plan`: a table, a plot, points as JSON, the answer to a goal; wrong options in one line."""
+"""`lockstep plan`: table, plot, JSON points, the size for a goal, and one-line errors."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def write_trace(folder: Path, requests: int) -> Path:
-    """A trace whose prompts have 10 blocks in common, and each 100 of its own."""
+    """Write a trace whose prompts share 10 blocks and have 100 blocks each of their own."""
     path = folder / "trace.jsonl"
     lines = (
         {
@@ -148,7 +148,7 @@ def test_a_prompt_that_does_not_fit_is_told(lockstep: Run, tmp_path: Path) -> No
 
 @pytest.mark.distributed
 def test_processes_side_by_side_come_to_what_one_comes_to(tmp_path: Path) -> None:
-    """The trace is long enough that processes are started where there are two cores."""
+    """The trace is long enough that worker processes start if the machine has two cores."""
     settings = PlanSettings(trace=str(write_trace(tmp_path, 80)))
     here = Evaluation(settings)
     sizes = [Size(device_gib=gib, host_gib=20, page_tokens=512) for gib in (10, 20, 30)]

@@ -1,4 +1,4 @@
-"""The work of a prompt is that of its tokens, one by one."""
+"""The work of a prompt is the sum over its tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`lockstep size`: bytes a token by pool, what fits on each tier, and which page size to take."""
+"""`lockstep size`: bytes per token and pool, capacity of each tier, and the best page size."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_token_of_llama_takes_128_kib_that_ranks_divide(lockstep: Run, tmp_pat
     assert found["pages"]["page_tokens"] == 64
     assert device["tokens"] == (30 << 30) // (16 << 10)
     assert host["wanted_gib"] == pytest.approx(2e6 * (16 << 10) / (1 << 30), rel=1e-4)
-    # In a store a page is an object of each rank, with its header.
+    # In a store, each rank has one object with a header per page.
     assert storage["wanted_gib"] == pytest.approx(8 * host["wanted_gib"] * (1 + 4096 / (1 << 20)))
 
 

@@ -1,4 +1,4 @@
-"""The page of a report: a demo's, and reports of every other kind."""
+"""HTML pages of a demo's report and of every other kind of report."""
 
 import base64
 import json
@@ -50,14 +50,14 @@ SAMPLES = Samples(
 
 
 def report_at(path: Path, **changes: Any) -> Path:
-    """Write the report of a replay that never was, with some of its keys changed."""
+    """Write the report of an invented replay, with some of its keys changed."""
     report = make_report(ReplaySettings(ranks=1), [result(samples=SAMPLES)])
     write_report(str(path), {**report, **changes})
     return path
 
 
 def plots_in(page: str) -> list[list[str]]:
-    """The titles of the plots of each image, which is a whole SVG."""
+    """Return the plot titles of each image, after checking that it is a whole SVG."""
     images = re.findall(r'<img alt="(.*?)" src="data:image/svg\+xml;base64,(.*?)">', page)
     tags = [ET.fromstring(base64.b64decode(drawn)).tag for _, drawn in images]  # noqa: S314
     assert tags == ["{http://www.w3.org/2000/svg}svg"] * page.count("<img")

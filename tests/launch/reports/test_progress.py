@@ -1,4 +1,4 @@
-"""The progress of a replay where there is no terminal: a line a minute, with what it hits so far."""
+"""A replay's progress without a terminal: one line a minute, with the current hit rate."""
 
 import pytest
 

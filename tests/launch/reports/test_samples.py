@@ -1,4 +1,4 @@
-"""Samples of a run: bounded, of one length, and complete however often they were thinned out."""
+"""Samples of a run: bounded in number, of equal length, and complete however often they are thinned."""
 
 from collections.abc import Iterator
 from itertools import count, pairwise
@@ -21,7 +21,7 @@ from tests.kit.launch.replays_in_process import opened
 
 
 def sampled(requests: int, pause_s: float) -> tuple[Samples, Scheduler, int]:
-    """What is seen of a run in which `pause_s` passes with each look at the clock; and its steps."""
+    """Return a run's samples and steps when each reading of the clock advances it by `pause_s`."""
     settings = ReplaySettings(ranks=1, page_tokens=16, device_pages=600, host_pages=1200)
     cache = opened(settings)
     ticks: Iterator[int] = count()

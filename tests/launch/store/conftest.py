@@ -1,4 +1,4 @@
-"""What every test of `lockstep store` starts from: the command, and a directory for a store."""
+"""Fixtures of the tests of `lockstep store`: the command, and a directory for a store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +11,11 @@ from tests.kit.launch.stores import Kept
 
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs `lockstep store` in this process."""
+    """Runs the command `lockstep store` in this process."""
     yield from run_lockstep(monkeypatch, capfd, "store")
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Kept:
-    """The store that most tests look into; nothing is in it yet."""
+    """The store that most tests read, initially empty."""
     return Kept(tmp_path / "kv")

@@ -1,4 +1,4 @@
-"""`lockstep store gc` and `rm`: what goes, what stays, what is refused before it begins."""
+"""`lockstep store gc` and `rm`: removed objects, kept objects, and refusals before any removal."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ HOUR_S = 3600.0
 
 
 def in_terminal(*arguments: str, answer: str = "") -> tuple[int, str]:
-    """Run the command on a terminal of 80 columns; return its status and what was to be seen."""
+    """Run the command on a terminal of 80 columns; return its status and its output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*IN_A_PROCESS, "store", *arguments],
@@ -44,14 +44,14 @@ def in_terminal(*arguments: str, answer: str = "") -> tuple[int, str]:
         while some := os.read(ours, 65536):
             seen += some
     except OSError:
-        # What a terminal answers when the last process has left it.
+        # A terminal returns an error after the last process has closed it.
         pass
     os.close(ours)
     return process.wait(timeout=60), seen.decode()
 
 
 def aged(kept: Kept, count: int) -> Kept:
-    """A store in which page n of rank 0 is n hours old, and all else is new."""
+    """Return a store in which page n of rank 0 is n hours old, and all other objects are new."""
     kept.fill(pages=range(count))
     for number in range(count):
         kept.age(page_name(number), number * HOUR_S)
@@ -89,7 +89,7 @@ def test_gc_removes_the_least_recently_used_down_to_a_size(lockstep: Run, kept: 
 def test_gc_removes_the_end_of_a_prefix_before_its_root(lockstep: Run, kept: Kept) -> None:
     kept.fill(pages=range(10))
     for number in range(10):
-        # As a write of all of them leaves them: none used later than the one that it continues.
+        # A batched write leaves such times: no page is older than the page that continues it.
         kept.age(page_name(number), HOUR_S + number * 0.01)
 
     lockstep("gc", "--to-bytes", f"{13 * OBJECT_BYTES}B", kept.uri)

@@ -1,4 +1,4 @@
-"""`lockstep store ls`, `stat` and `verify`: what is there, whether it is sound, what is refused."""
+"""`lockstep store ls`, `stat` and `verify`: contents, damaged objects, and refusals."""
 
 import json
 import os
@@ -30,14 +30,14 @@ from tests.kit.storage.calls import digest_of
 
 
 def of_ranks(tmp_path: Path) -> str:
-    """The URI of a store that each of two ranks has for itself."""
+    """Return the URI of stores of two ranks, one store for each rank."""
     for rank in (0, 1):
         Kept(tmp_path / f"disk{rank}").fill(model=f"of-rank-{rank}")
     return f"file://{tmp_path}/disk{{rank}}"
 
 
 def words(text: str) -> str:
-    """The text without the differences that only columns make."""
+    """Return the text with each run of blanks as one blank."""
     return re.sub(r"[ \t]+", " ", text)
 
 
@@ -62,7 +62,7 @@ def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
 
 
 def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_path: Path) -> None:
-    """A loop over ranks would do the same to one store again and again."""
+    """A loop over ranks would process the one store repeatedly."""
     said = refusal(lockstep, "ls", tmp_path.as_uri(), "--rank", "1")
 
     assert "has no {rank}; leave out --rank" in said
@@ -418,7 +418,7 @@ def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
 
 
 def tree(root: Path) -> dict[Path, tuple[float, bytes]]:
-    """Everything below a directory, with its time and content."""
+    """Return all paths below a directory, with their times and contents."""
     return {
         path: (
             path.lstat().st_mtime,
@@ -430,7 +430,7 @@ def tree(root: Path) -> dict[Path, tuple[float, bytes]]:
 
 @pytest.fixture
 def unwritable(kept: Kept) -> Iterator[Callable[[], None]]:
-    """Makes the store one that nobody can write to, the superuser neither."""
+    """Makes the store unwritable, even for the superuser."""
     mounted: list[Path] = []
 
     def make() -> None:

@@ -1,4 +1,4 @@
-"""`lockstep store` in trouble: output that cannot be written."""
+"""`lockstep store` when its output cannot be written."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.kit.launch.stores import Kept
 
 
 def in_a_process(*arguments: str, stdout: IO[str]) -> tuple[int, str]:
-    """Run `lockstep store` in a process of its own; return its status and what it said of errors."""
+    """Run `lockstep store` in a separate process; return its status and its stderr."""
     ended = subprocess.run(
         [*IN_A_PROCESS, "store", *arguments],
         stdout=stdout,

@@ -1,4 +1,4 @@
-"""What `lockstep top` says of a group with something the matter, and which alerts fire for it."""
+"""Findings of `lockstep top` for groups with a fault, and the alerts that fire for each."""
 
 import io
 import os
@@ -81,7 +81,7 @@ def damaged(stack: ExitStack, folder: Path) -> Window:
                 last = opened.read(1)[0]
                 opened.seek(-1, os.SEEK_END)
                 opened.write(bytes([last ^ 1]))
-    # Of further ones some pages would be gone already, on the rank that was the first to read them.
+    # With more requests, the rank that reads first would already have removed some corrupt pages.
     return served(stack, store=store, requests=1)
 
 
@@ -119,7 +119,7 @@ def ended(stack: ExitStack, _: Path) -> Window:
 
 
 def killed(stack: ExitStack, folder: Path) -> Window:
-    """An engine whose ranks end as soon as one of them is lost, so that none is left to say so."""
+    """Return a window of an engine that killed all of its ranks after one was lost."""
     ended_group = ended(stack, folder)
     assert ended_group.before is not None
     silent = {f"127.0.0.1:{9400 + rank}": "" for rank in ended_group.before.ranks}
@@ -141,7 +141,7 @@ def diverged(stack: ExitStack, _: Path) -> Window:
 
 
 def unreadable(_: ExitStack, __: Path) -> Window:
-    """Pages that every rank's store has, and that none can read."""
+    """Return a window with pages that exist in every rank's store and that no rank can read."""
     ranks = RanksInTurn(2)
     before = seen_of(ranks.caches)
     ranks.every(lambda cache: cache.prefetch("fails", prompt(2)))
@@ -155,9 +155,9 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
-    """A read that one rank's store does not come back from, or only later.
+    """Watch a read that hangs in one rank's store, for ever or until it `heals`.
 
-    If that is too much the group lets go of the store, which an operator may then detach.
+    With `is_too_much`, the group drops its store; with `detaches`, an operator detaches the store then.
     """
 
     def window(_: ExitStack, __: Path) -> Window:
@@ -257,13 +257,13 @@ CASES: dict[str, tuple[Watch, str, set[str]]] = {
         {"LockstepGroupEnded", "LockstepReplicasDiverged"},
     ),
 }
-"""How a group is watched, what is said first of it, and the alerts that fire, and no others."""
+"""How a group is watched, its first finding, and exactly the alerts that fire."""
 
 
 def comparable(window: Window, alerts: set[str]) -> Window:
-    """Return a window without what took time, since on a busy machine anything may be slow.
+    """Return a window without latencies, because any call may be slow on a busy machine.
 
-    As it is if the store is to be slow.
+    A window of a slow store is returned unchanged.
     """
     if "LockstepStoreSlow" in alerts:
         return window
@@ -387,7 +387,7 @@ def shown(*windows: Window) -> list[str]:
 
 
 def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
-    """`--once` looks twice within seconds, and a reader comes after the damage."""
+    """`--once` samples twice within seconds, and its user comes after the damage."""
     ranks = {
         rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
         for rank in range(2)

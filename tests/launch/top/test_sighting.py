@@ -1,4 +1,4 @@
-"""How `lockstep top` asks ranks for their numbers, and what else may answer."""
+"""How `lockstep top` scrapes the ranks' metrics, and its handling of other servers."""
 
 import io
 import socket
@@ -26,7 +26,7 @@ from tests.kit.servers.ports import free_ports
 
 Answer = Callable[[socket.socket], object]
 Serve = Callable[[Answer], str]
-"""Has a server answer one connection; returns its port."""
+"""Starts a server that answers one connection; returns its port."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def serve() -> Iterator[Serve]:
             return str(listening.getsockname()[1])
 
         yield begin
-        listening.shutdown(socket.SHUT_RDWR)  # Where a test has failed, its answers wait.
+        listening.shutdown(socket.SHUT_RDWR)  # Answers block if a test has failed.
 
 
 def raw(answer: bytes) -> Answer:
@@ -55,7 +55,7 @@ def http(body: str) -> Answer:
 
 
 def drip(connection: socket.socket) -> None:
-    """Send a byte twenty times a second, until the other side has gone."""
+    """Send a byte twenty times a second until the other side closes the connection."""
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     connection.settimeout(0.05)
     while True:
@@ -178,7 +178,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
     serve(raw(b"HTTP/1.0 500 "))
     sightings.look()
     (silent, *_) = findings(sightings.windows()[0])
-    # More was asked for than before, and less was hit.
+    # More tokens were requested than before, and fewer were hits.
     serve(exposed(1, rounds=8, asked_tokens=1000, hit_tokens=500))
     sightings.look()
     back = sightings.windows()
@@ -195,7 +195,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
 
 def test_ranks_that_a_group_has_no_more_are_not_missed(serve: Serve) -> None:
     sightings = Sightings([serve(exposed(2))])
-    serve(exposed(2))  # At once, since there is one more port to look at.
+    serve(exposed(2))  # The extra port is scraped at once.
     sightings.look()
     missed = [len(each.now.silent) for each in sightings.windows()]
     for _ in range(2):

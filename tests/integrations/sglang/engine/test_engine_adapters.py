@@ -1,4 +1,4 @@
-"""Adapters: pages of one are no hit for another, and are found again by their weights."""
+"""Adapters: pages of one are a miss for another, and are found again by the adapter's weights."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ REQUESTS = [Request(tokens=range(9, 209), adapter=name) for name in NAMES]
 def served(engine: RunningEngine, adapters: Path, *, overwritten: bool = False) -> list[Answer]:
     """Load both adapters, and answer the same prompt with each.
 
-    With `overwritten` their files become those of other adapters once SGLang says that they are loaded.
+    With `overwritten`, replace their files by those of other adapters after SGLang has loaded them.
     """
     with engine:
         for seed, name in enumerate(("one", "other"), start=3):

@@ -1,4 +1,4 @@
-"""What else SGLang does with its cache: retraction, new weights, sleep, stores that come and go."""
+"""Retraction, new weights, sleep, and stores that are attached and detached, on real SGLang engines."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +17,7 @@ REQUESTS = mixed_requests(12)
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Generator[RunningEngine]:
-    """Two ranks with a store, for tests that leave it as it was."""
+    """Two ranks with a store, shared by tests that leave the engine unchanged."""
     folder = tmp_path_factory.mktemp("lockstep")
     store = f"file://{folder}/store"
     with lockstep_engine(folder, model, store=store, enable_metrics=True) as started:

@@ -1,4 +1,4 @@
-"""What an operator asks of SGLang on two ranks, each of which has a scheduler."""
+"""Operator commands for SGLang on two ranks, each with a scheduler."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

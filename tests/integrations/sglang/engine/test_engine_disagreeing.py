@@ -1,4 +1,4 @@
-"""One rank's store fails in every way for ten thousand iterations of the scheduler."""
+"""One rank's store fails in every way for ten thousand scheduler iterations."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ REQUESTS = mixed_requests()
 
 
 def serve(engine: RunningEngine, stock: Stock, iterations: int) -> list[str]:
-    """Serve the requests again and again, from storage where it has them; return what differs."""
+    """Serve the requests repeatedly, from storage if possible; return the wrong answers."""
     told: list[str] = []
     done = 0
     while done < iterations:

@@ -1,7 +1,7 @@
-"""SGLang with Lockstep says what stock SGLang says: the same tokens, and the same log-probabilities.
+"""SGLang with Lockstep returns stock SGLang's tokens and log-probabilities.
 
-Within a tolerance, since sums over other chunks come out otherwise in their last digits: what is cached
-decides what is computed, and more is cached here.
+The comparison has a tolerance. Lockstep caches more, so chunks differ, and sums over other chunks
+differ in their last digits.
 """
 
 from collections.abc import Generator
@@ -26,7 +26,7 @@ REQUESTS = mixed_requests()
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine, and what stock SGLang says on as many ranks."""
+    """An engine with Lockstep, and stock SGLang's answers on as many ranks."""
 
     engine: RunningEngine
     stock: Stock
@@ -37,7 +37,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Generator[Served]:
-    """One rank, and two, with a store of files."""
+    """An engine of one rank, then one of two, each with a file store."""
     tp: int = request.param
     folder = tmp_path_factory.mktemp(f"lockstep{tp}")
     store = folder / "store"
@@ -56,7 +56,7 @@ def test_cold_and_warm_from_host_memory(served: Served) -> None:
     assert differences(served.stock.warm, warm, tolerance=TOLERANCE) == []
     assert differences(served.stock.together, together, tolerance=TOLERANCE) == []
     assert by_tier(warm, "host") > 0
-    # What SGLang tells its users of where cached tokens were is what Lockstep counts.
+    # Lockstep's counts equal the cached tokens by tier that SGLang reports to its users.
     tiers = {tier: by_tier([*cold, *warm], tier) for tier in ("device", "host", "storage")}
     assert [each.state["hit_tokens"] for each in counted] == [tiers] * len(counted)
     missed = [sum(each.state["missed_tokens"].values()) for each in counted]
@@ -79,7 +79,7 @@ def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(serve
 def test_in_a_new_process_pages_come_from_storage(
     served: Served, tmp_path: Path, model: Path
 ) -> None:
-    """The last one that uses this engine."""
+    """Must run last, because it shuts the shared engine down."""
     served.engine.generate(REQUESTS, together=False)
     stuck = served.engine.shutdown()
 

@@ -1,4 +1,4 @@
-"""What is wrong on one rank alone: all ranks hear of it, and go on alike or end by name."""
+"""Faults on one rank: all ranks learn of each, and continue alike or end with a named error."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SIZES_DIFFER = "Received data size doesn't match expected size"
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A folder with a store for each of two ranks, which have written them."""
+    """A folder with one filled store for each of two ranks."""
     folder = tmp_path_factory.mktemp("written")
     with lockstep_engine(folder, model, store=f"file://{folder}/{{rank}}") as engine:
         engine.generate(REQUESTS)
@@ -46,9 +46,9 @@ def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
 def test_ranks_that_compute_different_batches_are_named_beside_the_error_of_their_own_collective(
     tmp_path: Path, model: Path
 ) -> None:
-    """With a witness they are named before: see `test_controls.py` and `test_hooks.py`."""
+    """With `witness`, ranks are named before they compute: see `test_controls.py`, `test_hooks.py`."""
     with lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}) as engine:
-        # One rank finds nothing the second time.
+        # Rank 1 finds no hit for the second request.
         with pytest.raises(EngineEndedError):
             engine.generate([LONG, LONG], together=False)
         log = engine.log()

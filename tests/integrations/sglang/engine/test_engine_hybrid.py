@@ -1,8 +1,8 @@
-"""Models with windows and with recurrent states say with Lockstep what they say without.
+"""Models with sliding windows or recurrent states answer as with stock SGLang.
 
-Every other layer attends to 64 tokens, or is a short convolution that goes on from its last inputs.
-Prompts are several times as long as a window; SGLang keeps a state where a chunk of 64 tokens has ended
-and where a request has finished, and a hit ends only there.
+Every other layer attends to 64 tokens, or is a short convolution over its last inputs. Prompts are
+several times as long as a window. SGLang keeps a state at the end of each chunk of 64 tokens and at the
+end of each request, and a hit can end only at a kept state.
 """
 
 import random
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 
 def conversations() -> list[Request]:
-    """Return prompts with shared beginnings, some of which another one goes on from."""
+    """Return prompts with shared prefixes, some of which continue another prompt."""
     generator = random.Random(1)
 
     def text(length: int) -> list[int]:
@@ -46,16 +46,16 @@ def conversations() -> list[Request]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of model, and how it is served."""
+    """A kind of model, and the settings of the engine that serves it."""
 
     fixture: str
     plugin: str
     requests: list[Request]
     decoding: int
-    """So many requests outgrow together the room of an engine with Lockstep."""
+    """Number of requests that together outgrow the device pools of the tight engine."""
     arguments: dict[str, Any]
     tight: dict[str, Any]
-    """What leaves little room on the device."""
+    """Settings that leave little room on the device."""
 
 
 KINDS = {
@@ -69,7 +69,7 @@ KINDS = {
             "max_total_tokens": 1024,
             "max_running_requests": 6,
             "chunked_prefill_size": 128,
-            # SGLang frees a window that a request has left in the next step, not after 128 tokens.
+            # SGLang frees pages outside a request's window in the next step, not after 128 tokens.
             "environment": {"SGLANG_SWA_EVICTION_INTERVAL": "1"},
         },
     ),
@@ -84,7 +84,7 @@ KINDS = {
             "disable_overlap_schedule": True,
             "chunked_prefill_size": 64,
             "max_mamba_cache_size": 30,
-            # Half as many bits would make another chunk another answer.
+            # With half as many bits, another division into chunks would give another answer.
             "environment": {"SGLANG_MAMBA_CONV_DTYPE": "float32"},
         },
         tight={
@@ -106,17 +106,17 @@ def decoding(kind: Kind) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What stock SGLang says on two ranks that have room for everything."""
+    """Answers of stock SGLang on two ranks with room for everything."""
 
     cold: list[Answer]
     decoded: list[Answer]
     collectives: list[set[str]]
-    """By rank."""
+    """The collectives that each rank called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine of two ranks, and what stock SGLang says."""
+    """An engine of two ranks with Lockstep, and the answers of stock SGLang."""
 
     kind: Kind
     model: Path
@@ -152,7 +152,7 @@ def tight_engine(
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Served]:
-    """Two ranks with little room, a store of files, and retractions now and then."""
+    """Two ranks with little device memory, a file store, and occasional retractions."""
     kind = KINDS[request.param]
     model: Path = request.getfixturevalue(kind.fixture)
     folder = tmp_path_factory.mktemp("hybrid")
@@ -190,7 +190,7 @@ def test_what_retracted_requests_had_decoded_is_loaded_and_not_computed_again(
     assert differences(served.stock.decoded, answers) == []
     assert sum(answer.retractions for answer in answers) > 0
     assert min(growth(before, after, "retracted")) > 0
-    # Nothing of these prompts was computed before, so that whatever is loaded was saved of them.
+    # These prompts were never computed before, so any loaded tokens were backed up during this test.
     assert min(growth(before, after, "loaded_tokens")) > 0
 
 
@@ -204,7 +204,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
     left = [(each.state["loading"], each.state["keeping"]) for each in engine.ranks()]
     engine.generate(requests)
     engine.flush()
-    # These could be loaded, and are aborted as soon as they are sent.
+    # These requests could be loaded, but are aborted as soon as they are sent.
     engine.generate([Request(tokens=each.tokens, abort_after=0) for each in requests])
     engine.flush()
     answers = engine.generate(requests, together=False)
@@ -217,7 +217,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
 def test_in_a_new_process_of_either_tp_size_they_come_from_storage(
     served: Served, tmp_path: Path
 ) -> None:
-    """The last one that uses this engine."""
+    """Must run last, because it shuts the shared engine down."""
     kind, found = served.kind, list[list[Answer]]()
     served.engine.generate(kind.requests, together=False)
     stuck = served.engine.shutdown()
@@ -253,7 +253,7 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
 def test_what_was_shared_is_written_with_the_window_before_its_end(
     tmp_path: Path, windowed_model: Path
 ) -> None:
-    """Under `write_through_selective`, where a backup ends before the prompt does."""
+    """Under `write_through_selective`, a backup ends before the prompt does."""
     shared = [*range(2, 194)]
     tails = [Request(tokens=[*shared, *range(at, at + 70)]) for at in range(200, 400, 40)]
     engine = lockstep_engine(

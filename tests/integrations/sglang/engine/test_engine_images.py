@@ -1,4 +1,4 @@
-"""Images under SGLang's own tree: what is before one comes back from the host for another."""
+"""Images in SGLang's tree: the prefix before one image is loaded from the host for another image."""
 
 from collections.abc import Generator
 from typing import Any
@@ -24,7 +24,7 @@ def rig() -> Generator[Rig]:
 
 
 def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
-    """A prompt with an image behind `PAGES` pages and 5 tokens, as SGLang's scheduler has it."""
+    """Return a prompt with an image after `PAGES` pages and 5 tokens, as SGLang's scheduler has it."""
     start = PAGES * rig.page_tokens + 5
     prompt = [*range(start), *[3] * IMAGE_LENGTH, *range(500, 530)]
     modality = here.of(BATCH, "Modality")
@@ -42,7 +42,7 @@ def with_image(rig: Rig, content: float) -> tuple[list[int], Any]:
 
 
 def again(rig: Rig, content: float) -> tuple[int, list[str]]:
-    """Serve a prompt once nothing is on the device; return what was cached, and what it found wrong."""
+    """Serve a prompt with an empty device cache; return its cached tokens and wrong pages."""
     rig.evict_all()
     tokens, items = with_image(rig, content)
     cached = rig.serve(tokens, items=items)

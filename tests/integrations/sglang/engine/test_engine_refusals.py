@@ -1,4 +1,4 @@
-"""What cannot be served is refused by name when the engine starts."""
+"""Unsupported configurations are refused when the engine starts, each with the option's name."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any] | None, str]] = [
     (DYNAMIC, {"timeouts": {"lookup_s": -1}}, "timeouts.lookup_s is -1, must be more than 0"),
     (DYNAMIC, {"witness": 1}, "witness is 1, must be true or false"),
 ]
-"""Flags, the extra configuration, and what is said of them."""
+"""Flags, the extra configuration, and the expected parts of the error."""
 
 
 def test_a_configuration_that_cannot_be_is_refused_by_name(tmp_path: Path, model: Path) -> None:

@@ -1,9 +1,9 @@
-"""What left SGLang's device comes back from the host byte for byte, or not at all.
+"""KV that was evicted from SGLang's device is restored from the host byte for byte, or not at all.
 
-What SGLang's tree does on the device alone is its own to test. That ranks stay alike and no slot is
-lost, whatever comes, is in `test_engine_walk.py`. The pools are SGLang's own, of each kind that is
-served: keys and values, latent attention, and latent attention with an index. Free slots are
-overwritten before anything comes back, and every element that a request finds is compared.
+The pools are SGLang's, of each kind that is supported: keys and values, latent attention, and latent
+attention with an index. Free slots are overwritten before a load, and every restored element that a
+request uses is compared. SGLang's own tests cover its tree on the device; `test_engine_walk.py` covers
+equal ranks and leaked slots.
 """
 
 from collections.abc import Generator, Sequence
@@ -30,12 +30,12 @@ def rig() -> Generator[Rig]:
 
 
 def prompt(rig: Rig, first: int, pages: int) -> list[int]:
-    """A prompt of so many whole pages, and a last token that is computed in any case."""
+    """Return a prompt of `pages` whole pages and one last token that is always computed."""
     return [*range(first, first + pages * rig.page_tokens), 7]
 
 
 def four_on_the_host(rig: Rig) -> list[list[int]]:
-    """Serve four prompts, and take them from the device; return them."""
+    """Serve four prompts, evict them from the device, and return them."""
     prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
     for tokens in prompts:
         rig.serve(tokens)
@@ -44,16 +44,16 @@ def four_on_the_host(rig: Rig) -> list[list[int]]:
 
 
 def left_for_two(rig: Rig, request: Any) -> int:
-    """How many tokens others are promised where there is room for two such requests.
+    """Return the tokens reserved for others when there is room for two such requests.
 
-    Each counts with what it is to decode, and a page that may not become full.
+    Each request counts with its output tokens and one page that may stay partial.
     """
     tokens: int = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     return rig.size - 2 * (tokens + rig.page_tokens)
 
 
 def loading(rig: Rig, tokens: Sequence[int]) -> Any:
-    """A request that is loaded now."""
+    """Return a request whose load is in flight."""
     request = rig.request(tokens)
     rig.step()
     assert not rig.admit(request)
@@ -62,7 +62,7 @@ def loading(rig: Rig, tokens: Sequence[int]) -> Any:
 
 
 def landed(rig: Rig) -> None:
-    """Run iterations until every load has ended."""
+    """Run iterations until every load has completed."""
     for _ in range(200):
         rig.step()
         if not rig.cache.lockstep_state()["loading"]:

@@ -1,10 +1,4 @@
-"""A recurrent state that left SGLang's device comes back with its tokens, byte for byte, or not at all.
-
-The tree, the pools and the allocators are SGLang's own, for each shape of states that it has; see
-`test_engine_restored_bytes.py`. Pages have one token, where a request's own state is kept at the end of
-what it has computed; or several, where SGLang tracks its state beside it. What the tree does with
-states on the device alone is SGLang's own to test.
-"""
+"""Recurrent states evicted from SGLang's device are restored with their tokens, byte for byte."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +26,7 @@ def stateful(ranks: int = 1, **settings: Any) -> Rigs:
 
 
 def computed(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> Any:
-    """A request of which chunks up to those ends have been computed."""
+    """Return a request after chunks up to these ends have been computed."""
     request = rig.admitted(rig.request(tokens))
     for end in ends:
         rig.extend(request, end)
@@ -123,7 +117,7 @@ def test_a_state_that_was_evicted_alone_comes_back_to_the_tokens_that_stayed(
 
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
-    """SGLang takes it for an error, though the pool has a slot for each request and its copies."""
+    """SGLang raises if no slot is free, although the pool covers each request and its copies."""
     with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle
@@ -174,7 +168,7 @@ def test_a_request_is_told_where_a_state_is_missing_after_a_load(rig: StatefulRi
 def test_a_request_that_may_be_loaded_is_told_too_where_the_device_lacks_a_state(
     rig: StatefulRig,
 ) -> None:
-    """HiCache does not tell, since its load begins at once; one that does not begin needs it here."""
+    """HiCache's load starts at once, so HiCache reports no branching point; a waiting load needs it."""
     tokens = [*range(1, 25)]
     rig.serve(tokens[:16])
     rig.insert([*tokens[:16], *rig.pages(500, 2)])

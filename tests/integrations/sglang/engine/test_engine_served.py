@@ -1,4 +1,4 @@
-"""SGLang as users start it: by its command, with the plug-in found by its entry point."""
+"""SGLang started by its command, with the plug-in found by its entry point."""
 
 from pathlib import Path
 from urllib.request import urlopen
@@ -16,14 +16,14 @@ PROMPT = range(3, 103)
 
 
 def hits(address: str, name: str, tier: str) -> dict[str, float]:
-    """Return the tokens that were cached, as metrics have them, by the label `tier`."""
+    """Return the cached tokens in the server's metrics, by the label `tier`."""
     with urlopen(f"{address}/metrics", timeout=60) as answer:  # noqa: S310 - on loopback.
         numbers = numbers_in(answer.read().decode())
     return {label_of(key, tier): n for key, n in numbers.items() if key[0] == name and n}
 
 
 def told_by_both(address: str, port: int) -> list[dict[str, float]]:
-    """Return what Lockstep's metrics and SGLang's own say of hits."""
+    """Return the hits by tier that Lockstep's metrics and SGLang's own metrics report."""
     return [
         hits(f"http://127.0.0.1:{port}", "lockstep_hit_tokens_total", "tier"),
         hits(address, "sglang:cached_tokens_total", "cache_source"),
@@ -37,7 +37,7 @@ def test_a_server_that_is_killed_and_started_anew_has_its_pages_from_its_store(
     port = free_port()
     with served(model, tmp_path / "log", (tmp_path / "kv").as_uri(), port) as address:
         first, again = generate(address, PROMPT), generate(address, PROMPT)
-        # Six pages and two manifests.
+        # The store holds six pages and two manifests.
         until(lambda: sum(each.is_file() for each in objects.rglob("*")) >= 8)
         warm = told_by_both(address, port)
     with served(model, tmp_path / "restarted", (tmp_path / "kv").as_uri(), port) as address:

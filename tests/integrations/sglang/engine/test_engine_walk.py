@@ -1,8 +1,8 @@
-"""Random walks of requests over SGLang's own tree and pools: ranks stay alike, and no byte is wrong.
+"""Random walks of requests over SGLang's tree and pools: ranks stay equal, and every byte is right.
 
-The pool is small, so requests retract each other; the host is small too. Copies of rank 0 take long at
-times, and some loads of rank 1 fail. Each rank has a store of its own, which loses objects, lies about
-others and is late.
+The device pool is small, so requests retract each other; host memory is small, too. Some copies of rank
+0 are slow, and some loads of rank 1 fail. Each rank has a separate store that loses objects, reports
+wrong existence and is late.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ FAULTS = "fault.lost=0.3&fault.lie=0.1&fault.delay=0.1"
 
 
 def walk(seed: int, folder: Path, **settings: Any) -> None:
-    """Walk through two ranks, every second time with a store."""
+    """Run a random walk on two ranks, with a store if the seed is odd."""
     store = f"fault+file://{folder}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}"
     with Rigs(2, store=store if seed % 2 else None, **settings) as rigs:
         walk = Walk(rigs, seed)

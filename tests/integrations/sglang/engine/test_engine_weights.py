@@ -1,4 +1,4 @@
-"""Ways in which weights come to a running engine: nothing that others computed is ever found."""
+"""All ways to load weights into a running engine: no request finds KV of other weights."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -14,31 +14,31 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 PROMPT = Request(tokens=range(3, 211), output_tokens=4)
 KEPT = 192
-"""So many tokens of the prompt can be found: whole pages, and less than all of it."""
+"""Tokens of the prompt that can be a hit: whole pages, and less than the whole prompt."""
 
 
 @pytest.fixture
 def engine(tmp_path: Path, model: Path) -> Generator[RunningEngine]:
-    """An engine with the first model's weights, under the name that they have from the start."""
+    """An engine with the first model's weights, under their initial version."""
     with lockstep_engine(tmp_path, model, tp=1, store=f"file://{tmp_path}/store") as engine:
         yield engine
 
 
 def answer(engine: RunningEngine) -> Answer:
-    """Answer the prompt with nothing on the device."""
+    """Answer the prompt with an empty device cache."""
     engine.flush()
     return engine.generate([PROMPT])[0]
 
 
 def send(engine: RunningEngine, path: Path, part: int = 0, parts: int = 1) -> None:
-    """Send weights, all or a part, under the version 2."""
+    """Send the weights, or one part of them, as version 2."""
     sent = engine.ask("send_weights", path=str(path), part=part, parts=parts, weight_version="2")
     assert sent[0], sent
 
 
 @pytest.fixture
 def trained(tmp_path: Path, other_model: Path) -> Answer:
-    """What the other model says."""
+    """The answer of the other model."""
     with lockstep_engine(tmp_path / "trained", other_model, tp=1) as engine:
         return engine.generate([PROMPT])[0]
 
@@ -57,7 +57,7 @@ def test_what_half_of_the_new_weights_have_computed_is_never_found(
     assert differences([trained] * 2, [whole, again], tolerance=TOLERANCE) == []
     assert (whole.cached_tokens, again.cached_tokens) == (0, KEPT)
 
-    # Under the same name in another session: what is found of it is of whole weights.
+    # Same version in another session: any hit must be KV of complete weights.
     assert engine.update_weights(model)[0]
     engine.ask("begin_update")
     send(engine, other_model)

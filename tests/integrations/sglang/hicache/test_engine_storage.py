@@ -1,4 +1,4 @@
-"""Lockstep's storage in SGLang's own hands: its factory, its host pools, its transfers, on a CPU."""
+"""Lockstep's storage behind SGLang's HiCache factory, host pools and transfers, on a CPU."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ POOLS = "tests.kit.sglang.hicache_pools"
 
 
 def told(what: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what a new process says of each layout: `answers`, and pages `moved` (read, written)."""
+    """Return a new process's `answers` and pages `moved` (read, written) for each layout."""
     found: dict[str, dict[str, Any]] = json.loads(said_by(POOLS, what, folder))
     return found
 
@@ -29,7 +29,7 @@ def test_pages_of_one_process_are_read_by_the_next_byte_for_byte(tmp_path: Path)
     assert wrote == {
         layout: {"answers": [*written, *each], "moved": [0, 7]} for layout, each in held.items()
     }
-    # A prefix is restorable where a state ends it.
+    # A prefix is restorable only if it ends with a state.
     assert read == {
         layout: {"answers": [5, [2, 5], *written, *each, True, 0], "moved": [7, 0]}
         for layout, each in held.items()

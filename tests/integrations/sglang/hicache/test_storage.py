@@ -1,4 +1,4 @@
-"""Lockstep's stores under HiCache, with host pools of plain torch and real stores, without SGLang."""
+"""Lockstep's stores under HiCache, with torch host pools and real stores, without SGLang."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ KEYS = keys_of(4)
 
 @pytest.fixture
 def opens() -> Iterator[Opens]:
-    """Opens storages that are closed at the end."""
+    """Opens storages, which are closed after the test."""
     with ExitStack() as stack:
 
         def opens(*arguments: Any, **options: Any) -> HiCacheCalls:

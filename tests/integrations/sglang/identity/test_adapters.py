@@ -1,4 +1,4 @@
-"""SGLang's adapters count by their weights as it has loaded them, whatever their ids are."""
+"""SGLang's adapters are identified by the weights that SGLang has loaded, not by their ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from lockstep.integrations.weights import FileDigests
 
 @dataclass(frozen=True)
 class Loaded:
-    """An adapter as SGLang holds it."""
+    """Stand-in for an adapter that SGLang has loaded."""
 
     lora_name: str | None
     lora_path: str | None
 
 
 def adapters(loaded: Mapping[str, Loaded], adapter: Path) -> Adapters:
-    """Return what an engine that has just started knows of adapters."""
+    """Return the adapters' identities at the start of an engine."""
     return Adapters(loaded, FileDigests(adapter.parent / "digests.json"), {}, where="the config")
 
 

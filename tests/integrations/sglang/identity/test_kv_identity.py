@@ -1,4 +1,4 @@
-"""Engines share pages only where nothing that changes KV differs between them (rule R16)."""
+"""Engines share pages only if they differ in nothing that changes KV (rule R16)."""
 
 import logging
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """Else no start, no rank and no TP size would find what another one has left."""
+    """Otherwise no restart, rank or TP size would find the pages of another."""
     engines = [
         engine(),
         engine(parallel__tp_size=1, parallel__nccl_port=1),
@@ -114,7 +114,7 @@ def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: F
 
 
 def test_the_weights_of_a_draft_model_count_too(weights: Path, digests: FileDigests) -> None:
-    """Its layers may keep KV beside those of the model."""
+    """The draft model's layers may keep KV next to the model's."""
     engines = [engine(model__model_path=str(weights))] + [
         engine(
             model__model_path=str(weights),

@@ -1,7 +1,7 @@
-"""SGLang's pools as pages: which columns they have, in which tensors, and what is refused by name.
+"""SGLang's pools as pages: their columns, the tensors of each, and pools refused by name.
 
-That pages of any order of axes and of any TP size have the same bytes is in `tests/ranks/executor/`,
-and that those of SGLang's own pools come back is in `engine/test_engine_restored_bytes.py`.
+`tests/ranks/executor/` shows that pages have the same bytes for any axis order and TP size.
+`engine/test_engine_restored_bytes.py` shows that pages of SGLang's own pools are restored.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 @dataclass
 class MHATokenToKVPool:
-    """SGLang's pool of full attention: one tensor for each layer, of keys and of values."""
+    """Stand-in for SGLang's pool of full attention: per layer one tensor of keys and one of values."""
 
     k: Sequence[torch.Tensor]
     v: Sequence[torch.Tensor]
@@ -55,19 +55,19 @@ class MHATokenToKVPool:
 
 
 class MHATokenToKVPoolFP4(MHATokenToKVPool):
-    """A pool of another class, though derived from that one."""
+    """A pool of another class, though derived from a supported one."""
 
 
 @dataclass
 class SWAKVPool:
-    """SGLang's two pools of a model with sliding windows."""
+    """Stand-in for SGLang's two pools of a model with sliding windows."""
 
     full_kv_pool: MHATokenToKVPool
     swa_kv_pool: MHATokenToKVPool
 
 
 def pool(layout: str = "nhd", heads: int = HEADS, **other: Any) -> MHATokenToKVPool:
-    """Return a pool with random content, of so many heads on this rank."""
+    """Return a pool with random content and `heads` heads on this rank."""
     sides = [
         [torch.rand(SHAPES[layout](heads, elements)).to(torch.bfloat16) for _ in range(LAYERS)]
         for elements in (KEY_DIM, VALUE_DIM)

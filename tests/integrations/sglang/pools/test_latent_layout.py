@@ -1,4 +1,4 @@
-"""How pools of latent attention become pages, and which of them are refused by name."""
+"""Pools of latent attention as pages, and pools refused by name."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ PAGE, PAGES, LAYERS = 64, 3, 2
 
 
 class Rows:
-    """What a pool of SGLang's says of its tensors."""
+    """A pool's description of its tensors, as SGLang has it."""
 
     def __init__(self, layers: Sequence[torch.Tensor], **others: Any) -> None:
         self.buffer_info = self
@@ -29,7 +29,7 @@ class Rows:
 
 
 class MLATokenToKVPool:
-    """As SGLang's."""
+    """Stand-in for SGLang's pool of latent attention."""
 
     def __init__(self, **others: Any) -> None:
         layers = [torch.zeros(PAGES * PAGE, 1, 12, dtype=torch.bfloat16) for _ in range(LAYERS)]
@@ -40,7 +40,7 @@ class MLATokenToKVPool:
 
 
 class DSATokenToKVPool(MLATokenToKVPool):
-    """As SGLang's, with an index beside each layer that does not use another one's."""
+    """Stand-in for SGLang's pool with an index; a layer may share the index of another layer."""
 
     index_page_size = PAGE
 
@@ -53,7 +53,7 @@ class DSATokenToKVPool(MLATokenToKVPool):
 
 
 def described(pool: Any, tp_size: int = 1) -> EnginePool:
-    """What Lockstep makes of a pool."""
+    """Return Lockstep's description of a pool."""
     return engine_pools(pool, PAGE, tp_size)[KV_POOL]
 
 

@@ -1,4 +1,4 @@
-"""Slots of SGLang's pools are pages of Lockstep's, and go to the tree or back as they were taken."""
+"""Slots of SGLang's pools map to Lockstep's pages, and go to the tree or are freed as allocated."""
 
 from lockstep.integrations.sglang.pools.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from lockstep.ranks.protocol.orders import KV_POOL
@@ -19,7 +19,7 @@ def windowed(full_pages: int = 8, window_pages: int = 8) -> tuple[WindowedAlloca
 
 
 def free_pages(allocator: WindowedAllocator) -> tuple[int, int]:
-    """Return how many pages of full attention and of windows are free."""
+    """Return the numbers of free pages of full attention and of windows."""
     return (
         len(allocator.full_attn_allocator.free_pages),
         len(allocator.swa_attn_allocator.free_pages),

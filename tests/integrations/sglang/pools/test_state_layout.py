@@ -1,4 +1,4 @@
-"""SGLang's pool of recurrent states as columns: of all TP sizes, or where that cannot be, of one."""
+"""SGLang's pool of recurrent states as columns: shared by all TP sizes if possible, else of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ LAYERS, SLOTS, INPUTS = 2, 5, 3
 
 @dataclass
 class MambaPool:
-    """SGLang's pool of states: the inputs of a convolution, and what the recurrence has come to."""
+    """Stand-in for SGLang's pool of states: the inputs of a convolution and the recurrence's state."""
 
     conv: Sequence[torch.Tensor]
     temporal: torch.Tensor
@@ -32,7 +32,7 @@ class MambaPool:
 
 
 class UnifiedMambaPool(MambaPool):
-    """A pool of another class, though derived from that one."""
+    """A pool of another class, though derived from a supported one."""
 
 
 def pool(channels: int, heads: int = 0, **other: Any) -> MambaPool:
@@ -93,7 +93,7 @@ def test_what_is_not_said_to_be_divided_belongs_to_one_tp_size(tp: int) -> None:
 
 
 def test_with_more_ranks_than_heads_a_state_belongs_to_one_tp_size() -> None:
-    """SGLang gives each rank a copy of the heads that it needs."""
+    """SGLang copies heads to each rank that needs them."""
     of_a_rank = pool(10, 2, conv_shard_groups=[8, 8, 16])
 
     assert set(described(of_a_rank, 4)) == {"conv0 of a rank in 4", "temporal of a rank in 4"}

@@ -1,4 +1,4 @@
-"""One slot of a recurrent state goes with the slots of tokens that it stands for, or with none."""
+"""A slot of a recurrent state moves with the token slots that it covers, or without tokens."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ TRACKED = torch.tensor([21, 22])
 
 @dataclass
 class Rows:
-    """Requests that run, and the slots of their states."""
+    """Stand-in for SGLang's pool of running requests, with the slots of their states."""
 
     mamba_allocator: SlotAllocator = field(default_factory=lambda: SlotAllocator(2, 1))
     enable_mamba_extra_buffer: bool = False
@@ -39,7 +39,7 @@ def no_room(tokens: int, window_tokens: int, states: int) -> None:
 
 
 def tracked(**kv: Any) -> tuple[int, int | None]:
-    """Return for how many tokens a request has a state in which slot, where states are tracked."""
+    """Return a request's tracked state: the number of tokens it covers, and its slot."""
     row = Row(mamba_ping_pong_track_buffer=TRACKED, mamba_pool_idx=torch.tensor(9), **kv)
     count, slot = stateful(Rows(enable_mamba_extra_buffer=True))[1].computed(Sent(kv=row))
     return count, None if slot is None else int(slot)
@@ -71,7 +71,7 @@ def test_a_load_takes_one_state_and_gives_it_back_with_its_tokens_or_alone() -> 
     assert rows.mamba_allocator.free_pages == [1, 2]
     assert allocator.free_pages == [*range(1, 9)]
 
-    # The tree has a state for these tokens, and takes the tokens alone.
+    # The tree already has a state for these tokens and takes only the tokens.
     reserved = slots.reserve(3 * PAGE, 0, no_room)
     assert reserved is not None
     slots.give_state_back(reserved)
@@ -119,10 +119,10 @@ def test_a_request_s_own_state_stands_for_all_that_it_has_computed() -> None:
     ("last", "before", "found"),
     [
         (8, 4, (8, 22)),
-        # It has run past the tokens that count.
+        # The request has computed more tokens than are committed.
         (12, 8, (8, 21)),
         (12, 4, (4, 21)),
-        # Nothing is tracked, or nothing that a key can name.
+        # No state is tracked, or none at a length that a key can name.
         (None, None, (0, None)),
         (12, None, (0, None)),
         (16, 12, (0, None)),

@@ -1,4 +1,4 @@
-"""Keys and values lie where the plug-in looks for them, as vLLM's own kernels write them."""
+"""Keys and values written by vLLM's kernels lie where the plug-in reads them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""vLLM's KV tensors as pages, and the engines that are refused."""
+"""vLLM's KV tensors as pages, and unsupported layouts that are refused."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ HEADS, ELEMENTS = 2, 2 * HEAD_ELEMENTS
 
 
 def by(backend: str) -> Any:
-    """Return a layer of the model, with what computes its attention."""
+    """Return a layer with the named attention backend."""
     return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
 
 
@@ -49,7 +49,7 @@ def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bflo
 def described(
     kv_caches: dict[str, torch.Tensor], spec: FullAttentionSpec | None = None, *backends: str
 ) -> EngineLayout:
-    """Describe layers whose backends are those named, the last one's for all that are left."""
+    """Describe layers with the named backends; the last name applies to all further layers."""
     alike = [Group(list(kv_caches), spec or FullAttentionSpec())]
     named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
     layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}
@@ -59,7 +59,7 @@ def described(
 def test_a_page_is_a_block_with_keys_and_values_apart_and_its_heads_are_those_of_all_ranks() -> (
     None
 ):
-    """As it is under SGLang, so that either engine reads what the other one wrote."""
+    """The layout equals SGLang's, so that each engine reads pages that the other wrote."""
     layout = described(tensors()).layout
 
     assert layout == PageLayout(

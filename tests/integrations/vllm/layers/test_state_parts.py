@@ -1,4 +1,4 @@
-"""States of vLLM's as columns of a page, of which ranks of any number find theirs."""
+"""vLLM's states as columns of a page, in which groups of any size find their units."""
 
 from collections.abc import Mapping
 
@@ -18,12 +18,12 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 INPUTS = [drawn(2, size, ROWS) for size in (KEYS, KEYS, VALUES)]
-"""Of two blocks of the whole model: queries, keys and values, each [blocks, channels, inputs]."""
+"""Two blocks of the whole model: queries, keys and values, each [blocks, channels, inputs]."""
 RECURRENCE = drawn(2, HEADS, HEAD_VALUES, HEAD_KEYS)
 
 
 def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]:
-    """Return the units that a rank has of each column, as the engine has them there."""
+    """Return a rank's units of each column, as stored by the engine."""
     inputs = torch.cat([each.chunk(ranks, 1)[rank] for each in INPUTS], 1)
     inputs = (inputs.transpose(1, 2) if by_input else inputs).contiguous()
     recurrence = RECURRENCE.chunk(ranks, 1)[rank].contiguous()
@@ -31,7 +31,7 @@ def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]
         mamba_type=Mixer.GDN_ATTN, shapes=(tuple(inputs.shape[1:]), tuple(recurrence.shape[1:]))
     )
     content = torch.cat([inputs.flatten(1), recurrence.flatten(1)], 1).view(torch.int8)
-    # Blocks are longer than what they hold.
+    # Blocks are longer than their content.
     block = torch.zeros(2, content.shape[1] + 64, dtype=torch.int8)
     block[:, : content.shape[1]] = content
     view = block[:, : content.shape[1]].view(2, 1, 1, -1)
@@ -40,7 +40,7 @@ def of_rank(rank: int, ranks: int, *, by_input: bool) -> dict[str, torch.Tensor]
 
 
 def joined(ranks: int, *, by_input: bool) -> Mapping[str, torch.Tensor]:
-    """Return the columns of a page as all ranks have them, with their units in order."""
+    """Return a page's columns, joined from the units of all ranks in order."""
     parts = [of_rank(rank, ranks, by_input=by_input) for rank in range(ranks)]
     return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
 

@@ -10,7 +10,6 @@ from lockstep.integrations.weights import FileDigests
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     tiny_llama.make(folder)
     return folder
@@ -18,7 +17,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """A folder with weights that no engine loads."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"\x01" * 100)
@@ -27,7 +25,6 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """A folder with a LoRA adapter that no engine loads."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")
@@ -37,5 +34,4 @@ def adapter(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def digests(tmp_path: Path) -> FileDigests:
-    """A fresh cache of file digests."""
     return FileDigests(tmp_path / "digests.json")

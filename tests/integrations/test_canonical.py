@@ -35,8 +35,6 @@ class Other(Enum):
 
 @dataclass
 class Held:
-    """Fields and a cached property."""
-
     size: int = 1
     names: list[str] = field(default_factory=list[str])
 
@@ -50,8 +48,6 @@ class Derived(Held):
 
 
 class Plain:
-    """Attributes that no field declares."""
-
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
 
@@ -64,8 +60,6 @@ class Slotted:
 
 
 class Saved:
-    """An object with `__getstate__`, which may return any value."""
-
     def __init__(self, state: object) -> None:
         self.state = state
 
@@ -115,7 +109,7 @@ class Window(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """The same fields in another order."""
+    """A tuple with the fields of `Window` in another order."""
 
     sink: int
     window: int
@@ -127,7 +121,6 @@ OwnT = TypeVar("OwnT")
 
 
 def own(value: OwnT, **attributes: object) -> OwnT:
-    """Return the value with these attributes set."""
     vars(value).update(attributes)
     return value
 
@@ -185,7 +178,6 @@ def test_what_is_equal_is_worth_the_same(one: object, same: object) -> None:
 
 
 def worth_in_the_order_of_hashes() -> str:
-    """Return the digest of a set and of a mapping in the set's order."""
     names = {"q_proj", "k_proj", "v_proj", "o_proj"}
     return worth({"names": names, "sizes": {name: len(name) for name in names}})
 

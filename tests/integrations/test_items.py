@@ -29,7 +29,6 @@ def cat(start: int, length: int, content: bytes = b"cat") -> Item:
 
 
 def ids_of(tokens: int, items: Items, page_tokens: int) -> list[int]:
-    """Return the ids used in keys for a prompt whose tokens are 0, 1, ..."""
     prompt = np.arange(tokens, dtype="<i4").tobytes()
     found = item_ids(prompt, items, page_tokens)
     assert found is not None
@@ -37,7 +36,6 @@ def ids_of(tokens: int, items: Items, page_tokens: int) -> list[int]:
 
 
 def keys_of(tokens: bytes, items: Items, page_tokens: int) -> list[bytes]:
-    """Return the keys of a prompt's pages, as a cache has them."""
     ids = item_ids(tokens, items, page_tokens)
     namespace = namespace_of_parts({"items": named_by_content(() if ids else items)})
     seed = namespace_seed(b"model", namespace)
@@ -113,7 +111,7 @@ def test_an_item_is_in_the_page_in_which_it_begins_up_to_its_last_placeholder_th
 
 
 def test_an_item_that_begins_with_the_last_token_of_a_page_fills_that_page() -> None:
-    """A page with one placeholder would have only 31 bits of the item."""
+    """With one placeholder in a page, the key would contain only 31 bits of the item's digest."""
     ids = ids_of(32, (cat(15, 10),), 8)
 
     assert all(found < 0 for found in ids[8:16])

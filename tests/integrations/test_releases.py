@@ -37,12 +37,10 @@ BEYOND = [
 def require(
     engine: str, found: str, releases: Sequence[str], unsupported: UnsupportedEngine
 ) -> None:
-    """Check a release as a plug-in does."""
     require_release(engine, found, releases, unsupported, where="settings", log=LOG)
 
 
 def bounds_of(engine: str) -> Requirement:
-    """Return the version bounds in an engine's extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return Requirement(project["optional-dependencies"][engine][0])
 

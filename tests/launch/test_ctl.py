@@ -29,7 +29,6 @@ class Group:
         self.says: dict[str, object] | LockstepError = {}
 
     def answered(self, asked: object) -> dict[str, object]:
-        """Return the answer to a request."""
         self.asked.append(asked)
         if isinstance(self.says, LockstepError):
             raise self.says
@@ -295,7 +294,7 @@ def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
     log = serving.said()
     assert log.count("request: drop namespace=None") == 2
     assert refused == 3
-    # The warning was logged before any level was set.
+    # The warning was logged before an operator set a log level.
     told = re.findall(
         r"^[\d-]+ [\d:,]+ (\w+) lockstep\[\d+\]: .*(withdrawn|request: drop n)", log, re.MULTILINE
     )

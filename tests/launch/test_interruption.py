@@ -79,7 +79,7 @@ def test_a_timer_of_somebody_else_is_left_alone() -> None:
 def test_an_interruption_that_python_ignores_is_raised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a destructor, a callback of a weak reference, or what is called after a fork."""
+    """Python ignores exceptions in destructors, weak-reference callbacks and fork callbacks."""
 
     class Destroyed:
         def __del__(self) -> None:

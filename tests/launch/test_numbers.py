@@ -17,7 +17,7 @@ from tests.launch.test_help import ALL, Words
 LEGAL = {
     ("plan", "--storage-gib", "inf"),
     ("plan", "--storage-gib", "1e+300"),
-    # Refused only once the page size is known, with the number that fits.
+    # This option is refused only once the page size is known, with the number that fits.
     ("size", "--tokens", "1e+300"),
 }
 """Values that an option gives a meaning, or that a command refuses itself."""
@@ -44,7 +44,6 @@ def options() -> Iterator[tuple[Words, Argument, list[str]]]:
 
 
 def wrong_for(argument: Argument) -> Iterator[str]:
-    """Yield values that the option must refuse."""
     takes_fractions = float in numbers_of(argument.hint)
     yield from ("nan", "inf", "1e+300", "text", "", "-1.0" if takes_fractions else "-1")
     if not takes_fractions:
@@ -56,7 +55,6 @@ def wrong_for(argument: Argument) -> Iterator[str]:
 
 
 def is_taken(line: list[str]) -> bool:
-    """Return whether the command line is valid."""
     try:
         app.parse_args(line, exit_on_error=False, print_error=False)
     except (CycloptsError, ConfigError):
@@ -65,7 +63,6 @@ def is_taken(line: list[str]) -> bool:
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a line without punctuation, and the empty word."""
     return {each.strip(".,:;()\"'") for each in text.split()} | {""}
 
 

@@ -33,14 +33,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Report:
-    """The report of a replay of 20 requests under the built-in launcher."""
     report = tmp_path_factory.mktemp("ours") / "report.json"
     return replay(report, trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
 
 
 @pytest.fixture(scope="module")
 def store_of_64(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The URI of a store with pages of 64 tokens."""
     uri = (tmp_path_factory.mktemp("store-of-64") / "store").as_uri()
     replayed(ReplaySettings(ranks=1, requests=4, page_tokens=64, store=uri))
     return uri

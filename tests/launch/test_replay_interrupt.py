@@ -19,7 +19,6 @@ from tests.kit.telemetry.trace_file import TraceFile
 pytestmark = pytest.mark.distributed
 
 MODULE = RANK[-1]
-"""The main function of a rank's process."""
 
 AT_ONCE_S = 15.0
 """Maximum time in seconds until all processes of an interrupted replay have exited.

@@ -30,7 +30,6 @@ def opened() -> Iterator[ExitStack]:
 
 
 def begin(opened: ExitStack, errors: Path, *arguments: object) -> Running:
-    """Start a replay that is killed after the test."""
     said = opened.enter_context(errors.open("w+", encoding="utf-8"))
     command = start(said, *COMMAND, *RAY, *arguments)
     opened.callback(command.kill)

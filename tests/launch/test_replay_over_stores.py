@@ -14,7 +14,7 @@ __all__ = ["bucket", "keys", "mooncake_store", "s3_endpoint"]
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(600)]
 
 SLOTS = "slot_bytes=139264&file_slots=2048"
-"""Options of a small `3fs://` store that has room for the pages and the manifest."""
+"""Sizes of a small `3fs://` store that still holds the pages and the manifest."""
 
 
 @pytest.fixture(params=["3fs", "mooncake", "s3"])

@@ -1,4 +1,4 @@
-"""What the command writes: a report whole or not at all, where no other thing is, and a table."""
+"""Output files of the command: complete or absent, through links and pipes, on full devices."""
 
 import os
 from contextlib import closing

@@ -40,7 +40,6 @@ class Prefixes:
             )
 
     def path(self, number: int) -> list[int]:
-        """Return the pages of the prompt that ends with this page, first page first."""
         above = self.before[number]
         return [number] if above is None else [*self.path(above), number]
 

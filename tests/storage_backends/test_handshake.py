@@ -176,7 +176,7 @@ async def echo(pipe: Pipe) -> None:
 
 
 async def claim(pipe: Pipe) -> None:
-    """Send zeros instead of a proof."""
+    """Send zeros instead of a proof of the secret."""
     await pipe.write(await pipe.read(GREETING_BYTES))
     await pipe.write(bytes(2 + PROOF_BYTES))
     await pipe.read(1 + PROOF_BYTES)

@@ -175,7 +175,7 @@ def test_threads_that_never_began_end_at_once() -> None:
 async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each wakeup of the loop pauses all threads of the process."""
+    """Each wakeup of the event loop pauses all threads of the process."""
     loop, woken = asyncio.get_running_loop(), list[object]()
     wake = loop.call_soon_threadsafe
 

@@ -19,7 +19,6 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with sliding windows in every other layer."""
     folder = tmp_path_factory.mktemp("models") / "mellum"
     make_mellum(folder)
     return folder
@@ -27,7 +26,6 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a short convolution in every other layer."""
     folder = tmp_path_factory.mktemp("models") / "lfm2"
     make_lfm2(folder)
     return folder
@@ -35,11 +33,9 @@ def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stock_tp1(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
-    """The answers of stock SGLang on one rank."""
     return run_stock(tmp_path_factory.mktemp("stock"), model, tp=1)
 
 
 @pytest.fixture(scope="session")
 def stock_tp2(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
-    """The answers of stock SGLang on two ranks."""
     return run_stock(tmp_path_factory.mktemp("stock"), model, tp=2)

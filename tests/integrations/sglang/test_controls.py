@@ -21,7 +21,6 @@ OTHER = [Sent("a", prefix_len=8, extend_end=16)]
 
 
 def error_of(host: HostCache, asked: Callable[[], object]) -> str:
-    """Return the group error that the call raises."""
     with pytest.raises(GroupError) as found:
         asked()
     assert host.inspection.ended_by is found.value

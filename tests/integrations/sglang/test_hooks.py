@@ -32,8 +32,6 @@ class Cache:
 
 
 class Scheduler:
-    """One rank's scheduler, whose cache is Lockstep's."""
-
     def __init__(self, controls: object = None) -> None:
         self.idle = False
         self.tree_cache = Cache(controls)
@@ -54,7 +52,6 @@ class Flushes:
 
     @property
     def pending(self) -> object:
-        """Return the waiting flush with its timeout."""
         return self._pending
 
     def handle(self, timeout_s: float) -> None:
@@ -84,8 +81,6 @@ def without_agreed_time(session: Session) -> bool:
 
 
 class Sessions:
-    """SGLang's sessions on a rank."""
-
     def __init__(self, tree_cache: object, **sessions: Session) -> None:
         self.tree_cache, self.sessions = tree_cache, sessions
         self.asked_at: list[float] = []
@@ -108,7 +103,7 @@ class Sessions:
 
 
 class Clocked:
-    """Two ranks with clocks of their own and an agreed time."""
+    """Two ranks with different clocks and one agreed time."""
 
     def __init__(self) -> None:
         self.ranks = HostRanksInTurn(2, store=False)
@@ -363,8 +358,6 @@ def test_a_batch_is_witnessed_before_it_is_computed_and_one_that_fails_is_told_o
 
 
 class Other:
-    """A scheduler whose cache is not Lockstep's."""
-
     tree_cache = object()
 
     flush_cache = Scheduler.flush_cache

@@ -37,7 +37,6 @@ def prompt_of(request: Sent, page_tokens: int = PAGE) -> PromptItems:
 
 
 def ids_of(request: Sent, page_tokens: int = PAGE) -> list[int]:
-    """Return a request's token ids as used in keys."""
     tokens = request.origin_input_ids
     ids = token_bytes(tokens, len(tokens), prompt_of(request, page_tokens))
     return [*map(int, np.frombuffer(ids, dtype="<i4"))]
@@ -108,7 +107,7 @@ def test_a_request_whose_image_is_not_known_is_not_cached(request_: Sent) -> Non
 
 
 def test_the_content_is_read_once_and_kept_as_long_as_the_request_has_it() -> None:
-    """SGLang drops the content once it is computed; a retracted request needs its digest again."""
+    """SGLang drops an image once it is computed; a retracted request needs its digest again."""
     prompts, request = PromptsWithItems(PAGE), sent(image(1))
     first = prompts.of(request)
     assert request.multimodal_inputs is not None
@@ -118,7 +117,6 @@ def test_the_content_is_read_once_and_kept_as_long_as_the_request_has_it() -> No
 
 
 def hits(below: RanksBelow, *items: SentItem) -> int:
-    """Let a request arrive; return its hit in host memory."""
     tokens = sent(*items).origin_input_ids
     below.every(lambda rank: rank.arrive("r", tokens, items=SentItems([*items])))
     found = below.every(lambda rank: rank.hit("r"))

@@ -13,7 +13,6 @@ OUTPUT = list(range(500, 500 + PAGE_TOKENS + 2))
 
 
 def on_the_host(below: RanksBelow) -> int:
-    """Return the number of tokens in host memory after all copies have completed."""
     below.ranks.settle()
     return below.every(lambda rank: rank.host.match([*PROMPT, *OUTPUT]).host_tokens)
 

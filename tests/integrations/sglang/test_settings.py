@@ -100,14 +100,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def refusal(asked: Callable[..., object], *values: Any, **named: Any) -> str:
-    """Return the message of the `ConfigError` that a call raises."""
     with pytest.raises(ConfigError) as refused:
         asked(*values, **named)
     return str(refused.value)
 
 
 def check(refused: str, *parts: str) -> None:
-    """Check that an error is one line with these parts."""
     assert [each for each in parts if each not in refused] == [], refused
     assert "\n" not in refused
 

@@ -18,7 +18,6 @@ LONGER = [*PROMPT, *range(900, 900 + PAGE_TOKENS)]
 
 
 def published(**settings: Any) -> RanksBelow:
-    """Return ranks whose host memory has the prompt."""
     below = RanksBelow(**settings)
     below.publish("first", PROMPT)
     return below

@@ -34,7 +34,6 @@ def in_session(below: RanksBelow, *versions: str | None, taken: Taken = Taken.AL
 
 
 def found(below: RanksBelow) -> int:
-    """Return how many tokens of the prompt a request finds in host memory."""
     below.every(lambda rank: rank.arrive("asks", PROMPT))
     below.ranks.settle()
     hit = below.every(lambda rank: rank.hit("asks"))
@@ -53,7 +52,6 @@ def written(below: RanksBelow) -> set[bytes]:
 
 
 def asked(below: RanksBelow) -> set[bytes]:
-    """Return the keys that a request for the prompt looks up in storage."""
     below.every(lambda rank: rank.arrive("asks", PROMPT))
     orders = [order for each in below.ranks.executors for order in each.take(LookUp)]
     below.every(lambda rank: rank.forget("asks"))

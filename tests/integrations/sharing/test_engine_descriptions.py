@@ -62,7 +62,6 @@ def read(said: str, kept: Path) -> Said:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, Said]:
-    """The descriptions of vLLM and SGLang for the same models."""
     folder = tmp_path_factory.mktemp("described")
     usual = {"dtype": "float32", "page_tokens": 32}
     models = {kind: {"folder": write_model(folder / kind, kind), **usual} for kind in KINDS}

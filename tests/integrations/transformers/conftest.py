@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the folder of a model of the given kind."""
     from tests.kit.transformers.tiny_models import make
 
     made: dict[str, Path] = {}
@@ -46,7 +45,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def load(folders: Callable[[str], Path]) -> "Load":
-    """Loads a model of the given kind."""
     from tests.kit.transformers.tiny_models import load
 
     def load_one(kind: str = "llama", **options: Any) -> "PreTrainedModel":
@@ -71,5 +69,4 @@ def opened(tmp_path: Path) -> "Generator[Open]":
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The URI of the test's store."""
     return f"file://{tmp_path}/kv"

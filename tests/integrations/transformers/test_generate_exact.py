@@ -79,7 +79,7 @@ def test_full_attention_is_exact_to_the_bit_cold_warm_and_after_a_restart(
 def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_same_past(
     load: "Load", opened: "Open", store: str, kind: str
 ) -> None:
-    """Without a past, a window's sums are longer (by zeros) and may round differently."""
+    """Without a cached past, a window's sums are longer (by zeros) and may round differently."""
     model = load(kind)
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -97,7 +97,7 @@ def test_windows_are_exact_too_and_to_the_bit_what_transformers_makes_of_the_sam
 def test_on_a_gpu_a_past_is_to_the_bit_what_transformers_makes_of_the_same_one(
     load: "Load", opened: "Open", store: str, kind: str, dtype: torch.dtype
 ) -> None:
-    """Without a past, the GPU kernels split the sums differently."""
+    """Without a cached past, the GPU kernels split the sums differently."""
     model = load(kind, dtype=dtype, device_map="cuda")
 
     came = cold_warm_and_restarted(opened, model, store)
@@ -144,7 +144,6 @@ def test_a_conversation_takes_up_what_it_was_answered(
 
 
 def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
-    """Return the output after one restored page was changed."""
     with cache.reuse(ids(PROMPT)) as past:
         for layer in past.paged:
             for memory in layer.memory:
@@ -159,7 +158,7 @@ def with_another_page(cache: LockstepCache, model: Any, page: int) -> Said:
 def test_any_one_page_with_other_content_would_show(
     load: "Load", opened: "Open", kind: str, pages: range
 ) -> None:
-    """Therefore equal logits prove that every page was right."""
+    """Equal logits prove that every page was right only if one wrong page changes them."""
     model = load(kind)
     cache = opened(model)
     reusing(cache, model, PROMPT)

@@ -47,7 +47,6 @@ def ran(
     tmp_path_factory: pytest.TempPathFactory,
     folders: Callable[[str], Path],
 ) -> Run:
-    """The outputs of the phases on both ranks, and the folder of their stores."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, run_ranks(folder / "run", folders(request.param), phases(folder))
 

@@ -11,7 +11,6 @@ from tests.kit.vllm.plan import Output, Phase, Plan
 
 @pytest.fixture
 def group(tmp_path: Path, model: Path) -> Group:
-    """Two ranks, restarted for each plan."""
     return Group(tmp_path, model)
 
 

@@ -12,7 +12,6 @@ from tests.kit.vllm.sent_requests import Adapter
 
 @pytest.fixture
 def known(digests: FileDigests) -> AdapterWeights:
-    """Return the adapters' identities at the start of an engine."""
     return adapter_weights(digests, {})
 
 

@@ -134,7 +134,7 @@ def stored(keys: tuple[bytes, ...], after: bytes) -> Stored:
 
 
 def test_pages_of_before_a_reset_that_requests_still_hold_are_not_told_again() -> None:
-    """No new request can match these pages."""
+    """Pages from before a reset match no new request, so later events do not name them."""
     events = BlockEvents(ChainedHasher())
     events.saw(Sent(), "", lambda _: b"old")
     events.listen([stored((b"1",), b"old"), Reset(1, None)])
@@ -163,7 +163,7 @@ def test_of_two_pages_of_one_key_the_first_to_leave_takes_nothing_back() -> None
 
 
 def test_a_namespace_keeps_nothing_of_an_image_but_what_is_hashed() -> None:
-    """A vLLM item also has the pixels, and each image has a namespace."""
+    """An item of vLLM holds pixels, too, and each image has a namespace."""
     events, image = BlockEvents(ChainedHasher()), Item("cat", Position(0, PAGE_TOKENS))
     pixels = ref(image)
 
@@ -180,5 +180,5 @@ def test_salts_without_end_do_not_fill_memory() -> None:
 
     events.listen([stored((b"1",), b"0"), stored((b"2",), b"1")])
 
-    # The first namespace was dropped, so there is no event for its page.
+    # The namespace of the first page was dropped, so there is no event for that page.
     assert len([*events.take(str.encode)]) == 1

@@ -22,8 +22,6 @@ PROMPTS = [list(each.tokens) for each in mixed_prompts(12)]
 
 
 class Users:
-    """Sends completions of the prompts to a server in a loop."""
-
     def __init__(self, address: str, model: Path) -> None:
         self._address = address
         self._asked = {"model": str(model), "max_tokens": 8, "temperature": 0}
@@ -40,7 +38,6 @@ class Users:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """Send requests from a thread until the context exits."""
         self._end.clear()
         before = self.answered
         thread = threading.Thread(target=self._ask_on)

@@ -48,5 +48,5 @@ def test_cold_and_warm_and_after_a_restart_also_where_one_rank_s_store_has_lost_
     fetched = [each.stats["replica"]["operations"]["prefetch"] for each in third]
     assert fetched[0] == fetched[1]
     assert fetched[0].get("partial", 0) + fetched[0]["miss"] > 0
-    # Pages that were computed again were written again.
+    # Both ranks wrote the pages again that were computed again.
     assert len(objects(tmp_path, 1)) == len(objects(tmp_path, 0)) > len(lost) > 150

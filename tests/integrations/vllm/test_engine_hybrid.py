@@ -31,8 +31,6 @@ NEARLY = 0.05
 
 @dataclass(frozen=True)
 class Model:
-    """A model under test, and the settings of its engines."""
-
     name: str
     few_blocks: int
     """Number of device blocks, for the longest prompt and a part of `crowd`."""
@@ -43,7 +41,6 @@ class Model:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Prompts that share prefixes."""
         return [Prompt(each.tokens * self.longer) for each in mixed_prompts(COUNT)]
 
     @property
@@ -114,7 +111,6 @@ def plans(model: Model, folder: Path) -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, RankResult]]:
-    """The results of each engine, by model and name."""
     found: dict[str, dict[str, RankResult]] = {}
     for model in MODELS:
         folder = tmp_path_factory.mktemp(model.name)
@@ -128,22 +124,18 @@ def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ra
 
 @pytest.fixture
 def runs(all_runs: dict[str, dict[str, RankResult]], model: Model) -> dict[str, RankResult]:
-    """The results of one model."""
     return all_runs[model.name]
 
 
 def alone(runs: Mapping[str, RankResult]) -> list[Output]:
-    """Return the outputs without a connector."""
     return runs["alone"].phase("cold").outputs
 
 
 def told(expected: list[Output], result: RankResult, name: str) -> list[str]:
-    """Return the differences between a phase's outputs and the expected ones."""
     return differences(expected, result.phase(name).outputs)
 
 
 def share(model: Model, result: RankResult, name: str) -> float:
-    """Return the fraction of the prompts' tokens that was cached."""
     return result.phase(name).cached_tokens / sum(len(each.tokens) for each in model.prompts)
 
 

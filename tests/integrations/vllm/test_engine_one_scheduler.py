@@ -28,7 +28,6 @@ CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 
 
 def stored_bytes(folder: Path) -> list[int]:
-    """Return the total bytes of the objects in each rank's store."""
     return [
         sum(each.stat().st_size for each in (folder / f"rank{rank}").rglob("*") if each.is_file())
         for rank in range(2)
@@ -45,7 +44,6 @@ def run(
     ranks: int = 2,
     **extra: Any,
 ) -> RankResult:
-    """Start the engine, send the phases, and return the result."""
     plan = Plan(
         model=group.model,
         phases=phases,
@@ -64,7 +62,7 @@ def run(
 def filled_once(
     tmp_path_factory: pytest.TempPathFactory, model: Path, reference: list[Output]
 ) -> tuple[Path, RankResult]:
-    """Stores that have every page of the prompts, one for each rank, and how they were filled."""
+    """A store per rank with every page of the prompts, and the result of the run that wrote them."""
     folder = tmp_path_factory.mktemp("filled")
     phases = [
         Phase(PROMPTS, "cold"),
@@ -80,7 +78,7 @@ def filled_once(
 
 @pytest.fixture
 def filled(filled_once: tuple[Path, RankResult], tmp_path: Path) -> str:
-    """The URI of copies of these stores, which a test may damage."""
+    """The URI of copies of the filled stores, which a test may damage."""
     for rank in range(2):
         shutil.copytree(filled_once[0] / f"rank{rank}", tmp_path / f"rank{rank}")
     return f"file://{tmp_path}/rank{{rank}}"
@@ -119,7 +117,7 @@ def test_after_a_restart_pages_come_from_storage_also_in_chunks(
 def test_with_preemption_and_eviction_from_a_small_host_memory(
     group: Group, reference: list[Output], filled: str
 ) -> None:
-    """A preempted request's output is computed again with its prompt, in another order."""
+    """A preempted request's output is computed again as part of its prompt, in another order."""
     phases = [Phase(PROMPTS, "first"), Phase(PROMPTS, "second")]
 
     result = run(group, phases, filled, engine=CROWDED, host_pages=100)
@@ -157,7 +155,7 @@ def test_a_store_that_lost_every_second_page_of_one_rank_and_has_others_flipped(
 def test_a_page_that_is_trusted_though_it_was_flipped_shows(
     group: Group, reference: list[Output], filled: str, tmp_path: Path
 ) -> None:
-    """This proves that the comparison would find a wrong page."""
+    """With checksums off, a flipped page changes the output, so the comparison finds wrong pages."""
     for path in objects(tmp_path, 1):
         flip_a_byte(path)
 

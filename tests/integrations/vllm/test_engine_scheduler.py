@@ -32,7 +32,6 @@ TOKENS = list(range(2 * PAGE_TOKENS))
 
 
 def imported(name: str) -> Any:
-    """Import a module that imports vLLM."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
@@ -51,7 +50,7 @@ def served(request: pytest.FixtureRequest, model: Path) -> "Served":
 
 
 def test_what_vllm_says_was_cached_is_what_is_counted_by_tier(served: "Served") -> None:
-    """The counts include vLLM's own prefix cache, also if it leaves nothing to load."""
+    """The counts include hits in vLLM's own prefix cache, also if nothing is left to load."""
     for name, tokens in (("loads", PROMPT), ("has all", PROMPT), ("has some", [*PROMPT, *OTHER])):
         served.send(name, tokens)
         served.run()
@@ -113,7 +112,6 @@ def test_a_request_that_is_aborted_while_it_loads_gives_its_blocks_back_once_tha
 
 
 def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
-    """Return the worker side of the first worker's connector."""
     made: UnderScheduler = imported("lockstep.integrations.vllm.halves").UnderScheduler(
         ranks.workers[0], 1.0, drafts_last=drafts_last
     )
@@ -121,14 +119,13 @@ def half(ranks: DecidedRanksInTurn, *, drafts_last: bool) -> "UnderScheduler":
 
 
 def next_pass(ranks: DecidedRanksInTurn) -> Any:
-    """Return the scheduler's metadata for its workers' next pass."""
     ranks.decider.end_step()
     metadata = imported("lockstep.integrations.vllm.halves").PassMetadata
     return metadata(PassResult((), (), ()), ranks.decider.dispatch())
 
 
 def test_an_engine_that_wakes_up_and_repeats_the_handshake_goes_on(served: "Served") -> None:
-    """VLLM 0.33 repeats it; a second scheduler's process would count its dispatches from zero."""
+    """VLLM 0.33 repeats the handshake on wake-up; a new scheduler process would restart its counts."""
     served.tell_of_workers()
     served.send("again", PROMPT)
 
@@ -156,7 +153,7 @@ def test_a_worker_waits_for_its_copies_before_vllm_unmaps_its_memory() -> None:
 
 
 def test_backups_begin_with_the_next_step_where_vllm_calls_before_its_drafter_runs() -> None:
-    """As in VLLM 0.32's model runner V2. Orders of the next step start in the step after it."""
+    """VLLM 0.32's model runner V2 calls early, so a step's backups start in the step after it."""
     ranks = DecidedRanksInTurn(1)
     worker, [executor] = half(ranks, drafts_last=True), ranks.executors
     ranks.decider.back_up("r", TOKENS, range(2))

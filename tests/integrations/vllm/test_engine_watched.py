@@ -49,7 +49,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Seen:
 
 
 def test_blocks_in_host_memory_and_in_the_store_are_named_as_vllm_names_them(seen: Seen) -> None:
-    """Their hashes, parents, tokens and salts equal those in vLLM's own events."""
+    """Hashes, parents, tokens and salts of the blocks equal those in vLLM's own events."""
     named = {each[0]: each for each in seen.stored("GPU")}
 
     on_host, in_store = seen.stored("CPU"), seen.stored("STORAGE")

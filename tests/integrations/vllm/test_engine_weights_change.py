@@ -16,7 +16,6 @@ PROMPTS = mixed_prompts()[:40]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two models of one shape with different weights."""
     folders = [tmp_path_factory.mktemp("models") / name for name in ("former", "latter")]
     for seed, folder in enumerate(folders):
         tiny_llama.make(folder, seed=seed)
@@ -25,7 +24,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def references(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[list[Output]]:
-    """Outputs of engines started with each model, without a connector."""
     group = Group(tmp_path_factory.mktemp("references"), Path(models[0]))
     plans = [Plan(model=model, phases=[Phase(PROMPTS)]) for model in models]
     found = [group.run(plan, ranks=1)[0].phases[0].outputs for plan in plans]
@@ -36,7 +34,7 @@ def references(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> l
 def test_weights_that_change_in_place_find_their_own_pages_alone_and_find_them_when_they_come_back(
     models: list[str], references: list[list[Output]], tmp_path: Path
 ) -> None:
-    """A new version with a reset, one without a reset, a reset as by a sleep, and a former version."""
+    """Changes: a new version with a reset, one without, a reset as by a sleep, the former version."""
     former, latter = models
     phases = [
         Phase(PROMPTS, "former"),

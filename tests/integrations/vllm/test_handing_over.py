@@ -45,25 +45,21 @@ def decode(stack: ExitStack) -> ScriptedEngine:
 
 
 def computed(engine: ScriptedEngine, tokens: list[int] = TOKENS, **attributes: Any) -> Any:
-    """Let an engine compute a prompt for another engine; return its answer."""
     engine.serve(tokens, kv_transfer_params=FOR_ANOTHER, **attributes)
     return engine.answer
 
 
 def loaded(engine: ScriptedEngine, params: Any, tokens: list[int] = TOKENS) -> int:
-    """Return how many tokens an engine loads or has cached."""
     return engine.serve(tokens, kv_transfer_params=params).num_computed_tokens
 
 
 def asked(engine: ScriptedEngine, request: Sent) -> int | None:
-    """Query a request's match once and run a pass; return the match."""
     found = engine.side.hit(request, 0)
     engine.rest()
     return found
 
 
 def answered(engine: ScriptedEngine, request: Sent) -> int:
-    """Query a request's match in each pass until it is known; return it."""
     while (found := asked(engine, request)) is None:
         pass
     return found
@@ -78,7 +74,7 @@ def rest_until(engine: ScriptedEngine, done: Callable[[], bool]) -> None:
 def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
     stack: ExitStack, window_tokens: int
 ) -> None:
-    """The match needs only the window before that page."""
+    """The handoff stops before the last page, so a match needs only the window before that page."""
     prefill, decode = (
         stack.enter_context(scripted(peers=Peers(), window_tokens=window_tokens)) for _ in range(2)
     )
@@ -96,7 +92,7 @@ def test_a_prompt_of_whole_pages_leaves_its_last_page_to_be_computed(
 def test_a_request_waits_for_what_the_other_engine_has_only_promised(
     prefill: ScriptedEngine, decode: ScriptedEngine
 ) -> None:
-    """The answer is sent before the last copies complete."""
+    """The prefill engine answers before its last copies complete."""
     sent = Sent(TOKENS, request_id="asks early", kv_transfer_params={})
     promised = {
         "do_remote_prefill": True,
@@ -234,7 +230,7 @@ def test_of_a_request_that_was_aborted_nothing_is_served(prefill: ScriptedEngine
 def test_what_was_promised_is_served_by_an_engine_that_stops_after_one_step(
     prefill: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an idle engine the agreed time is old, or there is none yet."""
+    """In an engine that stops after one step, the agreed time is old, or there is none yet."""
     sent = in_one_pass(prefill)
     prefill.cache.begin_backups()
     slow = iter([True] * 6)

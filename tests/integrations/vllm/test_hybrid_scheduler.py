@@ -56,7 +56,6 @@ class Scripted:
         return request
 
     def compute(self, request: Sent, tokens: int, tables: Sequence[Sequence[int]] = TABLES) -> None:
-        """Run a pass that computes so many tokens of a request."""
         state = Blocks(lambda _: tuple(tables))
         self.side.end_pass(Scheduled({request.request_id: tokens}, None, state))
         self.side.cache.begin_backups()
@@ -84,14 +83,12 @@ class Scripted:
         return again
 
     def load(self, request: Sent) -> None:
-        """Let a request load the whole prompt."""
         assert self.side.hit(request, 0) == len(PROMPT)
         self.side.allocated(request, TABLES, len(PROMPT))
         self.side.end_pass(Scheduled())
 
 
 def copied(order: CopyToHost) -> dict[str, tuple[int, ...]]:
-    """Return the blocks that an order reads, by pool."""
     return {
         pool.name: tuple(
             block for each in order.transfers if each.pool == pool.name for block in each.sources

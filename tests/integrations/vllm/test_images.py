@@ -21,14 +21,12 @@ BLOCKS: dict[str, Any] = {"page_tokens": PAGE, "host_pages": 200}
 
 
 def image(content: str, uuid: str = "", at: int = len(SYSTEM), length: int = IMAGE_LENGTH) -> Item:
-    """Return an image, named by the client's `uuid` or by vLLM's hash of its content."""
     pixels = torch.tensor([*content.encode()], dtype=torch.float32)
     data = Content.of(pixel_values=pixels, image_grid_thw=torch.tensor([1, 2, 2]))
     return Item(uuid or f"hash of {content}", Position(at, length), data)
 
 
 def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, **more: Any) -> int:
-    """Serve a request; return how many of its tokens were loaded."""
     before = len(engine.sources)
     engine.serve(tokens, mm_features=[*images], **more)
     return sum(sum(each.values()) for each in engine.sources[before:])
@@ -37,7 +35,7 @@ def ask(engine: ScriptedEngine, *images: Item, tokens: list[int] = WITH_IMAGE, *
 def test_nothing_is_kept_of_a_uuid_that_has_stood_for_another_image(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """VLLM may compute such a request with the other image's embeddings or KV."""
+    """VLLM may compute a request whose uuid is reused with the other image's embeddings or KV."""
     with scripted(**BLOCKS) as engine:
         ask(engine, image("a cat", "logo"))
 
@@ -94,7 +92,7 @@ def test_a_request_whose_image_is_not_here_is_neither_stored_nor_looked_up(
 
 
 def test_an_item_that_is_not_among_the_prompt_s_tokens_keeps_a_request_from_the_cache() -> None:
-    """For example an encoder's item, to which all decoder tokens attend."""
+    """An encoder's item, to which all decoder tokens attend, keeps a request from the cache."""
     with scripted(**BLOCKS) as engine:
         hits = [ask(engine, image("a cat", at=0, length=9_999)) for _ in range(2)]
 
@@ -102,7 +100,7 @@ def test_an_item_that_is_not_among_the_prompt_s_tokens_keeps_a_request_from_the_
 
 
 def test_an_engine_that_gets_embeddings_from_others_keeps_no_request_with_an_image() -> None:
-    """Embeddings arrive by name, and the content that they were computed from is unknown."""
+    """Embeddings from another process arrive by name, and their content is unknown."""
     with scripted(own_embeddings=False, **BLOCKS) as engine:
         hits = [ask(engine, image("a cat")) for _ in range(2)]
         text = [ask(engine, tokens=SYSTEM) for _ in range(2)]

@@ -44,7 +44,7 @@ def drafting(rope: Pretrained) -> Engine:
 def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
     engines = [
         Engine(),
-        # Phi-3 with LongRoPE selects its short or long factors by this setting.
+        # Phi-3 with LongRoPE selects its short or long factors by `max_model_len`.
         of_model(max_model_len=32768),
         of_model(dtype=torch.bfloat16),
         of_model(quantization="awq"),
@@ -63,7 +63,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """Otherwise no restart, rank or TP size would find the pages of another."""
+    """If operational settings were in the key, a restart or another TP size would find no pages."""
     engines = [
         Engine(),
         Engine(instance_id="2"),

@@ -17,7 +17,6 @@ from tests.kit.vllm.sides import side_of
 HOST_PAGES = 4
 FIRST, SECOND = ([first, *range(4 * PAGE_TOKENS)] for first in (101, 102))
 NEWEST = range(20, 24)
-"""The blocks of the second prompt."""
 
 
 class Pressed:
@@ -95,7 +94,7 @@ def test_blocks_are_freed_of_a_backup_that_is_given_up_as_its_first_copy_ends() 
 
 
 def test_no_block_is_held_while_a_backup_waits() -> None:
-    """The engine's prefix cache can be reset meanwhile, and no request waits for these blocks."""
+    """While a backup waits, the prefix cache can be reset, and no request waits for its blocks."""
     pressed = Pressed()
     pressed.side.finished(pressed.second, NEWEST)
 

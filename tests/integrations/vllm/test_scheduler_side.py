@@ -31,7 +31,6 @@ def scheduler(ranks: HostRanksInTurn, rank: int = 0, **options: Any) -> Schedule
 
 
 def computed(request: Sent) -> Scheduled:
-    """Return a pass that computes a request's whole prompt in the blocks 0, 1, ..."""
     tokens = request.num_tokens
     return Scheduled({request.request_id: tokens}, None, Blocks(lambda _: (range(tokens),)))
 
@@ -71,7 +70,7 @@ def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
-    """As with `kv_consumer`: preempted between two passes, so only the second query shows it."""
+    """With `kv_consumer`, a preemption between two passes shows only in the second match query."""
     ranks = HostRanksInTurn(ranks=1, timeouts=Timeouts(absence_memory_s=NOT_AT_ALL_S))
     side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
     side.arrived(request)
@@ -106,7 +105,7 @@ def test_a_request_that_loads_in_the_pass_that_tells_of_its_preemption_goes_on_l
 
 @pytest.mark.parametrize("pages", [1, 3])
 def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages: int) -> None:
-    """VLLM 0.33 caps a hit if it lacks auxiliary outputs of the tokens (`cap_external_hit`)."""
+    """VLLM 0.33 loads less than the match if it lacks auxiliary outputs (`cap_external_hit`)."""
     ranks, side, request = promised()
 
     side.allocated(request, (range(10, 14),), pages * PAGE_TOKENS)
@@ -122,7 +121,7 @@ def test_an_engine_that_takes_less_than_it_was_promised_gets_what_it_takes(pages
 def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_it_for_ever() -> (
     None
 ):
-    """Loads bring whole pages, but the engine expects the block to be filled up to that token."""
+    """Loads bring whole pages, but the engine expects a partly loaded block to be filled."""
     ranks, side, request = promised()
     failed: list[tuple[str, ...]] = []
 
@@ -140,7 +139,7 @@ def test_an_engine_that_takes_a_part_of_a_page_computes_it_and_is_not_promised_i
 @pytest.mark.parametrize("own", [0, 1, 3, 4])
 @pytest.mark.parametrize("backs_up", [True, False])
 def test_what_the_engine_s_own_prefix_cache_has_is_a_hit(own: int, *, backs_up: bool) -> None:
-    """Also if it covers everything that Lockstep could load, and if no backups are made."""
+    """Device hits are counted even if nothing is left to load, or if backups are off."""
     ranks = HostRanksInTurn(ranks=1, store=False)
     side, request = scheduler(ranks, backs_up=backs_up), Sent(PROMPT)
     side.arrived(request)
@@ -206,7 +205,7 @@ def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_ba
 
 
 def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
-    """The engine may compute the remaining tokens with other weights."""
+    """The engine may compute the remaining tokens with other weights of the adapter."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
@@ -231,7 +230,7 @@ def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
 
 
 def test_after_the_last_abort_no_copy_touches_any_block() -> None:
-    """Also blocks of finished requests, which are still held for copies."""
+    """The last abort also waits for copies of finished requests, whose blocks are still held."""
     ranks = HostRanksInTurn(ranks=1)
     side = scheduler(ranks, loads=False)
     first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])
@@ -290,7 +289,7 @@ def test_a_pass_waits_one_step_while_other_requests_compute() -> None:
 
 
 def test_a_pass_does_not_wait_for_what_is_being_read() -> None:
-    """The match already counts these pages; the read takes its time."""
+    """A lookup's answer completes the pass's wait; the read of the pages may take longer."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side, request = scheduler(ranks, waits_in_pass=True), Sent(PROMPT)
     side.arrived(request)
@@ -345,7 +344,7 @@ def test_blocks_are_the_engine_s_with_the_last_token_and_fenced_by_the_next_pass
 
 
 def test_what_has_been_copied_by_the_last_token_is_on_its_way_to_storage() -> None:
-    """An idle engine takes no step before the next request, so this must happen by the last token."""
+    """An idle engine takes no step before the next request, so persists start by the last token."""
     ranks = HostRanksInTurn(ranks=1, depth=1)
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)

@@ -42,7 +42,6 @@ LONGER = [*PROMPT, *range(100, 100 + 2 * PAGE_TOKENS)]
 
 
 def counters(stats: CacheStats) -> Told:
-    """Return all counters of a cache in the form passed to vLLM."""
     return {
         family.name: {",".join(("0", *labels)): value for labels, value in family.samples(stats)}
         for family in FAMILIES
@@ -125,7 +124,6 @@ def test_a_gauge_is_told_when_it_changes_and_is_nothing_once_it_is_gone() -> Non
 
 
 def deciding(ranks: int) -> DecidingCache:
-    """Return a scheduler's cache for so many workers."""
     config = HostRanksInTurn(ranks=ranks).caches[0].config
     replica = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"model")
     return decide(Opened(rank, ranks, config, replica, "") for rank in range(ranks))

@@ -21,8 +21,6 @@ QUEUE_MAX = 8
 
 
 class Conversations:
-    """Draws prompts, most of which share a prefix with an earlier one."""
-
     def __init__(self, seed: int) -> None:
         self.drawn = Random(seed)
 
@@ -70,7 +68,6 @@ def engine_of(ranks: int = 2, **settings: Any) -> ScriptedEngine:
 
 
 def ask(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> int:
-    """Answer requests one by one; return how many of their tokens were loaded."""
     before = engine.counts.hits
     for prompt in prompts:
         engine.send(prompt)
@@ -94,7 +91,6 @@ def backed_up(engine: ScriptedEngine, name: str) -> int:
 
 
 def compute(engine: ScriptedEngine, request: Sent) -> None:
-    """Let a request compute its whole prompt without cached blocks."""
     [side], [memory], blocks = engine.sides, engine.ranks.memories, range(90, 90 + PROMPT_PAGES)
     side.hit(request, 0)
     tokens = {request.request_id: request.num_tokens}
@@ -104,7 +100,6 @@ def compute(engine: ScriptedEngine, request: Sent) -> None:
 
 
 def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
-    """Send requests, and step until loads are in flight."""
     for prompt in prompts:
         engine.send(prompt)
     while not engine.loading:
@@ -115,7 +110,7 @@ def load(engine: ScriptedEngine, prompts: Iterable[list[int]]) -> None:
 def test_new_requests_get_nothing_stale_while_the_weights_change_twenty_times(
     ranks: int, requests: int
 ) -> None:
-    """With a new, an old or no version, and with a reset before the change, after it, or none."""
+    """Versions are new, old or absent, with a reset before the change, after it, or none."""
     engine = engine_of(ranks)
 
     counts = serve(engine, requests, preempting=True)
@@ -236,7 +231,7 @@ def test_what_follows_a_part_of_a_former_block_is_not_kept_for_others_either() -
 
 
 def test_vllm_s_own_blocks_are_of_new_weights_once_it_has_preempted_all_requests() -> None:
-    """A pause that keeps requests preempts them and drops its prefix cache; then comes the name."""
+    """A pause that keeps requests preempts them and drops the prefix cache before the change."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "preempted")
     engine.lending[0].held.pool = pool = CountedBlocks()
     engine.sides[0].arrived(request)
@@ -268,7 +263,7 @@ def test_that_vllm_drops_its_own_blocks_shows_also_while_a_request_waits_that_ha
 
 
 def test_that_vllm_drops_its_own_blocks_shows_also_after_the_verdict_of_the_pass_has_come() -> None:
-    """With one scheduler it comes with the outputs of the step before, also where that is the last."""
+    """With one scheduler, a verdict comes with the previous outputs, even after the last pass."""
     engine, request = engine_of(1), Sent(list(PROMPTS[1]), "the first one")
     engine.lending[0].held.pool = pool = CountedBlocks(cached_block_hash_to_block={"former": 1})
     engine.name("step-1")

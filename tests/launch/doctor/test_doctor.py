@@ -46,7 +46,7 @@ def test_the_doctor_tells_all_that_it_has_probed_and_leaves_nothing(
 
 
 def test_gloo_at_an_interface_that_this_machine_does_not_have_is_told_in_one_line() -> None:
-    # This address is reserved for documentation, so no machine has it.
+    # 203.0.113.0/24 is reserved for documentation, so no machine has this address.
     failed = probe_gloo(Interface("eth9", "203.0.113.7", ""))
 
     assert failed.failure
@@ -115,7 +115,7 @@ def nobodys_rights_in(folder: Path) -> Generator[None]:
 
 
 def test_a_place_in_which_nothing_may_be_made_or_removed_is_told_as_such() -> None:
-    """In such a directory, as on a read-only filesystem, removing a file fails as creating one does."""
+    """Without rights in a directory, removing the probe's file fails as creating it does."""
     with TemporaryDirectory(dir="/tmp") as folder, nobodys_rights_in(Path(folder)):
         direct = probe_direct(f"file://{folder}")
 

@@ -55,7 +55,6 @@ ETH = Interface("eth0", "10.0.0.2", "")
 
 
 def judged(installed: str, *, name: str = "obstore", bounds: str = ">=0.12") -> Finding:
-    """Return the finding for one installed package with these bounds."""
     package = Package(name, bounds, name, installed, TRIED.get(name, ""))
     (finding,) = judge_packages([package])
     return finding

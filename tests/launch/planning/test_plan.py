@@ -23,7 +23,7 @@ def read(report: Path) -> dict[str, Any]:
 
 
 def write_trace(folder: Path, requests: int) -> Path:
-    """Write a trace whose prompts share 10 blocks and have 100 blocks each of their own."""
+    """Write a trace whose prompts share 10 blocks, and each have 100 further ones."""
     path = folder / "trace.jsonl"
     lines = (
         {

@@ -50,7 +50,6 @@ SAMPLES = Samples(
 
 
 def report_at(path: Path, **changes: Any) -> Path:
-    """Write the report of an invented replay, with some of its keys changed."""
     report = make_report(ReplaySettings(ranks=1), [result(samples=SAMPLES)])
     write_report(str(path), {**report, **changes})
     return path

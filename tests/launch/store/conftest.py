@@ -11,7 +11,6 @@ from tests.kit.launch.stores import Kept
 
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command `lockstep store` in this process."""
     yield from run_lockstep(monkeypatch, capfd, "store")
 
 

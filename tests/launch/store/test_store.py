@@ -30,14 +30,12 @@ from tests.kit.storage.calls import digest_of
 
 
 def of_ranks(tmp_path: Path) -> str:
-    """Return the URI of stores of two ranks, one store for each rank."""
     for rank in (0, 1):
         Kept(tmp_path / f"disk{rank}").fill(model=f"of-rank-{rank}")
     return f"file://{tmp_path}/disk{{rank}}"
 
 
 def words(text: str) -> str:
-    """Return the text with each run of blanks as one blank."""
     return re.sub(r"[ \t]+", " ", text)
 
 
@@ -418,7 +416,6 @@ def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
 
 
 def tree(root: Path) -> dict[Path, tuple[float, bytes]]:
-    """Return all paths below a directory, with their times and contents."""
     return {
         path: (
             path.lstat().st_mtime,

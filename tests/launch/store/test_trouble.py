@@ -12,7 +12,6 @@ from tests.kit.launch.stores import Kept
 
 
 def in_a_process(*arguments: str, stdout: IO[str]) -> tuple[int, str]:
-    """Run `lockstep store` in a separate process; return its status and its stderr."""
     ended = subprocess.run(
         [*IN_A_PROCESS, "store", *arguments],
         stdout=stdout,

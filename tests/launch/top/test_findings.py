@@ -45,7 +45,6 @@ Watch = Callable[[ExitStack, Path], Window]
 
 
 def served(stack: ExitStack, *, requests: int = REQUESTS, **changes: Any) -> Window:
-    """Serve a workload with some settings changed."""
     group = stack.enter_context(watched_group(replace(SETTINGS, **changes)))
     before = group.seen()
     group.serve(requests=requests)
@@ -155,9 +154,9 @@ def unreadable(_: ExitStack, __: Path) -> Window:
 
 
 def hanging(heals: bool, *, is_too_much: bool = False, detaches: bool = False) -> Watch:
-    """Watch a read that hangs in one rank's store, for ever or until it `heals`.
+    """Watch a read that hangs in one rank's store, permanently or until it completes (`heals`).
 
-    With `is_too_much`, the group drops its store; with `detaches`, an operator detaches the store then.
+    With `is_too_much`, the group drops its store. With `detaches`, an operator detaches the store.
     """
 
     def window(_: ExitStack, __: Path) -> Window:
@@ -379,7 +378,6 @@ def test_what_a_rank_has_counted_before_it_was_first_heard_is_no_growth() -> Non
 
 
 def shown(*windows: Window) -> list[str]:
-    """Return the lines of the screen, with each run of blanks as one."""
     console = Console(file=io.StringIO(), width=200)
     console.print(screen(windows))
     assert isinstance(console.file, io.StringIO)
@@ -387,7 +385,7 @@ def shown(*windows: Window) -> list[str]:
 
 
 def test_what_went_wrong_before_the_last_seconds_is_said_with_when() -> None:
-    """`--once` samples twice within seconds, and its user comes after the damage."""
+    """`--once` samples twice within seconds, usually after the fault has happened."""
     ranks = {
         rank: numbers_in(f'lockstep_corrupt_pages_total{{rank="{rank}"}} {rank + 3}\n')
         for rank in range(2)

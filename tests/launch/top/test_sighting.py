@@ -195,7 +195,7 @@ def test_a_group_that_was_away_is_counted_anew(serve: Serve) -> None:
 
 def test_ranks_that_a_group_has_no_more_are_not_missed(serve: Serve) -> None:
     sightings = Sightings([serve(exposed(2))])
-    serve(exposed(2))  # The extra port is scraped at once.
+    serve(exposed(2))  # A newly found port is scraped at once.
     sightings.look()
     missed = [len(each.now.silent) for each in sightings.windows()]
     for _ in range(2):

@@ -86,7 +86,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
         fill_places(store, 2, files=6)
         await put(backend, NAME, page(1))
         store.spoil(NAME)
-        # The corrupt file is not kept in the quarantine then, but its name is free at once.
+        # If the quarantine is full, the corrupt file is removed, so its name is free at once.
         assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
         assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
         make_directory_of(store, 1)
@@ -98,7 +98,7 @@ async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
 def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
     store: FileStore,
 ) -> None:
-    """Each opened store starts at a random place of the quarantine."""
+    """Each opened store starts at a random place of the quarantine, so places could be reused early."""
 
     async def quarantine_one() -> None:
         async with opened(store) as backend:
@@ -152,7 +152,6 @@ def test_nobody_waits_for_a_turn_beyond_the_deadline(
 def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
     store: FileStore, nbytes: int, outcome: WriteOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write of a single piece is complete by then."""
     pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
 
     def write_the_last(*arguments: Any) -> int:
@@ -188,7 +187,7 @@ def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_file
 
 
 def broken_open(broken: Path, error: int) -> Any:
-    """Return an `os.open` that fails for paths with this last name."""
+    """Return an `os.open` that fails for paths that end with the name of `broken`."""
     return open_refusing(
         lambda path, flags: path.endswith(broken.name) and not flags & os.O_PATH, error
     )

@@ -16,7 +16,6 @@ PROGRAM = "tests.kit.storage.crashes"
 def let_writers_die(root: Path, durability: str, mode: str, seed: int, deaths: str) -> int:
     """Return how many writers died; a failed test prints the command that repeats the run."""
     command = program(PROGRAM, root, durability, mode, seed, deaths)
-    # pytest shows this output only if the test fails.
     sys.stdout.write(f"seed {seed}; replay with an empty directory: {shlex.join(command)}\n")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     sys.stdout.write(ended.stdout + ended.stderr)

@@ -137,7 +137,8 @@ async def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
         (store.root / "objects" / "file").write_bytes(b"x")
         (store.root / "objects" / "link").symlink_to(store.root / "objects")
         names = {each.name for each in await listed(backend)}
-        # The moved object is sound, but no reader looks for it there.
+        # A sound object that was moved to another path is not listed, because no reader looks for it
+        # there.
         assert names == {object_name(0)}
 
 

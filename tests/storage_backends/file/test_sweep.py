@@ -51,7 +51,7 @@ NOW = time.time() + 1e6
 """A virtual time later than the real mtime of any file here, for passes that are given the time."""
 YEARS_S = 1e8
 PATIENCE_S = 30.0
-"""A join longer than this means that a thread is stuck. Shorter than a sweeper's sleep."""
+"""Timeout for joining the sweeper's thread in seconds, shorter than the sweeper's sleep."""
 
 
 @contextmanager
@@ -79,7 +79,6 @@ def make_old(path: Path, age_s: float) -> None:
 
 
 def make_really_old(path: Path, age_s: float) -> None:
-    """Age a file as `make_old` does, for passes that use the filesystem's clock."""
     then = time.time() - age_s
     os.utime(path, (then, then))
 
@@ -306,7 +305,7 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     async with using(FileBackend(store.root, FileOptions(ttl_s=1e9))) as backend:
         assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
         assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-        # This object's file was removed after it was read.
+        # An object may be removed after it was read; recording its use must do nothing.
         sweeper_of(backend).used([object_name(77)])
         sweeper_of(backend).turn(wanted=True)
     with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
@@ -403,7 +402,7 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
         written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
         assert written == {WriteOutcome.OK}
         await eventually(is_kept)
-    # A pass may have been evicting down to its low watermark.
+    # Sizes may still fall, because a pass evicts below the quota, down to its low watermark.
     async with opened(store) as reader:
         assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
@@ -456,7 +455,7 @@ async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: File
     assert files_open_below(store.root)
     await backend.close()
     assert files_open_below(store.root) == []
-    # The sweeper's thread exits after the last action that the test waited for.
+    # The thread releases its descriptors last, before it exits.
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
@@ -583,7 +582,6 @@ def records(namespace: str, models: int) -> list[Write]:
 
 
 def keep_records(store: FileStore, models: int = 1) -> list[Path]:
-    """Write records whose last use is very old."""
     writes = records(object_name(0).namespace, models)
 
     async def write() -> None:

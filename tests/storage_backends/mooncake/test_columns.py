@@ -151,7 +151,6 @@ class TestReadersOfWhatIsReplaced:
     def test_s8_a_reader_finds_an_object_that_is_replaced_between_any_two_of_its_steps(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch, question: int
     ) -> None:
-        """The keys of one query are checked in the worst order, with other writers in between."""
         quick, other = Engine.of(shared), Engine.of(shared)
         quick.put(0)
         quick.put(0b001)

@@ -150,7 +150,6 @@ class TestStoppedMaster:
 
 
 def held(backend: StorageBackend) -> int:
-    """Return how many threads abandoned reads still occupy in the library."""
     assert isinstance(backend, MooncakeBackend)
     calls = backend._calls  # pyright: ignore[reportPrivateUsage]
     assert calls is not None

@@ -104,7 +104,7 @@ class TestManyProcesses:
             before = [await backend.read(some, deadline=soon()) for backend, some, _ in calls]
             assert before == [[ReadOutcome.OK] * 4] * 2
             with stopped_process(lonely.owner.pid):
-                # Earlier than the library's timeout for the owner.
+                # This deadline is shorter than the library's timeout for the owner.
                 late = time.monotonic() + 0.8
                 read, written = await asyncio.gather(
                     asyncio.gather(*[one.read(some, deadline=late) for one, some, _ in calls]),
@@ -203,7 +203,6 @@ class TestMaster:
             with shared.master.stopped():
                 held = [asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)]
                 await begun.wait(THREADS)
-                # Every thread is blocked.
                 reads = [reading(object_name(0), bytearray(16 * KIB))]
                 late = await backend.read(reads, deadline=time.monotonic() + 0.05)
                 assert late == [ReadOutcome.TIMED_OUT]
@@ -220,7 +219,7 @@ class TestMaster:
                 call = asyncio.create_task(put(backend, object_name(1), content))
                 await begun.wait()
                 call.cancel()
-                # The call returns only when nothing uses the buffer any more.
+                # A cancelled call returns only when nothing uses its buffer any more.
                 await asyncio.wait([call], timeout=0.1)
                 assert not call.done()
             with pytest.raises(asyncio.CancelledError):

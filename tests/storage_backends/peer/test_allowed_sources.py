@@ -1,4 +1,4 @@
-"""The hosts from which requests may make this rank read."""
+"""The allow list of hosts that a request may make this rank read from."""
 
 import pytest
 

@@ -65,7 +65,6 @@ def flipped(raw: bytes, at: int) -> bytes:
 
 
 def forged(passed: Passed) -> bytes:
-    """Return the same answer with forged pages under correct checksums."""
     shape = LAYOUT.shard(0, 1).shape
     plan = shape.plan(shape.present)
     page = memoryview(b"\xee" * PAGE_BYTES)

@@ -51,7 +51,6 @@ from tests.kit.storage.peer_impostors import Impostor, impostor
 BYTES = 64 * KIB
 LAYOUT = plain_pages(BYTES, heads=2)
 UNTOUCHED = 0xEE
-"""The byte that fills a buffer before a read."""
 LARGE = plain_pages(24 << 20)
 """Pages larger than the sockets' buffers, so that a read needs the reader's event loop to finish."""
 SIZE = 16 * KIB
@@ -378,7 +377,6 @@ class TestBreaking:
 
 
 async def stack_backend(group: ServedGroup) -> StorageBackend:
-    """Open a backend on the group; the test closes it."""
     backend = PeerBackend(group.servers[0].address)
     await backend.open()
     return backend

@@ -161,7 +161,7 @@ class TestWhereThereIsNone:
 def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Make the library impossible to import for readers in this process."""
     with served():
-        # The serving rank of the test uses the engine of this process.
+        # The test's serving rank must load the library before it is made impossible to import.
         pass
     monkeypatch.setattr(transfer_engine, "_shared", {})
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
@@ -206,7 +206,6 @@ class Keeper:
 
 
 def header_of(number: int) -> bytes:
-    """Return the header of the object that `object_name(number)` names."""
     name, shape = object_name(number), ObjectShape.whole(16 * KIB)
     whole = encode_object(name, digest_of(name), [memoryview(page(number))], shape)
     return bytes(whole[:HEADER_BYTES])
@@ -311,7 +310,6 @@ class TestTheOtherProcess:
 
 
 async def asked(keeper: Keeper, count: int) -> bool:
-    """Return whether at least `count` requests have arrived."""
     return sum(isinstance(each, Locate) for each in keeper.heard) >= count
 
 

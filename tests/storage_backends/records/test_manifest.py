@@ -239,7 +239,7 @@ async def test_a_store_with_the_same_weights_in_pages_of_another_size_is_used_wi
         "store file:///kv: model 'm' with weights version 'files 01', pool 'kv': page"
     )
     assert "page_tokens is 16 in the store and 32 here; use another store, or pages of 16" in said
-    # Each engine has a different name for this option.
+    # Each engine has a different name for the page size option, so the error lists all.
     assert "--page-tokens, --block-size, --page-size" in said
 
 

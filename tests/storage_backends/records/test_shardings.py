@@ -64,7 +64,6 @@ async def opened_on(shelf: Shelf) -> MemoryBackend:
 
 
 async def slow_on(shelf: Shelf, *, marks: Sequence[int] = ()) -> SlowStore:
-    """Return a blocking store with the marks of groups of these sizes."""
     backend = await opened_on(shelf)
     for size in marks:
         await shardings_of(size).announce(backend, 100.0, soon())

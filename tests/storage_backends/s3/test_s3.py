@@ -45,7 +45,7 @@ def store(bucket: BucketStore) -> StoreUnderTest:
 
 
 class TestS3Contract(StorageContract, ListingContract):
-    # Still several times the number of requests that may be in flight.
+    # 150 pages are still several times the number of requests that may be in flight.
     large_batch = 150
     races = 4
 
@@ -89,7 +89,6 @@ async def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(
 async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait_and_is_said(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The client retries each call.
     monkeypatch.setattr(s3_requests, "_BACKOFF", timedelta(milliseconds=1))
 
     proxy = Proxy(bucket.endpoint)
@@ -177,7 +176,7 @@ async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answ
         silent = proxy.fall_silent_at(silent_at)
         listing = asyncio.create_task(listed(backend))
         await silent.wait()
-        # The store and its client have longer timeouts than this.
+        # The store and its client have timeouts longer than 30 s.
         async with asyncio.timeout(30):
             await backend.close()
             with pytest.raises(StorageError, match="was closed while it was listed"):
@@ -201,7 +200,7 @@ async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_mem
         await put(backend, object_name(1), page(1))
         proxy.swells = True
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        # The connection's buffers hold some of the bytes.
+        # The connection's buffers hold some of the oversized answer.
         assert proxy.bytes_back < 64 << 20
         proxy.swells = False
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))

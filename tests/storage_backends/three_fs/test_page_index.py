@@ -53,7 +53,6 @@ def key(number: int) -> bytes:
 
 
 def entry(number: int, lent: Reservation, present: int = 0) -> Entry:
-    """Return a writer's entry for a page that it wrote into a reserved slot."""
     return Entry(key(number), f"file {number}", lent.slot << 20, 1 << 14, present, lent.generation)
 
 

@@ -34,7 +34,7 @@ from tests.kit.storage.calls import (
 from tests.kit.storage.three_fs import small_store, watched
 
 A_WHILE_S = 15.0
-"""A call that takes longer than this does not return."""
+"""Seconds after which a call counts as hung."""
 
 
 def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,6 @@ def client() -> UsrbioStandIn:
 
 @pytest.fixture
 def fd(client: UsrbioStandIn, tmp_path: Path) -> Generator[int]:
-    """A registered file of eight blocks."""
     (tmp_path / "file").write_bytes(page(1, BLOCKS * BLOCK))
     fd = os.open(tmp_path / "file", os.O_RDWR)
     client.register_fd(fd)

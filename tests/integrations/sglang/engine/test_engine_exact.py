@@ -79,7 +79,7 @@ def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(serve
 def test_in_a_new_process_pages_come_from_storage(
     served: Served, tmp_path: Path, model: Path
 ) -> None:
-    """Must run last, because it shuts the shared engine down."""
+    """This test must run last, because it shuts the shared engine down."""
     served.engine.generate(REQUESTS, together=False)
     stuck = served.engine.shutdown()
 

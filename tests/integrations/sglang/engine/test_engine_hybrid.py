@@ -46,8 +46,6 @@ def conversations() -> list[Request]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of model, and the settings of the engine that serves it."""
-
     fixture: str
     plugin: str
     requests: list[Request]
@@ -97,7 +95,6 @@ KINDS = {
 
 
 def decoding(kind: Kind) -> list[Request]:
-    """Return requests that share no prefix."""
     return [
         Request(tokens=range(300 - k, 400 - k), output_tokens=140, logprobs=False)
         for k in range(kind.decoding)
@@ -106,8 +103,6 @@ def decoding(kind: Kind) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """Answers of stock SGLang on two ranks with room for everything."""
-
     cold: list[Answer]
     decoded: list[Answer]
     collectives: list[set[str]]
@@ -116,8 +111,6 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine of two ranks with Lockstep, and the answers of stock SGLang."""
-
     kind: Kind
     model: Path
     engine: RunningEngine
@@ -204,7 +197,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
     left = [(each.state["loading"], each.state["keeping"]) for each in engine.ranks()]
     engine.generate(requests)
     engine.flush()
-    # These requests could be loaded, but are aborted as soon as they are sent.
+    # The cached prompts could be loaded, but the requests are aborted as soon as they are sent.
     engine.generate([Request(tokens=each.tokens, abort_after=0) for each in requests])
     engine.flush()
     answers = engine.generate(requests, together=False)
@@ -217,7 +210,7 @@ def test_aborts_leave_nothing_behind_and_what_comes_after_them_as_it_is(served: 
 def test_in_a_new_process_of_either_tp_size_they_come_from_storage(
     served: Served, tmp_path: Path
 ) -> None:
-    """Must run last, because it shuts the shared engine down."""
+    """This test must run last, because it shuts the shared engine down."""
     kind, found = served.kind, list[list[Answer]]()
     served.engine.generate(kind.requests, together=False)
     stuck = served.engine.shutdown()
@@ -253,7 +246,7 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
 def test_what_was_shared_is_written_with_the_window_before_its_end(
     tmp_path: Path, windowed_model: Path
 ) -> None:
-    """Under `write_through_selective`, a backup ends before the prompt does."""
+    """Under `write_through_selective`, a backup of a shared prefix ends before the prompt does."""
     shared = [*range(2, 194)]
     tails = [Request(tokens=[*shared, *range(at, at + 70)]) for at in range(200, 400, 40)]
     engine = lockstep_engine(

@@ -18,7 +18,6 @@ IMAGE_LENGTH = 50
 
 @pytest.fixture
 def rig() -> Generator[Rig]:
-    """One rank with pages of 16 tokens."""
     with one_rig(kind="attention, long pages") as rig:
         yield rig
 

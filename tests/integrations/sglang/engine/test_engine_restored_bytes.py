@@ -24,7 +24,6 @@ pytestmark = here.MARKS
 
 @pytest.fixture
 def rig() -> Generator[Rig]:
-    """One rank, with pages of several tokens."""
     with one_rig() as rig:
         yield rig
 
@@ -35,7 +34,6 @@ def prompt(rig: Rig, first: int, pages: int) -> list[int]:
 
 
 def four_on_the_host(rig: Rig) -> list[list[int]]:
-    """Serve four prompts, evict them from the device, and return them."""
     prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
     for tokens in prompts:
         rig.serve(tokens)
@@ -53,7 +51,6 @@ def left_for_two(rig: Rig, request: Any) -> int:
 
 
 def loading(rig: Rig, tokens: Sequence[int]) -> Any:
-    """Return a request whose load is in flight."""
     request = rig.request(tokens)
     rig.step()
     assert not rig.admit(request)

@@ -1,4 +1,9 @@
-"""Recurrent states evicted from SGLang's device are restored with their tokens, byte for byte."""
+"""Recurrent states evicted from SGLang's device are restored with their tokens, byte for byte, or not.
+
+Tree, pools and allocators are SGLang's, for each shape of states; see `test_engine_restored_bytes.py`.
+With pages of one token, SGLang keeps a request's own state at the end of its computed tokens. With
+larger pages, SGLang tracks the state in separate slots. SGLang's own tests cover states on the device.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +39,6 @@ def computed(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> Any:
 
 
 def ended(rig: Any, tokens: Sequence[int], ends: Sequence[int]) -> None:
-    """Serve a prompt in chunks."""
     rig.end(computed(rig, tokens, [*ends, len(tokens)]))
 
 

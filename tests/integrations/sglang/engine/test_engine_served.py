@@ -16,7 +16,6 @@ PROMPT = range(3, 103)
 
 
 def hits(address: str, name: str, tier: str) -> dict[str, float]:
-    """Return the cached tokens in the server's metrics, by the label `tier`."""
     with urlopen(f"{address}/metrics", timeout=60) as answer:  # noqa: S310 - on loopback.
         numbers = numbers_in(answer.read().decode())
     return {label_of(key, tier): n for key, n in numbers.items() if key[0] == name and n}

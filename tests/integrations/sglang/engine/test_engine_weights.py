@@ -19,7 +19,6 @@ KEPT = 192
 
 @pytest.fixture
 def engine(tmp_path: Path, model: Path) -> Generator[RunningEngine]:
-    """An engine with the first model's weights, under their initial version."""
     with lockstep_engine(tmp_path, model, tp=1, store=f"file://{tmp_path}/store") as engine:
         yield engine
 
@@ -31,14 +30,12 @@ def answer(engine: RunningEngine) -> Answer:
 
 
 def send(engine: RunningEngine, path: Path, part: int = 0, parts: int = 1) -> None:
-    """Send the weights, or one part of them, as version 2."""
     sent = engine.ask("send_weights", path=str(path), part=part, parts=parts, weight_version="2")
     assert sent[0], sent
 
 
 @pytest.fixture
 def trained(tmp_path: Path, other_model: Path) -> Answer:
-    """The answer of the other model."""
     with lockstep_engine(tmp_path / "trained", other_model, tp=1) as engine:
         return engine.generate([PROMPT])[0]
 
@@ -57,7 +54,7 @@ def test_what_half_of_the_new_weights_have_computed_is_never_found(
     assert differences([trained] * 2, [whole, again], tolerance=TOLERANCE) == []
     assert (whole.cached_tokens, again.cached_tokens) == (0, KEPT)
 
-    # Same version in another session: any hit must be KV of complete weights.
+    # The same version in another session: a hit must be KV of complete weights.
     assert engine.update_weights(model)[0]
     engine.ask("begin_update")
     send(engine, other_model)

@@ -34,7 +34,6 @@ KEYS = keys_of(4)
 
 @pytest.fixture
 def opens() -> Iterator[Opens]:
-    """Opens storages, which are closed after the test."""
     with ExitStack() as stack:
 
         def opens(*arguments: Any, **options: Any) -> HiCacheCalls:

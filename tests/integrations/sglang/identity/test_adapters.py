@@ -12,14 +12,11 @@ from lockstep.integrations.weights import FileDigests
 
 @dataclass(frozen=True)
 class Loaded:
-    """Stand-in for an adapter that SGLang has loaded."""
-
     lora_name: str | None
     lora_path: str | None
 
 
 def adapters(loaded: Mapping[str, Loaded], adapter: Path) -> Adapters:
-    """Return the adapters' identities at the start of an engine."""
     return Adapters(loaded, FileDigests(adapter.parent / "digests.json"), {}, where="the config")
 
 

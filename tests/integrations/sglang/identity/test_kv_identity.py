@@ -49,7 +49,7 @@ def test_whatever_may_change_kv_and_whatever_is_unknown_is_in_the_key() -> None:
 
 
 def test_what_is_operational_is_not_in_the_key() -> None:
-    """Otherwise no restart, rank or TP size would find the pages of another."""
+    """If operational settings were in the key, a restart or another TP size would find no pages."""
     engines = [
         engine(),
         engine(parallel__tp_size=1, parallel__nccl_port=1),

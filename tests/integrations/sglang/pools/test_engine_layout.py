@@ -67,7 +67,6 @@ class SWAKVPool:
 
 
 def pool(layout: str = "nhd", heads: int = HEADS, **other: Any) -> MHATokenToKVPool:
-    """Return a pool with random content and `heads` heads on this rank."""
     sides = [
         [torch.rand(SHAPES[layout](heads, elements)).to(torch.bfloat16) for _ in range(LAYERS)]
         for elements in (KEY_DIM, VALUE_DIM)

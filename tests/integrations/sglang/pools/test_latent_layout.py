@@ -14,8 +14,6 @@ PAGE, PAGES, LAYERS = 64, 3, 2
 
 
 class Rows:
-    """A pool's description of its tensors, as SGLang has it."""
-
     def __init__(self, layers: Sequence[torch.Tensor], **others: Any) -> None:
         self.buffer_info = self
         self.buffers: object = tuple(layers)
@@ -53,7 +51,6 @@ class DSATokenToKVPool(MLATokenToKVPool):
 
 
 def described(pool: Any, tp_size: int = 1) -> EnginePool:
-    """Return Lockstep's description of a pool."""
     return engine_pools(pool, PAGE, tp_size)[KV_POOL]
 
 

@@ -13,13 +13,11 @@ def no_room(tokens: int, window_tokens: int, states: int) -> None:
 
 
 def windowed(full_pages: int = 8, window_pages: int = 8) -> tuple[WindowedAllocator, WindowSlots]:
-    """Return an allocator of two pools, and its slots."""
     allocator = WindowedAllocator(full_pages, window_pages, PAGE)
     return allocator, WindowSlots(allocator, PAGE)
 
 
 def free_pages(allocator: WindowedAllocator) -> tuple[int, int]:
-    """Return the numbers of free pages of full attention and of windows."""
     return (
         len(allocator.full_attn_allocator.free_pages),
         len(allocator.swa_attn_allocator.free_pages),

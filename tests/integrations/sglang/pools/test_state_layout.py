@@ -36,13 +36,11 @@ class UnifiedMambaPool(MambaPool):
 
 
 def pool(channels: int, heads: int = 0, **other: Any) -> MambaPool:
-    """Return a pool of so many channels and heads on this rank."""
     conv = torch.zeros(LAYERS, SLOTS, channels, INPUTS, dtype=torch.bfloat16)
     return MambaPool([conv], torch.zeros(LAYERS, SLOTS, heads, 4, 2 if heads else 0), **other)
 
 
 def described(pool: MambaPool, tp_size: int) -> dict[str, tuple[int, int, int]]:
-    """Return the layers, units and elements of each column."""
     columns = state_columns(pool, tp_size)
     for column, tensors in columns.items():
         shape = (SLOTS, column.heads // tp_size, 1, column.elements)

@@ -29,7 +29,6 @@ class Rows:
 
 
 def stateful(rows: Rows, pages: int = 8) -> tuple[SlotAllocator, StateSlots]:
-    """Return an allocator of full attention, and the slots of both pools."""
     allocator = SlotAllocator(pages, PAGE)
     return allocator, StateSlots(allocator, rows, PAGE)
 

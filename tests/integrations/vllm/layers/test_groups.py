@@ -98,7 +98,7 @@ def listed(lent: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def test_a_load_is_brought_to_the_blocks_that_the_engine_has_for_it() -> None:
-    """Block 0 is vLLM's null block. A state is loaded to the block of the last tokens."""
+    """A load skips block 0, vLLM's null block, and brings a state to the block of the last tokens."""
     lent = Lending(POOLS).for_load(BLOCKS, 1, 4)
 
     assert listed(lent) == {"kv": [22, 23, 24], "window": [-1, 13, 14], "state": [34]}

@@ -37,7 +37,6 @@ HEADS, ELEMENTS = 2, 2 * HEAD_ELEMENTS
 
 
 def by(backend: str) -> Any:
-    """Return a layer with the named attention backend."""
     return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: backend))
 
 

@@ -1,35 +1,34 @@
-# Every target installs what it needs into .venv, so `make check test` works from a fresh clone.
+# Each target installs its requirements into .venv, so `make check test` works in a fresh clone.
 
 PYTHON ?= python3
-# Test processes side by side: one more than the cores of a small machine, since many tests wait for
-# other processes. Tests that start ranks of their own run one at a time whatever this is: two groups
-# at once on two cores turn rounds of microseconds into timeouts.
+# Parallel test processes: one more than a small machine has cores, because many tests wait for other
+# processes. Does not apply to distributed tests (-n 2): with too many groups, rounds time out.
 JOBS ?= 3
 GPU_FIGURES ?= build/gpu.json
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Engines pin hundreds of packages, so they live apart from everything else.
+# Engines pin hundreds of packages, so they have a separate environment.
 ENGINES := .venv-engines
 ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check \
 	--constraint tests/install/engines_constraints.txt
-# vLLM 0.33 has no build for CPUs: its Python runs on the kernels of the installed one. Its tests are
-# those that reach most of what the plug-in uses of vLLM.
+# vLLM 0.33 has no CPU build, so its Python code runs on the kernels of the installed release. The tests
+# under it cover most of the vLLM interfaces that the plug-in uses.
 VLLM_0_33 := $(ENGINES)/vllm-0.33
 UNDER_0_33 := $(addprefix tests/integrations/vllm/test_,engine_contract.py engine_fields.py \
 	engine_scheduler.py engine_sleep.py)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 TORCH := torch==2.13.0
-# One thread for each process: the tests' own processes already fill the cores. Many of those start,
-# so what is compiled is kept, even where the environment says otherwise.
-# The order of sets is drawn for each run, and stands in the printed command, so that what fails for it can
-# be had again: make test HASH_SEED=n.
+# One thread per process, because the test processes already fill the cores. Bytecode is written even if
+# the environment forbids it, because many processes start.
+# The hash seed, and so the order of sets, is random. make prints it in the command; to repeat a
+# failure: make test HASH_SEED=n.
 HASH_SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=$(HASH_SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 DEFAULT_TESTS := not slow and not engines
-# Wherever tests run, half of them do so as on a machine that has just booted: what takes a time from the
-# wrong clock, or 0 for never, would show there alone. The other half keeps the clock of the machine.
+# Runs tests on a clock that starts at 0, as on a machine that has just booted. This shows code that
+# mixes up clocks or uses the time 0 for "never". The distributed tests use the machine's clock.
 JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
@@ -42,7 +41,7 @@ help:  ## Print this list.
 
 install: $(VENV)/.installed  ## Install Lockstep and its command, .venv/bin/lockstep.
 
-install-dev: $(VENV)/.installed-dev  ## Install what the checks and the tests need.
+install-dev: $(VENV)/.installed-dev  ## Install the requirements of the checks and the tests.
 
 check: install-dev  ## Lint, check the format, check the types.
 	$(BIN)/ruff check
@@ -50,19 +49,19 @@ check: install-dev  ## Lint, check the format, check the types.
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-# Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
-# missing are skipped with the reason, which fails in CI.
-install-stores:  ## Install promtool and Mooncake's libraries, where that is allowed.
+# Packages that pip does not have come from Debian, if this process may install them. Without them,
+# tests are skipped with a reason, and a skipped test fails in CI.
+install-stores:  ## Install promtool and Mooncake's libraries by apt-get (as root).
 	@tests/install/stores.sh
 
-test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
+test: install-dev install-stores  ## Run all tests except slow ones and those with engines.
 	$(JUST_BOOTED) env $(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -n 2 --dist loadfile -m "$(DEFAULT_TESTS) and distributed"
 
-scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
+scenarios: install-dev  ## Rewrite the expected output in tests/scenarios; review the diff.
 	$(PYTEST) tests/scenarios/test_scenarios.py --write-scenarios
 
-install-engines: $(ENGINES)/.installed $(VLLM_0_33)/.installed  ## Install vLLM and SGLang for CPUs, 3.8 GB, into .venv-engines.
+install-engines: $(ENGINES)/.installed $(VLLM_0_33)/.installed  ## Install vLLM and SGLang for CPUs (3.8 GB) into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
 	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations tests/ranks/executor/test_host_rows.py \
@@ -73,19 +72,19 @@ test-slow: install-dev install-stores install-engines  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
 	$(ENGINES)/bin/python -m pytest -m "slow and engines" tests/integrations --timeout 1800
 
-# On any Python that has torch with CUDA and what tests/on_a_gpu.py names, since a machine with a GPU may
-# be lent for minutes and reach no registry.
+# Installs nothing, because a GPU machine may be available only briefly and without a package registry.
+# PYTHON must have torch with CUDA and the packages that tests/on_a_gpu.py names.
 gpu:  ## Run the tests and the benchmark that need a GPU: make gpu PYTHON=python3 GPU_FIGURES=gpu.json
 	@PYTHONPATH=src timeout --kill-after=10 460 $(PYTHON) tests/on_a_gpu.py $(GPU_FIGURES)
 
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
 	$(ENGINES)/bin/python examples/disagreeing_stores/run.py
 
-transformers-generate: install  ## Let generate() of Transformers take up prompts on two ranks, and again.
+transformers-generate: install  ## Reuse prefixes in Transformers' generate() on two ranks.
 	$(INSTALL) '.[transformers]'
 	$(BIN)/python examples/transformers_generate/run.py
 
-bench: install  ## Measure what docs/performance.md has, each beside its limit in the same run.
+bench: install  ## Run the benchmarks of docs/performance.md, each with its limit.
 	$(BIN)/lockstep bench agreement
 	$(BIN)/lockstep bench tree
 	$(BIN)/lockstep bench path --store file:///dev/shm/lockstep-bench --page-bytes 256KiB
@@ -93,7 +92,7 @@ bench: install  ## Measure what docs/performance.md has, each beside its limit i
 	$(BIN)/lockstep bench handoff --page-bytes 1MiB
 	$(BIN)/python -m lockstep.benchmarks.copies
 
-bench-engines: install-engines  ## Measure what vLLM pays for a cache that is always cold.
+bench-engines: install-engines  ## Measure the overhead in vLLM of a cache that never hits.
 	$(ENGINES)/bin/python -m lockstep.benchmarks.vllm_overhead
 
 docs: install-dev  ## Build the documentation site into build/site.
@@ -102,7 +101,7 @@ docs: install-dev  ## Build the documentation site into build/site.
 demo: install  ## Serve a synthetic workload on two ranks, cold and then warm from disk.
 	$(BIN)/lockstep demo
 
-clean:  ## Remove the environment and everything that was built.
+clean:  ## Remove the environments and all build output.
 	rm -rf $(VENV) $(ENGINES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -112,7 +111,7 @@ $(VENV)/pyvenv.cfg:
 		"name one with make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are written last, so that an install that failed is tried again.
+# Each stamp is written last, so that a failed install is repeated.
 $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(INSTALL) . $(TORCH)
 	@touch $@
@@ -121,7 +120,7 @@ $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(INSTALL) '.[dev,ray,mooncake,s3,metrics]' $(TORCH)
 	@touch $(VENV)/.installed $@
 
-# torch comes first, since the engines' own requirements name builds and companions that are not needed.
+# torch is installed first, because the engines require other builds of it, and unneeded packages.
 $(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt tests/install/engines_requirements.py \
 		tests/install/sglang_requirements.txt tests/install/servers.py
 	$(PYTHON) -m venv $(ENGINES)

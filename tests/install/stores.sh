@@ -1,7 +1,6 @@
 #!/bin/sh
-# Installs what the tests of storage backends and of metrics need beside Python packages, from Debian's
-# packages.
-# Without the right to, it says what is missing and leaves it at that.
+# Installs the Debian packages that the tests of storage backends and of metrics need.
+# Without root or apt-get, prints the missing packages and exits with status 0.
 set -eu
 
 wanted=""
@@ -14,8 +13,8 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
-# The lists of packages may be missing on a fresh machine, and need not be fetched otherwise.
-# shellcheck disable=SC2086 - these are words of their own.
+# Run apt-get update only if the install fails, because a fresh machine may lack package lists.
+# shellcheck disable=SC2086 - $wanted is a list of words.
 apt-get install --yes --quiet --no-install-recommends $wanted >/dev/null ||
     { apt-get update --quiet >/dev/null && apt-get install --yes --quiet --no-install-recommends $wanted >/dev/null; } ||
     echo "apt-get could not install$wanted; the tests of what needs it will be skipped" >&2

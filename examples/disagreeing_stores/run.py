@@ -8,9 +8,11 @@ mismatched tensors, or gloo aborts a rank that receives more than its buffer hol
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import tiny_llama
 HERE = Path(__file__).parent
 RANKS = 2
 SPOILED_RANK = 1
+WIDTH = 92
+"""Columns of a code block on the documentation site."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -71,7 +75,7 @@ def serve(folder: Path, connector: str, name: str, *, may_end: bool = False) -> 
     return Answer(
         [answer["tokens"] for answer in answers],
         [answer["cached"] for answer in answers],
-        [line for line in said.splitlines() if "lacks page" in line],
+        re.findall(r"rank \d+ lacks page.*", said),
     )
 
 
@@ -113,13 +117,12 @@ def main() -> int:
 def _tell(name: str, answer: Answer, right: Answer) -> None:
     if answer.ended:
         for rank in range(RANKS):
-            print(f"{name:24} rank {rank}: WRONG, its ranks ended: {answer.ended}")
+            print(f"{name:23} rank {rank}: WRONG, its ranks ended: {answer.ended}")
     verdict = "right" if answer.tokens == right.tokens else "WRONG"
     for rank, tokens in enumerate(answer.tokens):
-        cached = f"{answer.cached[rank]:4} tokens from its cache"
-        print(f"{name:24} rank {rank}: {verdict} {cached}  {tokens}")
+        print(f"{name:23} rank {rank}: {verdict} {answer.cached[rank]:4} cached  {tokens}")
     for line in answer.lines:
-        print(f"{'':24} {line}")
+        print(textwrap.fill(line, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 import lockstep
+from tests.kit.snippets import blocks_of, pages
 from tests.kit.source_tree import (
     ROOT,
     Module,
@@ -25,8 +28,8 @@ from tests.kit.source_tree import (
 NAME = ROOT / "src" / "lockstep"
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 8
-WHERE = re.compile(r"^\|.*\| `([\w/]+\.py)` `([\w.]+)` \|$", re.MULTILINE)
-NAMED = re.compile(r"`(?:\w+/\*\*/)?([\w/]+\.py)`")
+PATH = re.compile(r"[\w.*{},/-]+(?:\.(?:py|md|toml|sh|json)|/)")
+PLACEHOLDER = re.compile(r"(?:^|/)[A-Z]+(?:\.\w+)?(?:/|$)")
 
 
 @pytest.mark.timeout(300)
@@ -182,20 +185,68 @@ def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
     assert offenders == []
 
 
-def test_the_docs_name_files_that_are_there() -> None:
-    folders = ("tests", "examples", "docs")
-    read = [*read_library(), *(module for each in folders for module in read_folder(each))]
-    there = [f"/{module.path}" for module in read]
-    pages = [ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_path_that_a_page_names_is_in_the_tree(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    used = {word for block in blocks_of(page.name, text) for word in block.text.split()}
 
-    gone = [
-        f"{page.name} names {file}"
-        for page in pages
-        for file in NAMED.findall(page.read_text(encoding="utf-8"))
-        if not any(path.endswith(f"/{file}") for path in there)
-    ]
+    named = {path for path in paths_in(text) if not is_elsewhere(path) and path not in used}
 
-    assert gone == []
+    assert sorted(path for path in named if not is_in_the_tree(path)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "ranks/group/cache.py",  # From the root.
+        "replica/tree/",  # A folder, or a file, may be named from any folder above it.
+        "node.py",
+        "storage_backends/{file,s3}/",
+        "examples/watching/*.json",
+    ],
+)
+def test_a_path_is_found_wherever_a_reader_would_find_it(path: str) -> None:
+    assert is_in_the_tree(path)
+
+
+def test_a_path_is_not_found_by_the_end_of_a_name_nor_if_one_of_several_is_missing() -> None:
+    missing = ["de.py", "tree.json", "storage_backends/{file,gone}/", "ranks/group/cache.py/"]
+
+    assert [path for path in missing if is_in_the_tree(path)] == []
+
+
+def paths_in(text: str) -> set[str]:
+    """Everything between backticks, outside of blocks, that looks like a path of the repository."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = [span.split() for span in re.findall(r"`([^`]+)`", prose)]
+    # Words of a command are paths only if they have a folder: others are files that it writes.
+    words = {word for span in spans for word in span if len(span) == 1 or "/" in word}
+    return {word for word in words if PATH.fullmatch(word)}
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether a path is a reader's (as a bare `config.json`), a placeholder, or ignored by git."""
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").replace("/", "").split()
+    built = path.partition("/")[0] in ignored
+    data = path.endswith(".json") and "/" not in path
+    return path.startswith("/") or built or data or PLACEHOLDER.search(path) is not None
+
+
+def is_in_the_tree(path: str) -> bool:
+    """Whether each path that the braces and stars of this one stand for is in the tree."""
+    choice = re.search(r"\{([^{}]*)\}", path)
+    if choice:
+        before, after = path[: choice.start()], path[choice.end() :]
+        return all(is_in_the_tree(f"{before}{each}{after}") for each in choice[1].split(","))
+    return any(fnmatchcase(each, f"*/{path}") for each in tree())
+
+
+@cache
+def tree() -> list[str]:
+    """Every file and folder of the repository that git may know, from `/`; folders end in `/`."""
+    kept = [each for each in ROOT.iterdir() if not is_elsewhere(each.name) and each.name != ".git"]
+    below = [entry for each in kept for entry in (each, *each.rglob("*"))]
+    return [f"/{entry.relative_to(ROOT)}{'/' * entry.is_dir()}" for entry in below]
 
 
 def test_the_package_and_its_metadata_name_the_same_version() -> None:
@@ -220,33 +271,3 @@ def wheel_contents(scratch: Path) -> list[str]:
     (wheel,) = scratch.glob("*.whl")
     with ZipFile(wheel) as archive:
         return archive.namelist()
-
-
-def test_each_word_of_the_project_is_found_where_the_list_of_words_says() -> None:
-    library = {str(module.path): module for module in read_library()}
-    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
-
-    said = WHERE.findall(page)
-
-    assert len(said) == page.count("\n| ") - page.count("\n|---")
-    assert [
-        f"{path} has no {name}" for path, name in said if name not in names_in(library.get(path))
-    ] == []
-
-
-def names_in(module: Module | None) -> set[str]:
-    """The classes and functions that a module defines, and `Class.member` of what is in its classes."""
-    names: set[str] = set()
-    for node in module.parse().body if module else []:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{member}" for member in members_of(node)}
-    return names
-
-
-def members_of(node: ast.ClassDef) -> set[str]:
-    """The methods and the annotated fields of a class."""
-    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-    fields = {each.target for each in node.body if isinstance(each, ast.AnnAssign)}
-    return methods | {each.id for each in fields if isinstance(each, ast.Name)}

@@ -140,8 +140,8 @@ def _components(
 def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> None:
     store = settings.plugin.store
     log.info(
-        "Lockstep under SGLang %s keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens"
-        " (%s), %s, %s, %s, pipeline depth %d, rounds over %s%s",
+        "Lockstep under SGLang %s caches KV on %d ranks: %.2f GiB of host memory on each, %d host pages"
+        " of %d tokens (%s), %s, %s, %s, pipeline depth %d, rounds over %s%s",
         sglang.__version__,
         host.world_size,
         sum(nbytes.values()) / 2**30,
